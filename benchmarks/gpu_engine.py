@@ -89,7 +89,7 @@ def forward_seconds(context: int, repeats: int = 10) -> tuple[list[tuple[float, 
     def timed(spans: Sequence[Span]) -> tuple[float, float]:
         _synchronize()
         started = time.perf_counter()
-        model.forward(Chosen([Part(tokens, blocks, spans)]))
+        model.forward(Chosen([Part(tokens, [blocks], spans)]))
         host = time.perf_counter() - started
         _synchronize()
         return host, time.perf_counter() - started

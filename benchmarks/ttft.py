@@ -215,8 +215,8 @@ def _probe(model: Path, quick: bool) -> list[Row]:
 
 
 def _probed_s(engine: Engine) -> float:
-    probed: int = engine.call("counts").get("probe_microseconds", 0)
-    return probed / 1e6
+    probed: float = engine.call("counts").get("probe_seconds", 0.0)
+    return probed
 
 
 def _peer(model: Path, rounds: int, python: str | None) -> list[Row]:

@@ -64,9 +64,10 @@ def cases(draw):
 @given(case=cases())
 def test_attention_is_what_a_loop_computes(slice_bytes, case):
     kept, chosen_attention.SLICE_BYTES = chosen_attention.SLICE_BYTES, slice_bytes
+    queries, positions, keys, rules = case
     try:
-        received = torch.zeros(len(case[2].positions))
-        result = attend(*case, received)
+        received = torch.zeros(len(keys.positions))
+        result = attend(queries, positions, keys, rules, received)
     finally:
         chosen_attention.SLICE_BYTES = kept
     expected, weights = by_hand(*case)

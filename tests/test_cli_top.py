@@ -26,7 +26,8 @@ def test_rates_are_between_two_samples():
 def test_the_fleet_is_shown_where_there_is_one():
     def fleet(**gauges):
         counters = {"fleet_fetched_bytes": 2**21, "fleet_sent_bytes": 2**20, "fleet_failures": 2, "store_failures": 1}
-        return dict(View(Sample(1.0, HubStats(epoch=1, counters=counters, gauges=gauges, namespaces={}))).rows())
+        stats = HubStats(epoch=1, counters=dict[str, float](counters), gauges=gauges, namespaces={})
+        return dict(View(Sample(1.0, stats)).rows())
 
     assert "fleet" not in fleet(chunks=5)
     seen = {"fleet_hubs": 3, "fleet_behind": 40, "chunks": 1000, "chunks_in_arena": 100}

@@ -1,6 +1,8 @@
 """The base classes of the contracts: they check arguments once, before a plugin's method sees them, and its results."""
 
+from collections.abc import Callable
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,10 +16,11 @@ from blendhub.core.errors import BrokenContract, InvalidInput
 MOVED = [Span(10, 20), Span(20, 30), Span(40, 50)]
 NO_SPANS = "it should return a list of Span of int, got "
 NO_PARTS = "it should pick ascending, disjoint parts of"
+NUMPY_INT: Any = np.int64(10)
 BAD_PICKS = [
     (None, f"{NO_SPANS}None"),
     ([(10, 20)], f"{NO_SPANS}[(10, 20)]"),
-    ([Span(np.int64(10), 20)], f"{NO_SPANS}[Span("),
+    ([Span(NUMPY_INT, 20)], f"{NO_SPANS}[Span("),
     ((Span(10, 20),), f"{NO_SPANS}(Span("),
     *(([Span(*ends)], NO_PARTS) for ends in ((9, 20), (25, 45), (49, 60), (60, 70), (31, 35), (10, 10))),
     ([Span(40, 50), Span(10, 20)], NO_PARTS),
@@ -139,8 +142,9 @@ def test_a_selector_s_method_never_sees_bad_arguments(key):
     selector.attended_layers = (0.5,) if key == "attended" else ()
     # A model's attention may not be measured: only scores must be there.
     for bad in BAD_SELECTIONS.get(key, BAD_SCORES[key == "attended" :]):
+        values: dict[str, Any] = {"moved": MOVED, "ratio": 0.5, key: bad}
         with pytest.raises(InvalidInput, match=r"\w+ \w+ \w+"):
-            selector.select(Selection(**{"moved": MOVED, "ratio": 0.5, key: bad}))
+            selector.select(Selection(**values))
     assert not selector.asked
 
 
@@ -169,9 +173,10 @@ def test_a_matcher_s_methods_see_arrays_of_tokens():
 
 def test_a_matcher_s_methods_never_see_bad_arguments():
     matcher = RecordingMatcher()
-    calls = [
-        lambda: matcher.match([1, 2]),
-        lambda: matcher.add(1, [1, 2], Span(0, 1)),
+    numbers: Any = [1, 2]
+    calls: list[Callable[..., object]] = [
+        lambda: matcher.match(numbers),
+        lambda: matcher.add(1, numbers, Span(0, 1)),
         lambda: matcher.add(1, TOKENS, Span(4, 4)),
         lambda: matcher.add(1, TOKENS, Span(4, 21)),
         lambda: matcher.discard(1, Span(4, 4)),
@@ -187,7 +192,7 @@ def test_a_matcher_s_methods_never_see_bad_arguments():
 
 def test_a_store_s_methods_see_flat_views():
     store = RecordingStore()
-    numbers = np.arange(6, dtype=np.float32).reshape(2, 3)
+    numbers: Any = np.arange(6, dtype=np.float32).reshape(2, 3)
     store.save(KEY, Span(0, 4), [numbers, b"ab"])
     store.load(KEY, Span(0, 4), [memoryview(numbers)])
     (_, _, saved), (_, _, into) = store.calls
@@ -200,12 +205,13 @@ def test_a_store_s_methods_see_flat_views():
 def test_a_store_s_methods_never_see_bad_arguments():
     store, some = RecordingStore(), Span(4, 5)
     gaps = memoryview(bytearray(8))[::2]
+    text: Any = "text"
     for call in (
         lambda: store.save_run(StoredRun(KEY, bytes(13), b"", ())),
         lambda: store.save(KEY, Span(4, 4), [b"1"]),
         lambda: store.save(KEY, some, []),
         lambda: store.save(KEY, some, [gaps]),
-        lambda: store.save(KEY, some, ["text"]),
+        lambda: store.save(KEY, some, [text]),
         lambda: store.save_chunks(KEY, [(some, [b"1"])] * 2),
         lambda: store.save_chunks(KEY, [(some, [])]),
         lambda: store.load(KEY, some, [memoryview(b"1")]),

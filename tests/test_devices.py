@@ -1,6 +1,7 @@
 """The checks that devices share, beyond what the suite requires of any device."""
 
 import time
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -11,8 +12,11 @@ from blendhub.core.errors import InvalidInput, LayoutMismatch, Unsupported
 from blendhub.core.spans import Span
 from blendhub.testing.devices.device_harness import DeviceSetup, Rotary
 
-torch = pytest.importorskip("torch", reason="pages are tensors: pip install torch")
-devices = pytest.importorskip("blendhub.devices", reason="pages are tensors: pip install torch")
+pytest.importorskip("torch", reason="pages are tensors: pip install torch")
+
+import torch
+
+from blendhub import devices
 
 SETUP = DeviceSetup()
 
@@ -95,7 +99,7 @@ def test_the_error_about_a_format_lists_the_supported_ones():
 
 @pytest.mark.parametrize("what", ["pages", "cos_sin"])
 def test_everything_is_on_one_device(what):
-    away = {
+    away: dict[str, Any] = {
         "pages": {"tensors": tuple(t.to("meta") for t in layer().tensors)},
         "cos_sin": {"rotation": Rotation(torch.zeros(100, 8, device="meta"), True)},
     }

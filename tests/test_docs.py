@@ -7,7 +7,9 @@ import re
 import subprocess
 import sys
 import tomllib
+from itertools import dropwhile, takewhile
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -26,6 +28,7 @@ from blendhub.testing import SUITES
 from blendhub.tools.doctor.examination import CHECKS
 from blendhub.vllm.settings import RequestSettings, ReusePolicy, Settings, read_request, read_settings
 from blendhub.vllm.transfer_config import mistakes_in_transfer_config
+from tests.metric_names import OF_HUB
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -58,7 +61,7 @@ STRUCTS = [
     hookspecs.PluginSpec,
     hookspecs.Unavailable,
     hookspecs.EngineInfo,
-    hookspecs.RequestReport,
+    outcome_report.RequestReport,
     outcome_report.ReusedSpans,
     outcome_report.AuditOutcome,
 ]
@@ -136,10 +139,11 @@ def test_every_kind_with_a_suite_is_documented():
 NEEDS_VLLM = "what it compares with needs vLLM; `make setup` installs it"
 
 
-def table_under(heading: str) -> list[str]:
-    """The rows of the table of a section of vllm.md, after its own two lines."""
-    section = read(DOCS / "vllm.md").split(f"\n{heading}\n")[1].split("\n#")[0]
-    return [line for line in section.splitlines() if line.startswith("|")][2:]
+def table_under(heading: str, page: str = "vllm.md") -> list[str]:
+    """The rows of the first table of a page's section, after its own two lines."""
+    section = read(DOCS / page).split(f"\n{heading}\n")[1].split("\n#")[0]
+    lines = dropwhile(lambda line: not line.startswith("|"), section.splitlines())
+    return list(takewhile(lambda line: line.startswith("|"), lines))[2:]
 
 
 def as_written(value: object) -> object:
@@ -183,13 +187,16 @@ def test_every_setting_of_the_adapter_is_documented(heading, struct):
     assert table_under(heading) == rows_of(struct), "\n".join(rows_of(struct))
 
 
+def test_every_metric_of_the_hub_is_documented():
+    rows = [f"| `blendhub_{name}` | {about} |" for name, about in OF_HUB.items()]
+    assert table_under("## The hub's metrics", "watch.md") == rows, "\n".join(rows)
+
+
 def test_every_metric_of_the_adapter_is_documented():
     pytest.importorskip("vllm", reason=NEEDS_VLLM)
-    from blendhub.vllm.stats import COUNTERS, DIVERGENCE, LABELLED, OF_AUDITS
+    from tests.metric_names_of_vllm import OF_ENGINE
 
-    described = [*COUNTERS.items(), *((name, about) for name, _, about in LABELLED.values()), *OF_AUDITS.items()]
-    rows = [f"| `vllm:blendhub_{name}_total` | {about.removesuffix('.')} |" for name, about in described]
-    rows.append(f"| `vllm:blendhub_audit_kl` | {DIVERGENCE.removesuffix('.')} |")
+    rows = [f"| `vllm:blendhub_{name}` | {about.removesuffix('.')} |" for name, about in OF_ENGINE.items()]
     assert table_under("## Metrics") == rows, "\n".join(rows)
 
 
@@ -198,15 +205,14 @@ def test_every_field_of_the_report_is_documented():
     from vllm import SamplingParams
     from vllm.v1.request import Request
 
-    from blendhub.core.layout import KVLayout, Namespace
+    from blendhub.core.layout import Variant
     from blendhub.outcome.report import AuditOutcome
     from blendhub.vllm.decision import Refusal
     from blendhub.vllm.scheduler.admission import Terms
     from blendhub.vllm.scheduler.request_state import RequestState
 
-    space = Namespace(model="m", layout=KVLayout(layers=1, kv_heads=1, key_dim=1, value_dim=1, dtype="int8"))
     request = Request("r", [1], SamplingParams(max_tokens=1), None)
-    state = RequestState(request, Terms(space, "off", 0.0, stores=False))
+    state = RequestState(request, Terms(Variant(), "off", 0.0, stores=False))
     state.refuse(Refusal(Why.OFF, "mode is off"))
     state._approximate_before = 0
     state.audit = AuditOutcome(agrees=True, kl=0.0, tokens=1, agreed_tokens=1)
@@ -227,7 +233,8 @@ def test_every_reason_for_refusing_a_request_is_documented():
     for file in (ROOT / "blendhub" / "vllm").rglob("*.py"):
         for node in ast.walk(ast.parse(read(file))):
             if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Refusal":
-                codes.add(Why[node.args[0].attr])
+                reason: Any = node.args[0]
+                codes.add(Why[reason.attr])
     section = read(DOCS / "vllm.md").split("\n| reason | what happened |")[1].split("\n\n")[0]
     assert set(re.findall(r"^\| `(\w+)` \|", section, re.M)) == codes
 

@@ -1,12 +1,13 @@
 """What `make gpu-check` and `make npu-check` say about an engine of the machine."""
 
 from importlib.metadata import distributions, entry_points
+from typing import Any
 
 import pytest
 
 from benchmarks import engine_check, hardware_check
 
-GOOD = {"tests": {"failures": 0, "errors": 0}, "benchmark": {"rows": [{"ok": True, "bar": 0.9}]}}
+GOOD: dict[str, Any] = {"tests": {"failures": 0, "errors": 0}, "benchmark": {"rows": [{"ok": True, "bar": 0.9}]}}
 
 
 def rows(needed, start=None):

@@ -3,6 +3,7 @@
 import ast
 import functools
 import statistics
+import tomllib
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -140,6 +141,7 @@ def test_nothing_imports_the_adapter_but_the_commands_that_check_its_settings():
         "blendhub.cli.advise",
         "blendhub.cli.check",
         "blendhub.cli.json_input",
+        "blendhub.cli.warm",
         "blendhub.tools.doctor.software",
     }
 
@@ -155,3 +157,9 @@ def test_no_folder_grows_beyond_its_bound():
 def test_files_are_short():
     assert {file: n for file, n in LINES.items() if n > LONGEST_FILE} == {}
     assert statistics.median(LINES.values()) < LONGEST_MEDIAN
+
+
+def test_mypy_checks_each_plugin_and_its_tests():
+    checked = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["mypy"]["packages"]
+    plugins = {file.parent for file in ROOT.glob("plugins/*/pyproject.toml")}
+    assert {f"plugins.{one.name}.tests" for one in plugins} | {f"blendhub_{one.name}" for one in plugins} <= {*checked}

@@ -7,8 +7,9 @@ import time
 
 import pytest
 
-from blendhub.framework.hookspecs import EngineInfo, RequestReport
+from blendhub.framework.hookspecs import EngineInfo
 from blendhub.framework.observers import Observers
+from blendhub.outcome.report import RequestReport
 
 INFO = EngineInfo(engine="e", model="m", device="cpu", matchers=("prefix",), selector="none")
 

@@ -67,7 +67,7 @@ class SoundByAttention(Sound):
     """The tokens that are attended to most."""
 
     probe_layer = 0
-    attended_layers = (0.5,)
+    attended_layers: tuple[float, ...] = (0.5,)
     deviation = Selector.deviation
 
     def pick(self, selection: Selection) -> list[Span]:
@@ -130,8 +130,8 @@ class DoesNotJoin(Sound):
 
 class AnswersInNumpy(Sound):
     def select(self, selection: Selection) -> list[Span]:
-        picks = super().select(selection)
-        return [Span(np.int64(span.start), np.int64(span.end)) for span in picks]
+        int64: Any = np.int64
+        return [Span(int64(span.start), int64(span.end)) for span in super().select(selection)]
 
 
 class GivesUpAboveHalf(Sound):
@@ -210,13 +210,13 @@ class ForgetsTheTokens(SoundWithoutProbe):
 
 
 class TakesScoresOfAnyType(Sound):
-    def _check_measured(self, name: str, numbers: object, selection: Selection, is_asked_for: bool) -> None:
-        if is_asked_for and (numbers is None or np.size(numbers) < selection.moved[-1].end):  # type: ignore[call-overload]
+    def _check_measured(self, name: str, numbers: Any, selection: Selection, is_asked_for: bool) -> None:
+        if is_asked_for and (numbers is None or np.size(numbers) < selection.moved[-1].end):
             raise InvalidInput(f"the scores {numbers} are not {selection.moved[-1].end} numbers")
 
 
 class TakesAnyScores(SoundWithoutProbe):
-    def _check_measured(self, name: str, numbers: object, selection: Selection, is_asked_for: bool) -> None:
+    def _check_measured(self, name: str, numbers: Any, selection: Selection, is_asked_for: bool) -> None:
         pass
 
 

@@ -70,7 +70,8 @@ class OverlooksGenerations(ReferenceMatcher):
 
 class AnswersInNumpy(ReferenceMatcher):
     def match(self, tokens: Any) -> list[Match]:
-        return [Match(m.span, np.int64(m.run), m.source_start, m.exact) for m in super().match(tokens)]
+        int64: Any = np.int64
+        return [Match(m.span, int64(m.run), m.source_start, m.exact) for m in super().match(tokens)]
 
 
 class KeepsTheCallersArray(ReferenceMatcher):

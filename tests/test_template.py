@@ -12,8 +12,8 @@ import msgspec
 import pytest
 
 from blendhub import PluginHost
-from blendhub.framework.hookspecs import RequestReport
 from blendhub.framework.observers import Observers
+from blendhub.outcome.report import RequestReport
 
 TEMPLATE = Path(__file__).parent.parent / "examples" / "plugin-template"
 PLUGINS = {
@@ -120,7 +120,7 @@ def test_the_observer_writes_a_line_of_json_for_each_request(site, tmp_path, mon
         "hole_tokens",
         "generation",
     )
-    done = [RequestReport(request=f"r{number}", **dict.fromkeys(counts, number)) for number in range(3)]
+    done = [msgspec.convert(dict.fromkeys(counts, n) | {"request": f"r{n}"}, RequestReport) for n in range(3)]
     for report in done:
         observers.request_done(report)
     assert observers.engine_stopping() and not observers.errors

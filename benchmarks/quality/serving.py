@@ -33,6 +33,11 @@ class Serving:
         hub = {"arena_gib": self._arena_gib, "metrics": "", "listen": [{"endpoint": self._endpoint}]}
         return self._engine({"hub": hub, "selector": {"name": "first_k"}})
 
+    def alone(self, compared: Compared) -> contextlib.AbstractContextManager[Engine]:
+        """An engine with this selector that stores, too."""
+        hub = {"arena_gib": self._arena_gib, "metrics": ""}
+        return self._engine({"hub": hub, "selector": compared.choice})
+
     def choosing(self, compared: Compared) -> contextlib.AbstractContextManager[Engine]:
         """An engine with this selector. It does not learn: one question must not help the next."""
         settings = {"endpoint": self._endpoint, "selector": compared.choice}

@@ -116,9 +116,10 @@ class HubClient(HubSession):
             raise HubError("the hub's arena is on another machine; use submit_fetch and put")
         return self.arena.slot(self.shard_at(slot), self.namespace.shard_bytes)
 
-    def shard_at(self, slot: int) -> int:
-        """Where in the arena this rank's part of a slot begins."""
-        return slot + self._rank * self.namespace.shard_bytes
+    def shard_at(self, slot: int, *, of_state: bool = False) -> int:
+        """Where in the arena this rank's part of a slot begins; ``of_state``: of a slot with a state."""
+        namespace = self.namespace.with_variant(Variant(states=True)) if of_state else self.namespace
+        return slot + self._rank * namespace.shard_bytes
 
     def submit_fetch(
         self, lease: int, slots: Sequence[int], *, timeout: float | None = None
@@ -238,6 +239,13 @@ class HubClient(HubSession):
     def forget(self, *, request: str = "", salt: str = "") -> wire.Forgotten:
         """Delete what a request stored, or all requests with a cache salt; needs no registration."""
         return self._call(wire.Forgotten, wire.Forget(request=request[:LONGEST_NAME], salt=salt))
+
+    def events(self, since: int = 0) -> wire.EventsFound:
+        """What was stored and dropped in this engine's namespaces, from a number of this hub's epoch on.
+
+        The hub keeps it from the first call on.
+        """
+        return self._call(wire.EventsFound, wire.Events(**self._ids(), since=since))
 
     def stats(self) -> wire.HubStats:
         """The hub's counters and gauges; needs no registration."""

@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Meta
 
 from blendhub.client.arena_view import ArenaName, MappingId
+from blendhub.client.kv_events import Event
 from blendhub.contracts import Segment
 from blendhub.contracts.transport import Codec
 from blendhub.core.layout import Namespace, Text, Variant
@@ -20,7 +21,7 @@ from blendhub.core.spans import MOST_GENERATION, Generation, Id, Match, Position
 from blendhub.outcome.report import MOST_REPORTS, PromptReport, RequestName
 from blendhub.system.processes import ProcessId
 
-WIRE_VERSION = 7
+WIRE_VERSION = 8
 
 Seconds = Annotated[float, Meta(ge=0, le=3600)]
 Ratio = Annotated[float, Meta(ge=0, le=1)]
@@ -200,6 +201,12 @@ class Forget(Message, frozen=True, kw_only=True):
     salt: Text = ""
 
 
+class Events(FromSession, frozen=True):
+    """Ask what was stored and dropped in the namespaces of the session's engine, from a number on."""
+
+    since: Id = 0
+
+
 class Stats(Message, frozen=True):
     """Ask for the hub's counters and gauges; needs no session."""
 
@@ -235,6 +242,7 @@ Request: TypeAlias = (
     | Explain
     | Preview
     | Forget
+    | Events
     | Stats
     | Fetch
     | Put
@@ -277,6 +285,11 @@ class Found(Message, frozen=True):
     expires_s: Seconds = 0.0
     pieces: tuple[Segment, ...] = ()
     """The parts of the matches that lie in one chunk each, and where the shards of rank 0 are."""
+    state: Segment | None = None
+    """Of a model with recurrent layers, the last state that is stored of a prefix whose KV is found without a gap.
+
+    The prefix ends where ``span`` does, and before the prompt's last token. The lease covers it, too.
+    """
     on_the_way: FoundSpans = ()
     """The parts of the prompt that only the store has. They are being fetched, and no match covers them yet."""
     too_old: FoundSpans = ()
@@ -313,6 +326,8 @@ class Previewed(Message, frozen=True):
     matches: tuple[Match, ...] = ()
     on_the_way: FoundSpans = ()
     """The parts of the prompt that only the store has."""
+    exact_tokens: Position = 0
+    """How many tokens of the prompt are exact, in the arena or in the store."""
 
     @property
     def on_the_way_tokens(self) -> int:
@@ -324,6 +339,16 @@ class Forgotten(Message, frozen=True, kw_only=True):
 
     tokens: Id
     chunks: Id
+
+
+class EventsFound(Message, frozen=True):
+    """What was stored and dropped, in order."""
+
+    next: Id
+    """Where to go on."""
+    missed: bool
+    """Whether the hub has forgotten some before: what is known of the hub may be gone."""
+    events: Annotated[tuple[Event, ...], Meta(max_length=MOST_ITEMS)] = ()
 
 
 class HubStats(Message, frozen=True):
@@ -340,7 +365,18 @@ class Shards(Message, frozen=True):
 
 
 Reply: TypeAlias = (
-    Registered | MayWrite | Done | Pong | Found | Reserved | Explained | Previewed | Forgotten | HubStats | Shards
+    Registered
+    | MayWrite
+    | Done
+    | Pong
+    | Found
+    | Reserved
+    | Explained
+    | Previewed
+    | Forgotten
+    | EventsFound
+    | HubStats
+    | Shards
 )
 
 

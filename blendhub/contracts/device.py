@@ -151,8 +151,8 @@ class Device(Guarded, ABC):
         """Use these pages of the engine, in the model's layer order: a group of layers of one shape, which share a
         block table. Called once for each group, before any transfer; groups are numbered in the order of the calls.
 
-        Raises LayoutMismatch for pages that contradict ``layout``, and for chunks of another size than those of the
-        groups before. Raises Unsupported for a format or dtype that this device does not support, for pages on another
+        Raises LayoutMismatch for pages that contradict ``layout``, and for longer chunks than those of the first
+        group. Raises Unsupported for a format or dtype that this device does not support, for pages on another
         device than those before, and for an accelerator that refuses the work, for example for want of memory.
         Raises InvalidInput after ``close``. Kernels of every kind are compiled before it returns.
         """

@@ -69,9 +69,10 @@ class Batch(NamedTuple):
 class BatchPlanner:
     """Splits transfers into batches that each fit into the staging of one stream."""
 
-    def __init__(self, layout: KVLayout, block_size: int, stream_bytes: int) -> None:
+    def __init__(self, layout: KVLayout, block_size: int, stream_bytes: int, longest: int | None = None) -> None:
+        """``longest``: the most tokens that a chunk of any group of layers has; None: this is the only group."""
         self.layout = layout
-        self.table_bytes = -(-TABLE_ROWS * 4 * _columns(layout.chunk_tokens) // 256) * 256
+        self.table_bytes = -(-TABLE_ROWS * 4 * _columns(longest or layout.chunk_tokens) // 256) * 256
         """Device memory of a stream for the table of a batch."""
         self.staging_bytes = stream_bytes - self.table_bytes
         """Device memory of a stream for the slices of a batch: at least ``layer_bytes``."""

@@ -46,10 +46,10 @@ def check_writable(arena: npt.NDArray[np.uint8]) -> None:
 
 
 def check_chunks(layout: KVLayout, first: KVLayout) -> None:
-    """Raise LayoutMismatch unless the chunks of a group of layers are as long as those of the first group."""
-    if layout.chunk_tokens != first.chunk_tokens:
+    """Raise LayoutMismatch if the chunks of a group of layers are longer than those of the first group."""
+    if layout.chunk_tokens > first.chunk_tokens:
         raise LayoutMismatch(
-            f"groups of layers have chunks of {layout.chunk_tokens} tokens and of {first.chunk_tokens}"
+            f"a group of layers has chunks of {layout.chunk_tokens} tokens, and the first group of {first.chunk_tokens}"
         )
 
 

@@ -179,7 +179,8 @@ class StreamDevice(Device):
 
     def _planner(self, layout: KVLayout, block_size: int) -> BatchPlanner:
         n_streams = 2 * self.streams_per_queue
-        planner = BatchPlanner(layout, block_size, int(self._staging_mib * 2**20) // n_streams // 256 * 256)
+        longest = self._attached.groups[0].planner.layout.chunk_tokens if self._attached else None
+        planner = BatchPlanner(layout, block_size, int(self._staging_mib * 2**20) // n_streams // 256 * 256, longest)
         if planner.staging_bytes < planner.layer_bytes:
             needed = n_streams * (planner.table_bytes + planner.layer_bytes + 256) / 2**20
             raise InvalidInput(

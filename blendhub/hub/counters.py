@@ -45,10 +45,12 @@ class Latencies:
 class Counters:
     """Totals by name, and latencies by kind of request."""
 
-    def __init__(self) -> None:
+    def __init__(self, reads: Latencies) -> None:
+        """``reads``: of the store, which counts them."""
         # A counter is shown from the hub's start, at 0: monitoring computes rates from its first value.
         self.totals = Counter(dict.fromkeys(ALWAYS_SHOWN, 0))
         self.requests: defaultdict[str, Latencies] = defaultdict(Latencies)
+        self.reads = reads
         self.audits = AuditTable()
 
 

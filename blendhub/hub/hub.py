@@ -16,7 +16,11 @@ from blendhub.core.plugin_choice import PluginChoice
 from blendhub.framework.host import PluginHost
 from blendhub.hub.config import DEFAULT_TRANSPORT, HubConfig, Listen
 from blendhub.hub.deletion import Deletion
+from blendhub.hub.event_stream import EventStream
+from blendhub.hub.http.prompt_text import Tokenizers
 from blendhub.hub.http.routes import Routes
+from blendhub.hub.http.score import Scorer
+from blendhub.hub.http.score_route import ScoreRoute
 from blendhub.hub.http.server import MetricsServer
 from blendhub.hub.index.match_queues import MatchThreads
 from blendhub.hub.index.table import IndexTable
@@ -74,6 +78,10 @@ class Hub:
         threads = MatchThreads()
         resources.callback(threads.close)
         indexes = IndexTable(self._host, threads)
+        if self.config.events:
+            stream = EventStream(self.config.events, self.config.events_topic)
+            resources.callback(stream.close)
+            indexes.events.stream = stream.publish
         cache = Cache(arena)
         tier = await self._open_store(self.config.store, cache, indexes) if self.config.store else None
         state = HubState(cache, indexes, tier)
@@ -90,7 +98,9 @@ class Hub:
         if self.config.metrics:
             service = self.service
             routes = Routes(service.stats, service.counters, service.reports, service.deleting.forget)
-            metrics = MetricsServer(routes.get, routes.delete)
+            scorer = Scorer(state, service.counters, Tokenizers(self.config.tokenizers))
+            scores = ScoreRoute(scorer, service.counters, self.config.score_token)
+            metrics = MetricsServer(routes.get, routes.delete, scores)
             self.metrics_address = await metrics.start(self.config.metrics)
             resources.push_async_callback(metrics.close)
         ticking = asyncio.create_task(self._tick())

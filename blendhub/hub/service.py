@@ -10,7 +10,7 @@ from blendhub.contracts import Envelope, Service
 from blendhub.contracts.transport import Peer
 from blendhub.core.errors import BlendHubError, Busy
 from blendhub.hub.config import HubConfig
-from blendhub.hub.counters import Counters
+from blendhub.hub.counters import Counters, Latencies
 from blendhub.hub.deletion import Deletion
 from blendhub.hub.handlers.base import Answer, Handler, OpenHandler
 from blendhub.hub.handlers.deletion import DeletionHandlers
@@ -47,7 +47,7 @@ class HubService(Service):
     ) -> None:
         self.codec = wire.hub_codec()
         self.state = state
-        self.counters = Counters()
+        self.counters = Counters(tier.reader.reads if tier else Latencies())
         self.reports = ReportTable()
         self._config = config
         self._tier = tier

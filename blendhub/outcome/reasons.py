@@ -20,8 +20,10 @@ class Why(StrEnum):
     TOO_LITTLE = "too_little"
     TOO_MUCH = "too_much"
     TOO_SLOW = "too_slow"
+    NO_SCRATCH = "no_scratch"
     BEYOND = "beyond"
     BEHIND_HOLE = "behind_hole"
+    NO_STATE = "no_state"
     LAST = "last"
     FAILED = "failed"
     ENDED = "ended"
@@ -49,8 +51,10 @@ SENTENCES = {
     Why.TOO_LITTLE: "it is stored, but all that could be reused is less than policy.min_reused_tokens",
     Why.TOO_MUCH: "it is stored, but reuse would recompute more than policy.max_recompute_share",
     Why.TOO_SLOW: "it is stored, but vLLM computes it in fewer steps than reuse recomputes (blend_tokens_per_step)",
+    Why.NO_SCRATCH: "it is stored, but vLLM has too few free blocks to blend a prompt of a model with windows",
     Why.BEYOND: "it is stored at positions beyond max_model_len, from which its keys cannot be turned",
     Why.BEHIND_HOLE: "it is stored, but stands behind text that is not, and this request computes no holes",
+    Why.NO_STATE: "it is stored, but no state of the model's recurrent layers is stored behind it",
     Why.LAST: "it is stored, but vLLM always computes the last token",
     Why.FAILED: "it is stored, but its load failed",
     Why.ENDED: "the request ended before it was looked up or loaded",

@@ -184,8 +184,8 @@ class ReferenceDevice(Device):
         self._n_blocks = min(bits[0].shape[layers[0].format == "kv_first"] for bits in self._bits)
 
     def _attach_group(self, layers: Sequence[PagedLayer], block_size: int, layout: KVLayout) -> None:
-        if layout.chunk_tokens != self._layout.chunk_tokens:
-            raise LayoutMismatch("groups have chunks of different sizes")
+        if layout.chunk_tokens > self._layout.chunk_tokens:
+            raise LayoutMismatch("a group has longer chunks than the first one")
         other = ReferenceDevice()
         other.attach(layers, block_size, layout)
         if self._arena is not None:

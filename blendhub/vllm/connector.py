@@ -31,11 +31,15 @@ from blendhub.vllm.scheduler.connector_scheduler import ConnectorScheduler
 from blendhub.vllm.scheduler.prefix_cache import RequestBlocks
 from blendhub.vllm.scheduler_start import SchedulerStart, Serving
 from blendhub.vllm.settings import choose_transport, read_settings
-from blendhub.vllm.stats import BlendHubMetrics, BlendHubStats
+from blendhub.vllm.watching.metrics import BlendHubMetrics
+from blendhub.vllm.watching.stats import BlendHubStats
 from blendhub.vllm.worker.connector_worker import ConnectorWorker
 from blendhub.vllm.worker.worker_start import WorkerStart
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from vllm.distributed.kv_events import KVCacheEvent
     from vllm.forward_context import ForwardContext
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
     from vllm.v1.core.sched.output import SchedulerOutput
@@ -209,6 +213,10 @@ class BlendHubConnector(KVConnectorBase_V1, SupportsHMA):
 
     def get_kv_connector_stats(self) -> KVConnectorStats | None:
         return self._scheduler.take_stats() if self._scheduler else BlendHubStats.taken_from(self._unserved)
+
+    def take_events(self) -> "Iterable[KVCacheEvent]":
+        """What the engine's hub has stored and dropped since the last call, if vLLM publishes KV cache events."""
+        return self._scheduler.take_events() if self._scheduler else ()
 
     def reset_cache(self) -> bool | None:
         return self._scheduler.clear() if self._scheduler else None

@@ -32,6 +32,11 @@ class Decision(msgspec.Struct, frozen=True):
     audit: bool = False
     """BlendHub computes the rest of the prompt, too: first from blended KV, then everything that was blended anew."""
 
+    @property
+    def recomputes(self) -> bool:
+        """Whether BlendHub computes some of the tokens."""
+        return bool(self.moved or self.holes or self.audit)
+
     def claimed_end(self, n_tokens: int) -> int:
         """The position up to which a request of so many tokens gets its KV from BlendHub."""
         return n_tokens if self.audit else self.end

@@ -67,7 +67,7 @@ class LoadJob(msgspec.Struct, frozen=True):
     tokens: Tokens
     """The whole prompt: a selector may look at the question, which comes after the decision's end."""
     blocks: tuple[npt.NDArray[np.int64], ...]
-    """The request's blocks in each block table that vLLM keeps for it. Text is blended only where there is one."""
+    """The request's blocks in each block table that vLLM keeps for it, with those borrowed until it is loaded."""
     decision: Decision
     lease: int = 0
     """The lease of the lookup. The scheduler's session keeps it; the workers release it once all ranks have copied."""
@@ -75,6 +75,8 @@ class LoadJob(msgspec.Struct, frozen=True):
     """The epoch of the hub that gave the lease."""
     pieces: tuple[Segment, ...] = ()
     """What to load of the decision's matches, chunk by chunk, with the places of rank 0's shards."""
+    state: Segment | None = None
+    """Of a model with recurrent layers, the place of their state at the decision's end."""
     adapter: Adapter | None = None
     """The adapter that the KV was computed with."""
     audit_tokens: int = 1
@@ -100,6 +102,8 @@ class SaveJob(msgspec.Struct, frozen=True):
     """The request's blocks in each block table, from position 0 to the end of the span."""
     adapter: Adapter | None = None
     """The adapter that the KV was computed with."""
+    of_state: bool = False
+    """Whether to store the state of recurrent layers at the span's end, of one token, instead of its KV."""
 
 
 @dataclass
@@ -136,6 +140,8 @@ class LoadResult(msgspec.Struct, frozen=True):
     probe_seconds: float = 0.0
     """The seconds spent on choosing the tokens to recompute."""
     recompute_seconds: float = 0.0
+    audit_seconds: float = 0.0
+    """The seconds from the begin of an audit to its end, with those in which it waited for steps."""
     error: str = ""
     """Why the load failed; empty if it succeeded."""
     another_failed: bool = False
@@ -170,8 +176,8 @@ class WorkerReport(KVConnectorWorkerMetadata):
     """For requests that have ended: the number of ranks on which every commit is done."""
     opened: int = 0
     """The number of ranks whose first attempt to reach the hub and to pin its arena ended in this step."""
-    save_seconds: float = 0.0
-    """The sum of the seconds that the saves took which ended in this step."""
+    save_seconds: tuple[float, ...] = ()
+    """The seconds of each save that was committed since the last report."""
     carried_bytes: int = 0
     """Bytes of KV that went through the transport."""
     adapters: dict[int, dict[int, LoadedAdapter]] = field(default_factory=dict)
@@ -192,7 +198,7 @@ class WorkerReport(KVConnectorWorkerMetadata):
             failed_saves=Counter(self.failed_saves) + Counter(other.failed_saves),
             committed_ranks=Counter(self.committed_ranks) + Counter(other.committed_ranks),
             opened=self.opened + other.opened,
-            save_seconds=max(self.save_seconds, other.save_seconds),
+            save_seconds=max(self.save_seconds, other.save_seconds, key=sum),
             carried_bytes=self.carried_bytes + other.carried_bytes,
             adapters=self.adapters | other.adapters,
             proofs=self.proofs | other.proofs,

@@ -32,6 +32,8 @@ class ModelSupport(msgspec.Struct, frozen=True):
     """Whether blended requests can be audited."""
     shows_hashes: bool = False
     """Whether another connector stores KV under a request's block hashes."""
+    state_layouts: tuple[KVLayout, ...] = ()
+    """The layout of each group of recurrent layers."""
 
 
 def unsupported(reason: str) -> ModelSupport:
@@ -114,5 +116,5 @@ def neighbours_of(own: Any, outer: Any) -> Neighbours | None:
 def beside(neighbours: Neighbours, support: ModelSupport) -> ModelSupport:
     """What a model that blends supports beside other connectors."""
     if neighbours.refusal:
-        return ModelSupport(support.layouts, False, (neighbours.refusal,))
+        return msgspec.structs.replace(support, blends=False, reasons=(neighbours.refusal,))
     return msgspec.structs.replace(support, shows_hashes=neighbours.identify_by_hash)

@@ -25,7 +25,7 @@ from blendhub.vllm.scheduler.block_tables import block_tables_of, capacity_line
 from blendhub.vllm.scheduler.connector_scheduler import ConnectorScheduler, build_scheduler
 from blendhub.vllm.scheduler.prefix_cache import RequestBlocks
 from blendhub.vllm.scheduler.startup import StartupFacts, finds_prefixes
-from blendhub.vllm.settings import Settings
+from blendhub.vllm.settings import OWNER, Settings
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +33,11 @@ MOST_STEPS = 64
 """The step in whose plan the workers' first report must be known. vLLM plans only a few steps ahead of the reports."""
 
 NOT_HEARD = "the workers have not reported the checks of their model"
+
+NO_PREFIXES = (
+    "nothing is reused: the state of recurrent layers is of use behind its whole prefix only, and none of the matchers "
+    f'finds prefixes; add {{"name": "prefix"}} to {OWNER}.matchers'
+)
 
 
 class Serving(NamedTuple):
@@ -122,6 +127,9 @@ class SchedulerStart:
         if not worst.layouts:
             self._refuse(worst.reasons)
             return
+        if worst.state_layouts and not finds_prefixes(self._host, self._settings):
+            self._refuse((NO_PREFIXES,))
+            return
         worst = permitted(worst, self._settings, self._config.model_config)
         for reason in worst.reasons:
             log.warning("BlendHub: %s", reason)
@@ -155,6 +163,7 @@ class SchedulerStart:
             layout=support.layouts[0],
             other_layouts=support.layouts[1:],
             matchers=settings.matchers,
+            state_layouts=support.state_layouts,
         )
         facts = StartupFacts(
             settings=settings,
@@ -185,7 +194,7 @@ class SchedulerStart:
             if hub:
                 hub.close()
             raise
-        log.info("BlendHub: %s", capacity_line(config, self._kv_cache_config))
+        log.info("BlendHub: %s", capacity_line(config, self._kv_cache_config, blends=support.blends))
         observers.engine_started(
             EngineInfo(
                 engine=self._engine_id,

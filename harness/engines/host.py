@@ -32,7 +32,7 @@ class Host:
         self._preempted = 0
         self._hook_s = 0.0
         self._number = 0
-        self._counts: Counter[str] = Counter()
+        self._counts: Counter[str] = Counter()  # of seconds, too
         self._keeps_kv = False
         self._kept: dict[str, Any] = {}
         self._remember_blocks()
@@ -181,8 +181,8 @@ class Host:
         """The result of a function, given as ``module:function``, called in this process."""
         return _called(function, *arguments)
 
-    def counts(self) -> dict[str, int]:
-        """What BlendHub has counted since the engine's start."""
+    def counts(self) -> dict[str, Any]:
+        """What BlendHub has counted, and the seconds that it took, since the engine's start."""
         self._scheduler.connector.get_kv_connector_stats()
         return dict(self._counts)
 
@@ -252,8 +252,7 @@ class Host:
 
         def taken() -> Any:
             stats = take()
-            # Audits are lists of their outcomes.
-            self._counts.update({name: n for name, n in (stats.data if stats else {}).items() if isinstance(n, int)})
+            self._counts.update(stats.reduce() if stats else {})
             return stats
 
         connector.get_kv_connector_stats = taken

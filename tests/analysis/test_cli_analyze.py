@@ -160,6 +160,7 @@ def test_a_chat_without_a_template_says_what_to_name(analyze):
 
 
 @pytest.mark.parametrize("output", ["text", "json"])
+@pytest.mark.slow
 def test_ctrl_c_prints_what_was_seen(tmp_path, output):
     command = [sys.executable, "-m", "blendhub.cli", "analyze", "--bytes", "-"]
     command += ["--json"] if output == "json" else []

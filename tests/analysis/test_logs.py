@@ -201,9 +201,9 @@ def test_what_is_not_a_log_is_refused_with_the_next_step(read, tmp_path):
     for content in ('[{"prompt": "a"}, {"prompt": "b"}]', '[\n  {"prompt": "a"}\n]', '{\n  "prompt": "a"\n}'):
         with pytest.raises(InvalidInput, match="jq -c"):
             read(content)
-    for content in (b"PAR1\x15\x04\x00\x00 and so on\n", "in two bytes".encode("utf-16")):
+    for raw in (b"PAR1\x15\x04\x00\x00 and so on\n", "in two bytes".encode("utf-16")):
         with pytest.raises(InvalidInput, match="is not text in UTF-8"):
-            read(content)
+            read(raw)
     with pytest.raises(InvalidInput, match="cannot read"):
         Logs([str(tmp_path)])
     with pytest.raises(InvalidInput, match="cannot read"):

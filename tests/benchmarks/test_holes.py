@@ -12,6 +12,7 @@ from benchmarks.holes.passes import Way, query_of, ways_of
 from benchmarks.holes.presets import OWN, PRESETS, PUBLISHED
 from benchmarks.holes.reader_cases import make_cases
 from benchmarks.quality.workload import Case, Question, Scores
+from tests.stand_in import Anything
 
 QUESTION = Question([9], lambda answer: Scores(float(answer == [5]), 0.5), ("five",))
 DOCS = Path(__file__).parents[2] / "docs"
@@ -108,7 +109,7 @@ def test_ratios_make_ways_of_their_own_where_they_matter():
     assert [way.label for way in ways] == ["full", "blend_15", "blend_30", "contiguous_15", "contiguous_30", "reuse"]
 
 
-class Told:
+class Told(Anything):
     def __init__(self, tokens, first_token_s, ended_s, **report):
         self.tokens, self.first_token_s, self.ended_s = tokens, first_token_s, ended_s
         zeros = ("engine_tokens", "exact_tokens", "moved_tokens", "recomputed_tokens", "hole_tokens")
@@ -121,7 +122,7 @@ def test_a_pass_reports_scores_shares_times_and_answers():
         Told([5], 0.2, 0.2, exact_tokens=1, moved_tokens=3, recomputed_tokens=2, hole_tokens=1),
         Told([4, 4, 4], 0.4, 1.0, engine_tokens=1, reason="nothing is stored"),
     ]
-    queries = [query_of(*pair, text=str) for pair in zip(prompts, answers, strict=True)]
+    queries = [query_of(prompt, answer, str) for prompt, answer in zip(prompts, answers, strict=True)]
     found = Measured(queries, 1, {})
     assert (found.mean("f1"), found.mean("rouge_l")) == (0.5, 0.5)
     assert found.hit_rate == pytest.approx(5 / 12) and found.computed == pytest.approx(9 / 12)

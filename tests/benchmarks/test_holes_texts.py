@@ -4,6 +4,7 @@ import pytest
 
 from benchmarks.holes.reader_cases import make_cases
 from benchmarks.holes.scores import f1, rouge_l
+from benchmarks.quality.workload import Scores
 from blendhub.core.errors import InvalidInput
 from blendhub.tools.advice.questions import Question
 from tests.benchmarks.word_model import WORDS, make_tokenizer
@@ -81,4 +82,4 @@ def test_answers_of_the_reader_are_scored_as_text():
     (one,) = make_cases(1)
     (question,) = one.questions
     scores = [question.score([token]) for token in range(288)]
-    assert sum(score == (1.0, 1.0) for score in scores) == 1 and scores.count((0.0, 0.0)) == 287
+    assert sum(score == (1.0, 1.0) for score in scores) == 1 and scores.count(Scores(0.0, 0.0)) == 287

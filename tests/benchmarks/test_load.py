@@ -1,5 +1,7 @@
 """The prompts of the load benchmark, as vLLM's own client reads them, and what is made of the client's results."""
 
+from typing import Any
+
 import pytest
 
 pytest.importorskip("vllm", reason="the adapter's tests need vLLM; `make setup` installs it")
@@ -19,7 +21,7 @@ def prompts_of(tmp_path_factory):
     folder = tmp_path_factory.mktemp("load")
     model = make_tiny_model(folder / "model")
     add_tokenizer(model, 1000)
-    tokenizer = AutoTokenizer.from_pretrained(model)
+    tokenizer: Any = AutoTokenizer.from_pretrained(model)
     labels = {
         f"timed_trace_label_{ours}": theirs
         for ours, theirs in [("timestamp",) * 2, ("input_length",) * 2, ("output_length",) * 2, ("hash_ids",) * 2]

@@ -11,7 +11,7 @@ from benchmarks.quality.compared import SELECTORS
 from benchmarks.quality.reader.cases import READER
 from benchmarks.quality.real import figures
 from benchmarks.quality.real.chat import Chat
-from benchmarks.quality.real.people import people
+from benchmarks.quality.real.people import Half, people
 from benchmarks.quality.real.sources import BFCL, manual, requests
 from benchmarks.quality.real.workloads import CLEARED, WORKLOADS, RealQuestion, earlier
 from blendhub.tools.advice.judge import (
@@ -29,7 +29,7 @@ from blendhub.tools.advice.judge import (
 from blendhub.tools.advice.outcomes import Outcome
 
 needs_texts = pytest.mark.skipif(not BFCL.exists(), reason="its texts are a package; `make setup` downloads it")
-HALVES = ("training", "test")
+HALVES: tuple[Half, ...] = ("training", "test")
 
 
 class Letters:

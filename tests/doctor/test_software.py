@@ -5,6 +5,7 @@ import os
 import platform
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -103,7 +104,7 @@ def test_a_plugin_that_a_configuration_names_must_run_here(doctor, installed):
 
 def test_a_missing_plugin_of_ours_comes_with_the_command_that_installs_it(doctor, installed):
     """Its distribution is there, but without its entry point, as after an update that broke off."""
-    flag = {"kv_connector": "BlendHubConnector", "kv_role": "kv_both"}
+    flag: dict[str, Any] = {"kv_connector": "BlendHubConnector", "kv_role": "kv_both"}
     flag["kv_connector_extra_config"] = {"blendhub": {"matchers": [{"name": "rolling_hsh"}]}}
     found = doctor("--only", "configuration", "--config", json.dumps(flag)).only("fail")
     assert "no matcher 'rolling_hsh' (did you mean 'rolling_hash'?)" in found["sentence"]

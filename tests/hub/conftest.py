@@ -1,19 +1,15 @@
 """Fixtures of the hub's tests."""
 
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from hub_direct import DirectHub
-
 from blendhub.contracts import Store
 from blendhub.hub.config import HubConfig
 from blendhub.hub.limits import INLINE_TOKENS
+from tests.hub.hub_direct import DirectHub
 
 
 @pytest.fixture

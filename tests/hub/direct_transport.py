@@ -6,7 +6,6 @@ from enum import Enum
 from typing import Any
 
 import msgspec
-from hub_direct import DirectHub
 
 from blendhub.client import wire
 from blendhub.client.hub_client import HubClient
@@ -14,6 +13,7 @@ from blendhub.contracts import Envelope
 from blendhub.contracts.transport import Connection, Pending
 from blendhub.core.errors import BlendHubError, DeadlineExceeded, PeerGone
 from blendhub.system.processes import ProcessId
+from tests.hub.hub_direct import DirectHub
 
 HARDLY_S = 0.005
 """The timeout of clients, and so how long they wait for writes that do not end."""

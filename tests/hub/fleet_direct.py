@@ -6,9 +6,9 @@ import time
 
 from blendhub_fleet.directory import open_store
 from blendhub_fleet.options import DirectoryOptions
-from hub_direct import CHUNK, tokens
 
 from blendhub.client import wire
+from tests.hub.hub_direct import CHUNK, tokens
 
 TEXT = tokens(1, 3 * CHUNK)
 SOON_S = 60.0

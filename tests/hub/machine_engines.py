@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from direct_transport import DirectConnection, Line, connect
-from hub_direct import BASE, DirectHub, namespace, tokens
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
@@ -18,6 +16,8 @@ from blendhub.core.errors import BlendHubError, LeaseError
 from blendhub.core.layout import Variant
 from blendhub.hub.config import HubConfig
 from blendhub.system.processes import ProcessId
+from tests.hub.direct_transport import DirectConnection, Line, connect
+from tests.hub.hub_direct import BASE, DirectHub, namespace, tokens
 
 LEASE_S, SILENCE_S = 10.0, 25.0
 MODELS = [namespace("a"), namespace("b", world_size=2)]

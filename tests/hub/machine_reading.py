@@ -3,10 +3,16 @@
 import contextlib
 
 import numpy as np
-from hub_direct import BASE
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
-from machine_engines import (
+
+from blendhub.client import wire
+from blendhub.contracts import Segment
+from blendhub.core.errors import BlendHubError
+from blendhub.core.layout import Variant
+from blendhub.core.spans import Span
+from tests.hub.hub_direct import BASE
+from tests.hub.machine_engines import (
     LEASE_S,
     PROMPT,
     PROMPTS,
@@ -20,12 +26,6 @@ from machine_engines import (
     Process,
     Read,
 )
-
-from blendhub.client import wire
-from blendhub.contracts import Segment
-from blendhub.core.errors import BlendHubError
-from blendhub.core.layout import Variant
-from blendhub.core.spans import Span
 
 
 class ReadingRules(HubRules):

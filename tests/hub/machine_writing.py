@@ -4,16 +4,16 @@ import contextlib
 from typing import Any
 
 import numpy as np
-from direct_transport import Line
-from hub_direct import BASE
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, rule
-from machine_engines import LEASE_S, TEXT, TEXTS, VARIANT, WHICH, Engine, Job, Write
-from machine_reading import ReadingRules
 
 from blendhub.core.errors import BlendHubError
 from blendhub.core.layout import Variant
 from blendhub.core.spans import Span
+from tests.hub.direct_transport import Line
+from tests.hub.hub_direct import BASE
+from tests.hub.machine_engines import LEASE_S, TEXT, TEXTS, VARIANT, WHICH, Engine, Job, Write
+from tests.hub.machine_reading import ReadingRules
 
 ORIGINS = ({}, {"generation": 1}, {"generation": 3, "ratio": 0.5}, {"generation": 1, "blended": True, "ratio": 0.25})
 

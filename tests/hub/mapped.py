@@ -1,13 +1,15 @@
 """Texts whose KV a client writes into the mapped arena itself, and checks there."""
 
+from typing import Any
+
 import numpy as np
-from hub_direct import marks
 
 from blendhub.client.hub_client import HubClient
 from blendhub.core.spans import Span
+from tests.hub.hub_direct import marks
 
 
-def store(client: HubClient, text: np.ndarray, **about: str) -> None:
+def store(client: HubClient, text: np.ndarray, **about: Any) -> None:
     reserved = client.reserve(text, Span(0, len(text)), **about)
     if reserved.right is None:
         return

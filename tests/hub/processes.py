@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 SOON_S = 20.0
 
@@ -71,23 +72,21 @@ IN_A_CONTAINER = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
 """A new pid namespace with the machine's shared memory, as with ``--ipc=host``."""
 
 
-def run_python(code: str, *arguments: str, within: Sequence[str] = ()) -> subprocess.Popen:
-    """Run Python code that can import this directory's modules."""
-    path = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
-    environment = {**os.environ, "PYTHONPATH": path}
+def run_python(code: str, *arguments: str, within: Sequence[str] = ()) -> subprocess.Popen[str]:
+    """Run Python code that can import the tests' modules."""
     return subprocess.Popen(
         [*within, sys.executable, "-c", code, *arguments],
         stdout=subprocess.PIPE,
         stdin=subprocess.PIPE,
         text=True,
-        env=environment,
     )
 
 
 def python_of(process: subprocess.Popen) -> int:
     """The pid, as seen from here, of the interpreter that ``run_python`` started."""
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    return int(children[0]) if process.args[0] == IN_A_CONTAINER[0] else process.pid
+    arguments: Any = process.args
+    return int(children[0]) if arguments[0] == IN_A_CONTAINER[0] else process.pid
 
 
 def until(condition: Callable[[], bool]) -> None:

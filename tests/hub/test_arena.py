@@ -6,13 +6,13 @@ import signal
 
 import numpy as np
 import pytest
-from processes import IN_A_CONTAINER, python_of, run_python, until
 
 from blendhub.client.arena_view import SHM, ArenaName, ArenaView, header_of
 from blendhub.core.errors import HubError, InvalidInput
 from blendhub.hub.memory.arena import Arena
 from blendhub.hub.memory.segments import remove_leftovers
 from harness.namespaces import skip_unless_permitted
+from tests.hub.processes import IN_A_CONTAINER, python_of, run_python, until
 
 IN_A_PLACE = ("unshare", "--mount", "bash", "-c", 'mount -t tmpfs -o "$0" tmpfs /dev/shm && exec "$@"')
 """With shared memory for itself, mounted with the options that follow."""

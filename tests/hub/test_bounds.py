@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from hub_direct import CHUNK, ELSEWHERE, namespace, tokens
 
 from blendhub.client import wire
 from blendhub.core.errors import Busy
@@ -13,6 +12,7 @@ from blendhub.hub.leases import sessions
 from blendhub.hub.leases import write_leases as writes
 from blendhub.hub.leases.table import FairShares
 from blendhub.hub.limits import MOST_CHUNKS, MOST_SLOTS
+from tests.hub.hub_direct import CHUNK, ELSEWHERE, namespace, tokens
 
 TINY = KVLayout(layers=1, kv_heads=1, key_dim=4, value_dim=0, dtype="int8", chunk_tokens=1)
 

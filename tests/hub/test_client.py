@@ -3,8 +3,6 @@
 import pytest
 from blendhub_transports.inproc import InprocTransport
 from blendhub_transports.options import InprocOptions
-from hub_direct import DirectHub, namespace, tokens
-from processes import until
 
 from blendhub.client import wire
 from blendhub.client.arena_view import ArenaName
@@ -18,6 +16,8 @@ from blendhub.core.errors import (
 )
 from blendhub.hub.config import HubConfig
 from blendhub.testing.transports.base import Running
+from tests.hub.hub_direct import DirectHub, namespace, tokens
+from tests.hub.processes import until
 
 ENDPOINT = "inproc://a-client-test"
 

@@ -5,8 +5,6 @@ import threading
 
 import numpy as np
 import pytest
-from fleet_direct import TEXT, Fleet, known, read
-from hub_direct import CHUNK, HOST, namespace, tokens
 
 from blendhub.client import wire
 from blendhub.core.errors import Busy, InvalidInput, LeaseError, StoreFailed
@@ -14,6 +12,8 @@ from blendhub.core.layout import Variant
 from blendhub.core.spans import Span
 from blendhub.hub.limits import DELETIONS_A_SECOND
 from harness.servers.redis_server import RedisServer, needs_redis
+from tests.hub.fleet_direct import TEXT, Fleet, known, read
+from tests.hub.hub_direct import CHUNK, HOST, namespace, tokens
 
 A, B = "cmpl-a-0-1a2b3c4d", "chatcmpl-b-5e6f7a8b"
 DOCUMENT = tokens(1, 4 * CHUNK)

@@ -5,13 +5,13 @@ import threading
 import time
 
 import pytest
-from hub_direct import CHUNK, namespace, tokens
-from mapped import check, store
-from processes import HubProcess, until
 
 from blendhub.client.hub_client import HubClient
 from blendhub.core.errors import BlendHubError
-from blendhub.hub.memory.arena import remove_leftovers
+from blendhub.hub.memory.segments import remove_leftovers
+from tests.hub.hub_direct import CHUNK, namespace, tokens
+from tests.hub.mapped import check, store
+from tests.hub.processes import HubProcess, until
 
 pytestmark = pytest.mark.slow
 N_TEXTS = 40

@@ -7,13 +7,13 @@ import subprocess
 import sys
 
 import pytest
-from hub_direct import CHUNK, tokens
 
 from blendhub.client import wire
 from blendhub.core.errors import StoreAway
 from blendhub.hub.http.routes import Routes
 from blendhub.hub.http.server import MetricsServer
 from blendhub.hub.limits import DELETIONS_A_SECOND
+from tests.hub.hub_direct import CHUNK, tokens
 
 A = "cmpl-a-0-1a2b3c4d"
 ANOTHER_USER = 65534

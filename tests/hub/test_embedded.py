@@ -6,9 +6,6 @@ from pathlib import Path
 
 import pytest
 from blendhub_transports.keys import make_keys
-from hub_direct import namespace, tokens
-from mapped import check, store
-from processes import run_python, until
 
 from blendhub.client.arena_view import SHM
 from blendhub.client.hub_client import HubClient
@@ -16,6 +13,9 @@ from blendhub.core.errors import BlendHubError, HubError
 from blendhub.core.plugin_choice import PluginChoice
 from blendhub.hub.config import HubConfig, Listen
 from blendhub.hub.embedded import embedded_hub
+from tests.hub.hub_direct import namespace, tokens
+from tests.hub.mapped import check, store
+from tests.hub.processes import run_python, until
 
 pytestmark = pytest.mark.slow
 

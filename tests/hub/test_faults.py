@@ -7,9 +7,6 @@ import threading
 import time
 
 import pytest
-from hub_direct import namespace, tokens
-from mapped import check, store
-from processes import IN_A_CONTAINER, SOON_S, HubProcess, python_of, run_python, until
 
 from blendhub.client.hub_client import HubClient
 from blendhub.core.errors import DeadlineExceeded, HubError, LeaseError, PeerGone, TransportError
@@ -17,6 +14,9 @@ from blendhub.hub.config import HubConfig, StoreChoice
 from blendhub.hub.embedded import embedded_hub
 from blendhub.hub.memory.segments import remove_leftovers
 from harness.namespaces import skip_unless_permitted
+from tests.hub.hub_direct import namespace, tokens
+from tests.hub.mapped import check, store
+from tests.hub.processes import IN_A_CONTAINER, SOON_S, HubProcess, python_of, run_python, until
 
 pytestmark = pytest.mark.slow
 
@@ -38,7 +38,7 @@ def client(hub):
 
 VICTIM = """
 import sys
-from hub_direct import namespace, tokens
+from tests.hub.hub_direct import namespace, tokens
 from blendhub.client.hub_client import HubClient
 from blendhub.core.spans import Span
 
@@ -134,7 +134,7 @@ def test_slots_that_a_forked_child_may_write_outlive_its_parent(hub, client):
 
 LATE = """
 import sys, time
-from hub_direct import marks, namespace, tokens
+from tests.hub.hub_direct import marks, namespace, tokens
 from blendhub.client.hub_client import HubClient
 from blendhub.core.errors import BlendHubError
 from blendhub.core.spans import Span

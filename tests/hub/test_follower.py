@@ -6,14 +6,14 @@ import msgspec
 import numpy as np
 import pytest
 from blendhub_fleet.records import decode_record, encode_record, encode_spans
-from fleet_direct import TEXT, Fleet, count, known, read, store
-from hub_direct import CHUNK, namespace, tokens
 
 from blendhub.client import wire
 from blendhub.contracts import RunKey, StoredRun
 from blendhub.core.spans import Span
 from blendhub.hub.index.namespace_index import Saved
 from harness.servers.redis_server import RedisServer, needs_redis
+from tests.hub.fleet_direct import TEXT, Fleet, count, known, read, store
+from tests.hub.hub_direct import CHUNK, namespace, tokens
 
 pytestmark = [pytest.mark.slow, needs_redis]
 

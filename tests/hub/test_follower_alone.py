@@ -4,11 +4,11 @@ import threading
 import time
 
 import pytest
-from fleet_direct import TEXT, Fleet, count, known, read, store
-from hub_direct import CHUNK, tokens
 
 from blendhub.hub.stores import store_writer as saves
 from harness.servers.redis_server import RedisServer, needs_redis
+from tests.hub.fleet_direct import TEXT, Fleet, count, known, read, store
+from tests.hub.hub_direct import CHUNK, tokens
 
 pytestmark = [pytest.mark.slow, needs_redis]
 

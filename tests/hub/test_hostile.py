@@ -9,11 +9,11 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hub_direct import CHUNK, ELSEWHERE, tokens
 
 from benchmarks.soak.hostile import Hostile
 from blendhub.client import wire
 from blendhub.core.errors import ArenaFull, BlendHubError, UnknownSession
+from tests.hub.hub_direct import CHUNK, ELSEWHERE, tokens
 
 TEXTS = [tokens(seed, 3 * CHUNK) for seed in range(100, 120)]
 

@@ -5,12 +5,12 @@ import sys
 import time
 
 import pytest
-from fleet_direct import Fleet, store
-from hub_direct import CHUNK, namespace, tokens
 
 from blendhub.client.hub_client import HubClient
 from harness.servers import mount
 from harness.servers.redis_server import RedisServer, needs_redis
+from tests.hub.fleet_direct import Fleet, store
+from tests.hub.hub_direct import CHUNK, namespace, tokens
 
 pytestmark = [
     pytest.mark.slow,

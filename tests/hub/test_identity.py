@@ -4,14 +4,14 @@ import os
 
 import msgspec
 import pytest
-from hub_direct import namespace
-from processes import IN_A_CONTAINER, run_python
 
 from blendhub.client.hub_client import HubClient
 from blendhub.core.errors import InvalidInput
 from blendhub.hub.config import HubConfig
 from blendhub.hub.embedded import embedded_hub
 from blendhub.system.processes import ProcessId
+from tests.hub.hub_direct import namespace
+from tests.hub.processes import IN_A_CONTAINER, run_python
 
 pytestmark = pytest.mark.alone
 
@@ -31,7 +31,7 @@ def test_a_client_that_claims_to_be_another_process_is_refused(monkeypatch):
 
 REGISTERS = """
 import sys
-from hub_direct import namespace
+from tests.hub.hub_direct import namespace
 from blendhub.client.hub_client import HubClient
 
 with HubClient(sys.argv[1]) as client:

@@ -3,12 +3,12 @@
 import logging
 
 import pytest
-from hub_direct import CHUNK, namespace, tokens
 
 from blendhub.core.errors import ArenaFull
 from blendhub.core.layout import Variant
 from blendhub.core.spans import Span
 from blendhub.hub import index_limit
+from tests.hub.hub_direct import CHUNK, namespace, tokens
 
 ROOM = 2**22
 N_SALTS = 300

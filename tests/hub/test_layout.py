@@ -1,5 +1,7 @@
 """The geometry of slots, and when two engines may share them."""
 
+from typing import Any
+
 import msgspec
 import pytest
 from hypothesis import given
@@ -63,8 +65,8 @@ def test_groups_of_layers_have_chunks_of_one_size():
 
 def test_namespaces_are_told_apart_by_every_field():
     layout = KVLayout(layers=1, kv_heads=1, key_dim=2, value_dim=2, dtype="int8")
-    base = {"model": "m", "layout": layout}
-    others = [
+    base: dict[str, Any] = {"model": "m", "layout": layout}
+    others: list[dict[str, Any]] = [
         {"model": "n"},
         {"revision": "r"},
         {"weights": "w"},
@@ -75,6 +77,8 @@ def test_namespaces_are_told_apart_by_every_field():
         {"matchers": (PluginChoice("prefix"),)},
         {"layout": KVLayout(layers=2, kv_heads=1, key_dim=2, value_dim=2, dtype="int8")},
         {"other_layouts": (layout,)},
+        {"state_layouts": (layout,)},
+        {"state_layouts": (layout,), "states": True},
     ]
     assert {name for other in others for name in other} == set(Namespace.__struct_fields__)
     digests = {Namespace(**{**base, **other}).digest for other in [{}, *others]}

@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-from hub_direct import spans_of, tokens
 
 from blendhub.core.spans import Span
+from tests.hub.hub_direct import spans_of, tokens
 
 
 def test_what_was_stored_is_found_exactly_in_pieces_of_chunks(hub):

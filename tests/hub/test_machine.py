@@ -6,17 +6,18 @@ allocate to another.
 """
 
 import contextlib
+from typing import Any
 
 import pytest
-from direct_transport import Line
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, rule
-from machine_engines import VARIANTS, WHICH
-from machine_writing import WritingRules
 
 from blendhub.core.errors import BlendHubError
 from blendhub.core.layout import Variant
+from tests.hub.direct_transport import Line
+from tests.hub.machine_engines import VARIANTS, WHICH
+from tests.hub.machine_writing import WritingRules
 
 
 class HubMachine(WritingRules):
@@ -93,6 +94,6 @@ class HubMachine(WritingRules):
             self.hub.state.check_integrity()
 
 
-TestAnyHistory = HubMachine.TestCase
+TestAnyHistory: Any = HubMachine.TestCase
 TestAnyHistory.settings = settings(max_examples=150, stateful_step_count=60, suppress_health_check=list(HealthCheck))
 TestAnyHistory.pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

@@ -4,15 +4,15 @@ import asyncio
 import logging
 
 import pytest
-from hub_direct import CHUNK, tokens
 
 from blendhub.client import wire
 from blendhub.core.layout import Variant
-from blendhub.hub.counters import Counters
+from blendhub.hub.counters import Counters, Latencies
 from blendhub.hub.http.routes import Routes
 from blendhub.hub.http.server import MetricsServer
 from blendhub.hub.index.namespace_index import NamespaceIndex
 from blendhub.hub.reports import ReportTable
+from tests.hub.hub_direct import CHUNK, tokens
 
 
 def test_statistics_ask_only_the_namespaces_that_have_changed(make_hub, monkeypatch):
@@ -22,7 +22,7 @@ def test_statistics_ask_only_the_namespaces_that_have_changed(make_hub, monkeypa
         member.store(tokens(salt, CHUNK), variant=Variant(cache_salt=str(salt)))
     assert hub.service.stats().gauges["chunks"] == 40
     asked = []
-    nbytes = NamespaceIndex.nbytes.fget
+    nbytes = vars(NamespaceIndex)["nbytes"].fget
     monkeypatch.setattr(NamespaceIndex, "nbytes", property(lambda index: asked.append(index) or nbytes(index)))
     hub.service.stats()
     hub.service.tick()
@@ -42,7 +42,7 @@ async def unused(message):
 
 
 async def metrics_server(stats):
-    routes = Routes(stats, Counters(), ReportTable(), unused)
+    routes = Routes(stats, Counters(Latencies()), ReportTable(), unused)
     server = MetricsServer(routes.get, routes.delete)
     host, _, port = (await server.start("127.0.0.1:0")).rpartition(":")
     return server, host, int(port)

@@ -3,17 +3,20 @@
 import asyncio
 import inspect
 import threading
+from collections.abc import Callable
+from typing import Any
 
 import pytest
-from hub_direct import CHUNK, ELSEWHERE, namespace, tokens
 
 from blendhub.client import wire
 from blendhub.contracts import Envelope
 from blendhub.core.errors import Busy, InvalidInput
+from blendhub.core.layout import Variant
 from blendhub.core.spans import Span
 from blendhub.hub import service
 from blendhub.hub.index import match_queues
 from blendhub.hub.limits import WAITING_REQUEST_BYTES
+from tests.hub.hub_direct import CHUNK, ELSEWHERE, namespace, tokens
 
 INLINE = 2 * CHUNK
 LONG = tokens(1, 3 * CHUNK)
@@ -24,7 +27,7 @@ class SlowNamespace:
 
     def __init__(self, hub, member):
         self.hub, self.member = hub, member
-        index = hub.state.find_index(hub.state.sessions.get(*self.ids().values(), hub.now), wire.Variant())
+        index = hub.state.find_index(hub.state.sessions.get(*self.ids().values(), hub.now), Variant())
         self.matched, self.begun, self.may_end = [], threading.Event(), threading.Event()
         self.matcher = index._matchers[1]
         self.queue = index.queue
@@ -168,12 +171,12 @@ def test_an_owner_with_many_namespaces_has_one_thread(make_hub):
     order = []
 
     async def work():
-        hostile = [match_queues.MatchQueue(threads, "hostile").ask(lambda: order.append("hostile") or gate.wait(30), 1)]
-        hostile += [
-            match_queues.MatchQueue(threads, "hostile").ask(lambda: order.append("hostile"), 1) for _ in range(50)
-        ]
+        def ask(owner: str, work: Callable[[], Any] = lambda: None) -> Any:
+            return match_queues.MatchQueue(threads, owner).ask(lambda: order.append(owner) or work(), 1)
+
+        hostile = [ask("hostile", lambda: gate.wait(30)), *(ask("hostile") for _ in range(50))]
         await asyncio.sleep(0.05)  # a second thread would take the next ones
-        await match_queues.MatchQueue(threads, "good").ask(lambda: order.append("good"), 1)
+        await ask("good")
         assert order.count("hostile") == 1
         gate.wait(30)
         await asyncio.gather(*hostile)

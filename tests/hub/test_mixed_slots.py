@@ -5,9 +5,9 @@ import time
 
 import msgspec
 import pytest
-from hub_direct import CHUNK, LAYOUT, namespace, tokens
 
 from blendhub.core.errors import ArenaFull
+from tests.hub.hub_direct import CHUNK, LAYOUT, namespace, tokens
 
 SMALL = 4096
 LARGE = 64

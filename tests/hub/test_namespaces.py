@@ -3,12 +3,12 @@
 import tracemalloc
 
 import pytest
-from hub_direct import BASE, CHUNK, namespace, tokens
 
 from blendhub.client import wire
 from blendhub.core.errors import InvalidInput
 from blendhub.core.layout import Variant
 from blendhub.core.spans import Span
+from tests.hub.hub_direct import BASE, CHUNK, namespace, tokens
 
 ANN, BOB = Variant(cache_salt="ann"), Variant(cache_salt="bob")
 VARIANTS = [BASE, ANN, BOB, Variant(lora="ann"), Variant("adapter", "ann")]

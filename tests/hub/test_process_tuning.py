@@ -4,10 +4,10 @@ object once. Memory of large messages goes back to the system, and threads share
 import gc
 
 import pytest
-from hub_direct import tokens
-from processes import run_python
 
 from blendhub.client import wire
+from tests.hub.hub_direct import tokens
+from tests.hub.processes import run_python
 
 LOOKED_AT_BY_FULL_COLLECTIONS = """
 import gc

@@ -5,11 +5,11 @@ import threading
 
 import numpy as np
 import pytest
-from hub_direct import ELSEWHERE, LAYOUT, marks, namespace, spans_of, tokens
 
 from blendhub.client import wire
 from blendhub.contracts import Envelope
 from blendhub.core.errors import InvalidInput
+from tests.hub.hub_direct import ELSEWHERE, LAYOUT, marks, namespace, spans_of, tokens
 
 
 def test_a_slot_is_not_free_while_bytes_are_copied_into_it(make_hub, monkeypatch):

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 import msgspec
 import numpy as np
 import pytest
-from hub_direct import CHUNK, LAYOUT, namespace, tokens
 
 from blendhub.client import session as hub_session
 from blendhub.client import wire
@@ -17,6 +16,7 @@ from blendhub.core.spans import Span
 from blendhub.hub import limits, service
 from blendhub.hub.config import HubConfig
 from blendhub.hub.embedded import embedded_hub
+from tests.hub.hub_direct import CHUNK, LAYOUT, namespace, tokens
 
 N = 60
 WIDE = namespace(layout=msgspec.structs.replace(LAYOUT, layers=8, kv_heads=8, key_dim=64, value_dim=64))

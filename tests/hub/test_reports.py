@@ -6,11 +6,11 @@ import statistics
 import subprocess
 import sys
 import time
+from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
-from hub_direct import CHUNK, LAYOUT, DirectHub, tokens
 
 from blendhub.client import wire
 from blendhub.core.errors import InvalidInput, ProtocolError
@@ -30,6 +30,7 @@ from blendhub.outcome.report import (
     MOST_SOURCES,
     MOST_STRETCHES,
 )
+from tests.hub.hub_direct import CHUNK, LAYOUT, DirectHub, tokens
 from tests.prompt_notes import prompt_report
 
 EIGHT_READERS = """
@@ -115,6 +116,7 @@ def test_the_newest_reports_of_some_engines_are_kept():
 def test_a_message_of_reports_is_bounded(hub: DirectHub):
     member = hub.join()
     many = tuple(Stretch(Span(at, at + 1), Fate.MOVED) for at in range(MOST_STRETCHES + 1))
+    secret: Any = "secret"
     for wrong in (
         (report(),) * (MOST_REPORTS + 1),
         (msgspec.structs.replace(report(), strip=many),),
@@ -123,7 +125,7 @@ def test_a_message_of_reports_is_bounded(hub: DirectHub):
         (msgspec.structs.replace(report(), reason="x" * 10**4),),
         (msgspec.structs.replace(report(), tokens={"secret": 1}),),
         (msgspec.structs.replace(report(), not_reused=(NotReused(Span(0, 1), Why.LAST),) * (MOST_NOT_REUSED + 1)),),
-        (msgspec.structs.replace(report(), not_reused=(NotReused(Span(0, 1), "secret"),)),),
+        (msgspec.structs.replace(report(), not_reused=(NotReused(Span(0, 1), secret),)),),
     ):
         with pytest.raises(ProtocolError):
             member.ask(wire.Reported, reports=wrong)

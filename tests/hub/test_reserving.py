@@ -4,12 +4,9 @@ import asyncio
 import contextlib
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
-from hub_direct import namespace, tokens
-from mapped import check, store
-from processes import run_python, until
-from test_memory import a_limit, within_a_limit
 
 from blendhub.client.arena_view import SHM, ArenaView
 from blendhub.client.hub_client import HubClient
@@ -22,6 +19,10 @@ from blendhub.hub.memory.arena import Arena
 from blendhub.hub.memory.segments import Mount
 from blendhub.system import memory
 from harness.namespaces import skip_unless_permitted
+from tests.hub.hub_direct import namespace, tokens
+from tests.hub.mapped import check, store
+from tests.hub.processes import run_python, until
+from tests.hub.test_memory import a_limit, within_a_limit
 
 GIB = 2**30
 RESERVED_A_SECOND = 1.3 * GIB
@@ -65,6 +66,7 @@ def grows(arena: ArenaView) -> None:
     assert arena.progress().left
 
 
+@pytest.mark.slow
 def test_a_client_goes_on_with_a_hub_that_was_restarted_while_it_reserved(slow, tmp_path):
     config = HubConfig(arena_gib=64, metrics="", listen=(Listen(endpoint=f"ipc://{tmp_path}/hub.sock"),))
     with contextlib.ExitStack() as first:
@@ -182,7 +184,7 @@ def test_a_hub_that_ends_while_it_reserves_leaves_nothing(monkeypatch):
 
 def test_pages_lie_on_all_nodes_in_turn_from_the_first_on(monkeypatch):
     """The kernel asks for the policy when it makes a page."""
-    calls, allocate = [], Arena._allocate
+    calls, allocate = list[Any](), Arena._allocate
 
     def note_allocate(self, at, size):
         calls.append("pages")

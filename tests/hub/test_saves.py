@@ -4,14 +4,13 @@ import asyncio
 import threading
 import tracemalloc
 
-from hub_direct import CHUNK, tokens
-
 from blendhub.client import wire
 from blendhub.contracts import Envelope
 from blendhub.core.errors import StoreAway
 from blendhub.hub.handlers import writes as write_handlers
 from blendhub.hub.index.namespace_index import Saved
 from blendhub.hub.stores import store_writer as saves
+from tests.hub.hub_direct import CHUNK, tokens
 
 LONG = 512
 """Chunks of a long run."""

@@ -1,13 +1,13 @@
 """Counters and errors of a hub's service, called directly."""
 
 import pytest
-from hub_direct import tokens
 
 from blendhub.client import wire
 from blendhub.core.errors import Busy, InvalidInput, LeaseError, ProtocolError, StaleEpoch, UnknownSession
 from blendhub.core.spans import Span
 from blendhub.hub import service
 from blendhub.hub.handlers import base
+from tests.hub.hub_direct import tokens
 
 
 def test_the_hit_rate_is_counted(hub):

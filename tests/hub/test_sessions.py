@@ -1,13 +1,13 @@
 """Sessions of a hub's service: who joins, who dies, and what becomes of the leases."""
 
 import pytest
-from hub_direct import CHUNK, ELSEWHERE, namespace, tokens
 
 from blendhub.client import wire
 from blendhub.client.arena_view import ArenaView
 from blendhub.core.errors import InvalidInput, LayoutMismatch, LeaseError
 from blendhub.core.layout import KVLayout
 from blendhub.system.processes import ProcessId
+from tests.hub.hub_direct import CHUNK, ELSEWHERE, namespace, tokens
 
 
 def test_ranks_that_disagree_are_refused_with_the_differing_field(hub):

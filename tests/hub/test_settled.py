@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
-from hub_direct import CHUNK, namespace, tokens
 
 from blendhub.core.plugin_choice import PluginChoice
 from blendhub.core.spans import Span
 from blendhub.hub.memory.eviction import BLENDED_SHARE
+from tests.hub.hub_direct import CHUNK, namespace, tokens
 
 PROMPT = tokens(1, 5 * CHUNK)
 EXACT, BLENDED, BEHIND = Span(0, 40), Span(40, 100), Span(100, 160)

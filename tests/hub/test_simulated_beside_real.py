@@ -1,10 +1,10 @@
 """The analysis plays prompts as a real hub answers engines: with an arena, leases and evictions."""
 
 from concurrent.futures import Future
+from typing import Any
 
 import numpy as np
 import pytest
-from hub_direct import CHUNK, HOST, MATCHERS
 
 from blendhub.client import wire
 from blendhub.core.generations import MAX_GENERATION, generation_of
@@ -13,6 +13,7 @@ from blendhub.tools.analysis.lines import Place
 from blendhub.tools.analysis.simulated_hub import MIN_SAVED_TOKENS, SimulatedHub
 from blendhub.vllm.scheduler.save_plan import SavePlan
 from blendhub.vllm.settings import ReusePolicy
+from tests.hub.hub_direct import CHUNK, HOST, MATCHERS
 
 
 def prompts(seed, n):
@@ -44,7 +45,7 @@ def test_a_real_hub_finds_and_evicts_the_same(make_hub, n_slots):
 
 
 def _store(engine, prompt, matches):
-    def reserve(span: Span, kind: str, run: int | None) -> "Future[object]":
+    def reserve(span: Span, kind: str, run: int | None) -> Future[Any]:
         generation = 0 if kind == "exact" else generation_of(matches)
         engine.store(prompt, span, generation=generation, run=run)
         return Future()

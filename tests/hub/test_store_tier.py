@@ -2,11 +2,11 @@
 
 import msgspec
 import pytest
-from hub_direct import CHUNK, namespace, tokens
 
 from blendhub.client import wire
 from blendhub.core.errors import StoreFailed
 from blendhub.core.spans import Span
+from tests.hub.hub_direct import CHUNK, namespace, tokens
 
 TEXTS = [tokens(seed, 2 * CHUNK) for seed in range(8)]
 

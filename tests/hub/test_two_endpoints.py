@@ -2,12 +2,11 @@
 
 import time
 
-from hub_direct import namespace, tokens
-from mapped import check, store
-
 from blendhub.client.hub_client import HubClient
 from blendhub.hub.config import HubConfig, Listen
 from blendhub.hub.embedded import embedded_hub
+from tests.hub.hub_direct import namespace, tokens
+from tests.hub.mapped import check, store
 
 
 def test_clients_that_leave_by_one_endpoint_end_no_session_of_another(tmp_path):

@@ -1,10 +1,11 @@
 """One connection with many engines, whose lookups all wait: what they make the hub keep, and whether it answers."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 from blendhub_transports.options import ZmqOptions
 from blendhub_transports.zmq_transport import ZmqTransport
-from hub_direct import ELSEWHERE, namespace
 
 from blendhub.client import wire
 from blendhub.contracts import Connection, Envelope
@@ -13,6 +14,7 @@ from blendhub.core.spans import Span
 from blendhub.hub.config import HubConfig
 from blendhub.hub.embedded import HubInProcess
 from blendhub.hub.limits import MOST_WAITING_BYTES
+from tests.hub.hub_direct import ELSEWHERE, namespace
 
 N_ENGINES, N_LOOKUPS = 20, 1500
 LONG, SHORT = (np.arange(n, dtype=np.uint32) % 500 for n in (3_000_000, 104_000))
@@ -23,15 +25,15 @@ def peak_bytes(pid: int) -> int:
         return 1024 * next(int(line.split()[1]) for line in facts if line.startswith("VmHWM"))
 
 
-def engine(connection: Connection, number: int) -> dict[str, int]:
+def engine(connection: Connection, number: int) -> dict[str, Any]:
     """The ids of a session of one more engine, which has stored something."""
     register = wire.Register(
         engine=f"e{number}", rank=0, process=ELSEWHERE, namespace=namespace(f"m{number}"), client=number
     )
-    joined = connection.call(Envelope(register), 30.0).message
+    joined: Any = connection.call(Envelope(register), 30.0).message
     ids = {"session": joined.session, "epoch": joined.epoch}
     reserve = Envelope(wire.Reserve(**ids, span=Span(0, 2048)), [SHORT[:2048].tobytes()])
-    reserved = connection.call(reserve, 30.0).message
+    reserved: Any = connection.call(reserve, 30.0).message
     shard = bytes(namespace().slot_bytes)
     for slot in reserved.slots:
         put = wire.Put(**ids, lease=reserved.lease, position=slot.span.start)

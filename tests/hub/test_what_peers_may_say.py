@@ -6,7 +6,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from hub_direct import CHUNK, namespace, tokens
 
 from blendhub.client import wire
 from blendhub.client.hub_client import HubClient
@@ -16,6 +15,7 @@ from blendhub.core.layout import Variant
 from blendhub.hub.config import HubConfig
 from blendhub.hub.embedded import embedded_hub
 from blendhub.system.processes import ProcessId
+from tests.hub.hub_direct import CHUNK, namespace, tokens
 
 HUGE = 2**63
 TEXT = tokens(1, CHUNK).tobytes()

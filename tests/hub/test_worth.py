@@ -1,12 +1,12 @@
 """What requests say of the worth of their KV: it is evicted last or first, and no more than that."""
 
 import pytest
-from hub_direct import CHUNK, tokens
 
 from blendhub.client import wire
 from blendhub.core.errors import InvalidInput
 from blendhub.core.layout import Variant
 from blendhub.hub.memory.kept_chunks import ALL_KEPT_SHARE, GRAIN_S, KEPT_SHARE
+from tests.hub.hub_direct import CHUNK, tokens
 
 N_SLOTS = 64
 QUOTA = int(KEPT_SHARE * N_SLOTS)

@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
-from hub_direct import namespace, spans_of, tokens
 
 from blendhub.client import wire
 from blendhub.core.errors import ArenaFull, InvalidInput
 from blendhub.core.spans import Span
+from tests.hub.hub_direct import namespace, spans_of, tokens
 
 
 def test_nothing_is_found_before_every_rank_has_committed(hub):

@@ -1,5 +1,7 @@
 """The shipped reader in vLLM: reuse loses what depends on other documents, and recomputation wins it back."""
 
+from typing import Any
+
 import pytest
 
 from benchmarks.quality.reader import CHECKPOINT
@@ -29,7 +31,7 @@ def test_what_depends_on_other_documents_is_lost_by_reuse_and_won_back_by_recomp
         for visit in make_visits(cases, headers(), 2048):
             engine.one(visit, mode="exact")
 
-        def right(stratum: str, **request: object) -> float:
+        def right(stratum: str, **request: Any) -> float:
             of = [(case, question) for case, question in asked if question.stratum == stratum]
             engine.forget()
             given = engine.ask(*([*case.body, *one.tokens] for case, one in of), store=False, **request)

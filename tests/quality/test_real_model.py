@@ -11,6 +11,7 @@ packaged = pytest.mark.skipif(not GGUF.exists(), reason="the real model is a pac
 
 @pytest.mark.parametrize("length", [10, 1000, 5_000_000, 98_000_000])
 @packaged
+@pytest.mark.slow
 def test_a_file_that_is_cut_short_is_named_and_leaves_nothing(tmp_path, length):
     cut = tmp_path / "cut.gguf"
     with GGUF.open("rb") as whole:

@@ -20,7 +20,7 @@ def probed(tokens: list[int], spans: list[Span], stored: list[Span]) -> list[flo
     connector: Any = get_kv_transfer_group()
     context = connector._worker._context
     blocks = np.arange(1, 2 + len(tokens) // context.model.block_size)[::-1].copy()
-    part = Part(np.array(tokens, np.uint32), blocks, [Span(0, len(tokens))])
+    part = Part(np.array(tokens, np.uint32), [blocks], [Span(0, len(tokens))])
     context.model.forward(Chosen([part]))
     asking = Asking(part._replace(spans=spans), stored)
     with torch.inference_mode():

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from harness.engines import Engine
 from harness.engines.tiny_model import make_tiny_model
 
-SETTINGS = {
+SETTINGS: dict[str, Any] = {
     "hub": {"arena_gib": 0.25, "metrics": ""},
     "policy": {"max_recompute_share": 1.0},
     "lookup_timeout_s": 10.0,
@@ -20,19 +21,19 @@ SETTINGS = {
 No request is audited unless a test asks: by default one in a thousand is, chosen by its id, and its KV becomes exact.
 """
 
-PROBING = {"selector": {"name": "hkvd"}}
+PROBING: dict[str, Any] = {"selector": {"name": "hkvd"}}
 """Some layers are computed before the selector chooses."""
 
-ATTENDED = {"selector": {"name": "attended", "options": {"layers": [0.5, 0.75]}}}
+ATTENDED: dict[str, Any] = {"selector": {"name": "attended", "options": {"layers": [0.5, 0.75]}}}
 """The end of the prompt says what it attends to before the selector chooses."""
 
 TOLERANCE = 1e-3
 """The tolerance of log-probabilities that were computed in another order: see ``disagreement``."""
 
-FROM_HERE = {"environment": {"PYTHONPATH": str(Path(__file__).parents[2])}}
+FROM_HERE: dict[str, Any] = {"environment": {"PYTHONPATH": str(Path(__file__).parents[2])}}
 """An engine that imports what stands beside the tests."""
 
-ON_THE_SECOND_RUNNER = {
+ON_THE_SECOND_RUNNER: dict[str, Any] = {
     "prepare": ["tests.vllm.gpu_stand_ins"],
     "environment": {"PYTHONPATH": str(Path(__file__).parents[2]), "VLLM_USE_V2_MODEL_RUNNER": "1"},
 }

@@ -22,7 +22,7 @@ class HostSpec(CPUOffloadingSpec):
         manager = super().get_manager()
         prepare = manager.prepare_store
 
-        def noted(keys: list[bytes], context: Any) -> Any:
+        def noted(keys: Any, context: Any) -> Any:
             prepared = prepare(keys, context)
             STORED.update(prepared.keys_to_store if prepared else ())
             return prepared

@@ -52,7 +52,7 @@ FACTS = StartupFacts(
 )
 TEXT = np.random.default_rng(1).permutation(60_000).tolist()
 
-ONE_TABLE = BlockTables((BLOCK,), None)
+ONE_TABLE = BlockTables((BLOCK,), (None,))
 
 
 def text(number: int, length: int) -> list[int]:

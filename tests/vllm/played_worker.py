@@ -24,6 +24,7 @@ from blendhub.testing.devices.deferred import DeferredRuntime, Task
 from blendhub.vllm.model.layer_groups import attach
 from blendhub.vllm.worker.connector_worker import ConnectorWorker
 from blendhub.vllm.worker.recompute import BlendContext
+from tests.stand_in import Anything
 from tests.vllm.one_group import one_group, pages_in
 from tests.vllm.played_engine import BLOCK, HOST, LAYOUT, NAMESPACE, SETTINGS, PlayedEngine, played_engine
 from tests.vllm.two_ranks import ALONE
@@ -81,12 +82,12 @@ class NotingDevice(CpuDevice):
         super().__init__(CpuOptions())
         self.noted: list[tuple[int, int]] = []
 
-    def load(self, segments: Sequence[Segment], blocks: np.ndarray, skip_prefix_n_tokens: int, group: int) -> Transfer:
+    def load(self, segments: Sequence[Segment], blocks: Any, skip_prefix_n_tokens: int = 0, group: int = 0) -> Transfer:
         self.noted.append((segments[0].span.start, skip_prefix_n_tokens))
         return super().load(segments, blocks, skip_prefix_n_tokens)
 
 
-class Model:
+class Model(Anything):
     """One layer of vLLM's model as the worker sees it."""
 
     layer_names = ("layer",)

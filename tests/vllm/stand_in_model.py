@@ -1,7 +1,7 @@
 """A model that does with its pages what ``EngineModel`` promises, computed by plain torch on all ranks together."""
 
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from vllm.config import VllmConfig, set_current_vllm_config
@@ -9,6 +9,7 @@ from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbedding
 
 from blendhub.contracts import Rotation
 from blendhub.vllm.model.rotary import rotated, rotations_of
+from tests.stand_in import Anything
 
 HEADS, WIDTH, BLOCK, BLOCKS, LONGEST = 2, 16, 16, 4, 4096
 
@@ -18,7 +19,7 @@ def rotary(n_positions: int = LONGEST, base: float = 10000.0, width: int = WIDTH
         return RotaryEmbedding(width, width, n_positions, base, True, torch.float32)
 
 
-class Layer:
+class Layer(Anything):
     num_kv_heads, head_size, impl = HEADS, WIDTH, None
 
     def __init__(self) -> None:
@@ -28,14 +29,16 @@ class Layer:
         return SimpleNamespace(get_name=lambda: "ANY")
 
 
-class StandInModel:
+class StandInModel(Anything):
     """Keys depend on token and position, values on the token. ``together`` is called in every forward."""
 
     block_size, block_sizes, has_one_table = BLOCK, (BLOCK,), True
     max_tokens, max_spans = 4096, 64
     device = torch.device("cpu")
     frees_blocks_early = samples_last = False
+    can_have_scratch = True
     n_drafts = 0
+    recurrent: ClassVar[dict[str, int]] = {}
     adapters = None
     dtype = torch.float32
 
@@ -74,7 +77,7 @@ class StandInModel:
     def unscaled(self, name, keys, values):
         return keys, values
 
-    def slots(self, chosen):
+    def slots(self, chosen, layer=0):
         return torch.from_numpy(chosen.slots(BLOCK))
 
     def write(self, index, keys, values, slots):

@@ -135,16 +135,6 @@ def computed(engine, name, prompt, *, lora=LORA, local=0, cut=None, weights="x",
     return engine.side
 
 
-def test_the_first_request_of_an_adapter_is_computed_and_then_stored(engine):
-    prompt = text(0, 96)
-    side = computed(engine, "a", prompt)
-    assert side.reports.counters["refused_adapter"] == 1 and stored(engine, prompt, "x") == 96
-    assert engine.found(prompt, exact=True) == set(), "it is nobody else's"
-    again = engine.request("b", prompt, lora=LORA)
-    side.arrived(again)
-    assert engine.load(again) == 95
-
-
 def test_a_request_of_one_step_is_stored_too(engine):
     request = engine.request("a", text(0, 96), lora=LORA)
     engine.side.arrived(request)

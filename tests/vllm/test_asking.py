@@ -6,9 +6,11 @@ import pytest
 pytest.importorskip("vllm", reason="the adapter's tests need vLLM; `make setup` installs it")
 
 from blendhub import Span
+from blendhub.core.layout import Variant
 from blendhub.core.spans import Match
 from blendhub.vllm.decision import Decision
 from blendhub.vllm.messages import LoadJob
+from blendhub.vllm.model.attention_probe import counted_layers
 from blendhub.vllm.worker.asking import asking_of
 
 MATCHES = (Match(Span(0, 30), 1, 0, True), Match(Span(30, 60), 2, 300, False), Match(Span(70, 90), 2, 500, False))
@@ -16,8 +18,15 @@ MATCHES = (Match(Span(0, 30), 1, 0, True), Match(Span(30, 60), 2, 300, False), M
 
 def asking(n_tokens, most, matches=MATCHES, start=5):
     decision = Decision(start, matches[-1].span.end, matches, 0.15)
-    found = asking_of(LoadJob("r", "space", np.zeros(n_tokens, np.uint32), (np.arange(8),), decision), most)
+    found = asking_of(LoadJob("r", Variant(), np.zeros(n_tokens, np.uint32), (np.arange(8),), decision), most)
     return list(found.part.spans), list(found.stored)
+
+
+def test_layers_of_full_attention_are_asked_where_there_are_some():
+    window, full = False, True
+    assert counted_layers([0.5, 0.75], [full] * 8) == {4, 6}
+    assert counted_layers([0.5, 0.75], [window, window, full] * 2) == {2, 5}
+    assert counted_layers([0.5, 0.75], [window] * 8) == {4, 6}
 
 
 def test_the_question_s_last_tokens_ask_all_that_is_stored_and_no_hole():

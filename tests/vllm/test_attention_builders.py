@@ -9,6 +9,7 @@ pytest.importorskip("vllm", reason="the adapter's tests need vLLM; `make setup` 
 import torch
 
 from blendhub.vllm.model.attention_builders import OwnGroup
+from tests.stand_in import StandIn
 
 
 class Device:
@@ -98,6 +99,6 @@ def test_builders_that_keep_host_memory_take_turns_and_never_wait_for_the_last_f
 
 def test_where_the_host_computes_there_is_one_builder():
     device = Device()
-    group = OwnGroup(lambda: SimpleNamespace(get_metadata_builder=lambda: Builder(device, "itself")), None)
+    group = OwnGroup(lambda: StandIn(get_metadata_builder=lambda: Builder(device, "itself")), None)
     group.build(lambda own: None)
     assert group.first and device.waits == []

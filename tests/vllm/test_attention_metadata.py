@@ -1,6 +1,7 @@
 """How much device memory the block tables of one of BlendHub's forwards may take."""
 
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -46,13 +47,13 @@ def metadata(max_model_len, max_num_seqs, builder=Builder):
     backend = type("Backend", (CPUAttentionBackend,), {"get_builder_cls": staticmethod(lambda: builder)})
     of_vllm = AttentionGroup(backend, ["layer"], spec, 0)
     of_vllm.metadata_builders = [builder(spec, ["layer"], None, torch.device("cpu"))]
-    runner = SimpleNamespace(
+    runner: Any = SimpleNamespace(
         block_groups=[SimpleNamespace(kv_cache_spec=spec)],
         attention_groups=[[of_vllm]],
         kernel_block_sizes=[BLOCK_SIZE],
         device=torch.device("cpu"),
     )
-    config = SimpleNamespace(
+    config: Any = SimpleNamespace(
         compilation_config=SimpleNamespace(),
         model_config=SimpleNamespace(max_model_len=max_model_len),
         scheduler_config=SimpleNamespace(max_num_seqs=max_num_seqs),
@@ -65,12 +66,12 @@ def largest_table(metadata, length, n_spans):
     starts = np.linspace(0, length - 4, n_spans, dtype=np.int64)
     spans = [Span(int(start), int(start) + 4) for start in starts]
     tokens, blocks = np.zeros(length, np.uint32), np.zeros(-(-length // BLOCK_SIZE), np.int64)
-    return built(metadata, Part(tokens, blocks, spans))
+    return built(metadata, Part(tokens, [blocks], spans))
 
 
 def built(metadata, *parts):
     nothing = torch.zeros(0, dtype=torch.int64)
-    return metadata.build(Chosen(parts), nothing, nothing)["layer"]
+    return metadata.build(Chosen(parts), nothing, [nothing])["layer"]
 
 
 @pytest.mark.parametrize("length", [2**11, 2**17, 2**20])
@@ -90,21 +91,21 @@ def test_an_engine_of_few_requests_computes_many_spans_at_once():
     """One request at a time has hundreds of them; builders get buffers for as many."""
     made = metadata(2**11, max_num_seqs=4)
     assert made.max_spans == SPANS > 4
-    assert made._groups[0].first.get_metadata_builder().config.scheduler_config.max_num_seqs == SPANS
+    assert made._groups[0][1].first.get_metadata_builder().config.scheduler_config.max_num_seqs == SPANS
 
 
 def test_mla_gathers_no_more_contexts_than_the_engine_has_memory_for():
     made = metadata(2**11, max_num_seqs=64, builder=WithWorkspace)
     assert made.max_spans == 10
-    ours = made._groups[0].first.get_metadata_builder()
+    ours = made._groups[0][1].first.get_metadata_builder()
     assert len(ours.chunked_prefill_workspace) == ours.chunked_prefill_workspace_size == 10 * BLOCK_SIZE
 
 
 def test_each_span_has_the_row_of_its_own_prompt():
     made = metadata(2**11, max_num_seqs=64)
     nothing = np.zeros(0, np.uint32)
-    first = Part(nothing, np.array([5, 3, 9]), [Span(0, 40), Span(70, 71)])
-    second = Part(nothing, np.array([7]), [Span(2, 10)])
+    first = Part(nothing, [np.array([5, 3, 9])], [Span(0, 40), Span(70, 71)])
+    second = Part(nothing, [np.array([7])], [Span(2, 10)])
     # The shortest spans come first.
     assert built(made, first, second)[:, :3].tolist() == [[5, 3, 9], [7, 0, 0], [5, 3, 9]]
 

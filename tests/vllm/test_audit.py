@@ -1,7 +1,6 @@
 """What a worker computes for an audit, on a model of plain torch, and how it compares predictions."""
 
 import math
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,7 +13,7 @@ import torch
 
 from blendhub import PluginHost, Span
 from blendhub.core.errors import Unsupported
-from blendhub.core.layout import KVLayout
+from blendhub.core.layout import KVLayout, Variant
 from blendhub.core.spans import Match
 from blendhub.outcome.report import AuditOutcome
 from blendhub.vllm.decision import Decision
@@ -24,6 +23,7 @@ from blendhub.vllm.model_support import ModelSupport
 from blendhub.vllm.worker.audit import MOST_KL, check_predictions, compare, inexact
 from blendhub.vllm.worker.recompute import Blend, BlendContext
 from blendhub.vllm.worker.worker_start import with_audits
+from tests.stand_in import Anything, StandIn
 from tests.vllm.blending import to_the_end
 from tests.vllm.two_ranks import ALONE
 
@@ -32,10 +32,10 @@ HOST = PluginHost.discover()
 BLOCK = 16
 
 
-class SummingModel:
+class SummingModel(Anything):
     """A token's KV is the sum of all tokens up to it: it depends on the whole context, and shows what is stale."""
 
-    block_size, max_tokens, max_spans = BLOCK, 4096, 64
+    block_sizes, max_tokens, max_spans = (BLOCK,), 4096, 64
 
     def __init__(self, n: int, says: bool = True) -> None:
         self.kv = np.zeros(-(-n // BLOCK) * BLOCK)
@@ -55,9 +55,9 @@ class SummingModel:
 
 def blended(model, decision, n, budget=1000, **audit) -> tuple[Blend, list[int]]:
     """The load of a request that was blended and audited, and the cost of each of its steps."""
-    context = BlendContext(model, [], (), SimpleNamespace(block_tokens=1), HOST.create("selector", "first_k"), ALONE)
+    context = BlendContext(model, [], (), StandIn(block_tokens=1), HOST.create("selector", "first_k"), ALONE)
     tokens = np.arange(1, n + 1, dtype=np.uint32)
-    blend = Blend(context, LoadJob("r", "space", tokens, (np.arange(-(-n // BLOCK)),), decision, **audit))
+    blend = Blend(context, LoadJob("r", Variant(), tokens, (np.arange(-(-n // BLOCK)),), decision, **audit))
     return blend, to_the_end(context, [blend], budget)
 
 
@@ -192,4 +192,4 @@ def test_a_model_without_predictions_is_not_audited_and_the_log_says_why():
     assert not without.audits and without.blends
     assert "requests are not audited" in without.reasons[1] and "compute_logits" in without.reasons[1]
     with pytest.raises(Unsupported, match="tuple"):
-        check_predictions(SimpleNamespace(block_size=16, forward=lambda chosen: (1, 2)))
+        check_predictions(StandIn(block_sizes=(16,), forward=lambda chosen: (1, 2)))

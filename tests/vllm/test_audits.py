@@ -2,6 +2,7 @@
 
 import logging
 from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
@@ -10,12 +11,12 @@ from hypothesis import strategies as st
 
 pytest.importorskip("vllm", reason="the adapter's tests need vLLM; `make setup` installs it")
 
+from blendhub.client.hub_client import HubClient
 from blendhub.client.wire import MOST_AUDITS
 from blendhub.outcome.report import AuditOutcome
-from blendhub.vllm.scheduler import audits as module
 from blendhub.vllm.scheduler.audits import LONGEST_PAUSE_S, MOST_RECORDS, WATCHED, AgreementWatch, Audits, chance_of
 from blendhub.vllm.settings import Settings
-from blendhub.vllm.stats import AuditRecord
+from blendhub.vllm.watching.stats import AuditRecord
 from tests.vllm.played_engine import NAMESPACE, SETTINGS, played_engine, text
 
 AGREES, DIFFERS = AuditOutcome(True, 0.25, 1, 1), AuditOutcome(False, 3.0, 4, 2)
@@ -28,7 +29,7 @@ class Clock:
         return self.now
 
 
-def state(name: str, asks: bool = False) -> SimpleNamespace:
+def state(name: str, asks: bool = False) -> Any:
     terms, decision = SimpleNamespace(audit=asks, ratio=None), SimpleNamespace(ratio=0.15, generation=1)
     return SimpleNamespace(
         id=name, audit=None, has_begun_to_answer=False, is_sample=False, terms=terms, decision=decision
@@ -95,7 +96,7 @@ def test_the_hub_learns_of_outcomes_with_one_message_at_a_time_none_of_them_too_
     some.report()
     assert not futures
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module.HubClient, "report_audits", lambda client, **counts: sent.append(counts))
+        patch.setattr(HubClient, "report_audits", lambda client, **counts: sent.append(counts))
         some.ended(sample, AGREES)
         some.report()
         for _ in range(MOST_AUDITS + 7):
@@ -130,7 +131,7 @@ def test_nothing_is_warned_of_while_as_many_agree_as_expected(outcomes, expected
         assert warning is None or sum(outcomes[:number]) < expected * number
 
 
-HELD = {"hold_agreement": 0.9, "audit_share": 1.0, "max_ratio": 0.3}
+HELD: dict[str, Any] = {"hold_agreement": 0.9, "audit_share": 1.0, "max_ratio": 0.3}
 
 
 def audited(some: Audits, name: str, outcome: AuditOutcome, ratio: float | None = None) -> float | None:
@@ -194,10 +195,10 @@ def test_an_audited_request_waits_for_all_of_its_prompt_and_its_outcome_reaches_
         (job,) = engine.loads
         assert job.decision.audit and job.end == len(prompt) > job.decision.end == 128
         assert len(job.blocks[0]) * 16 >= len(prompt)
-        _, response = engine.side.ended(request, job.blocks)
+        _, response = engine.side.ended(request, tuple(blocks.tolist() for blocks in job.blocks))
         assert response["blendhub"]["audit"] == {"agrees": False, "kl": 3.0, "tokens": 4, "agreed_tokens": 2}
         assert response["blendhub"]["hole_tokens"] == 0, "the rest of the prompt is no hole"
-        assert engine.side.loads.audits.take_records() == [AuditRecord(NAMESPACE.digest, 0.15, False, 3.0, 1)]
+        assert engine.side.loads.audits.take_records() == [AuditRecord(NAMESPACE.digest, 0.15, False, 3.0, 1, 0.9)]
         engine.step()
         assert engine.client.stats().namespaces[NAMESPACE.digest]["audit_disagreements"] == 1
 
@@ -257,23 +258,6 @@ def test_exact_reuse_is_not_audited_nor_is_a_model_without_predictions():
             engine.side.arrived(request)
             engine.load(request)
             assert engine.loads and not engine.loads[0].decision.audit
-
-
-def test_above_the_highest_ratio_only_exact_text_is_reused_but_audits_go_on():
-    held = msgspec.structs.replace(SETTINGS, audit_share=0.5, hold_agreement=0.9)
-    with played_engine(settings=held, audits=True) as engine:
-        engine.serve("stored", text(0, 96))
-        loaded = {}
-        for number in range(60):
-            name = f"r{number}"
-            request = engine.request(name, text(1, 32) + text(0, 96) + text(2, 32))
-            engine.side.arrived(request)
-            was_exact = engine.side.loads.audits.ratio is None
-            loaded.setdefault((was_exact, chance_of(name) < 0.5), []).append(engine.load(request, outcome=DIFFERS))
-            engine.end(request, 0)
-        blended, all_of_it = {128}, {160}
-        assert set(loaded[False, False]) == blended and set(loaded[False, True]) == all_of_it
-        assert set(loaded[True, False]) == {0} and set(loaded[True, True]) == all_of_it
 
 
 def test_a_warning_stands_in_vllm_s_log(caplog):

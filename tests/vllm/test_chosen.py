@@ -24,7 +24,7 @@ def test_each_token_is_the_one_of_its_prompt_at_its_place(given_parts, random):
     numbers = list(range(1000))
     random.shuffle(numbers)
     made = [
-        Part(np.array(numbers[i::7][:LENGTH], np.uint32), np.array(numbers[i::7][: LENGTH // BLOCK]), spans)
+        Part(np.array(numbers[i::7][:LENGTH], np.uint32), [np.array(numbers[i::7][: LENGTH // BLOCK])], spans)
         for i, spans in enumerate(given_parts)
     ]
     chosen = Chosen(made)
@@ -35,7 +35,7 @@ def test_each_token_is_the_one_of_its_prompt_at_its_place(given_parts, random):
     assert chosen.ids.tolist() == [made[number].tokens[position] for number, position in tokens]
     assert chosen.ids.dtype == np.int32
     assert chosen.slots(BLOCK).tolist() == [
-        made[number].blocks[position // BLOCK] * BLOCK + position % BLOCK for number, position in tokens
+        made[number].tables[0][position // BLOCK] * BLOCK + position % BLOCK for number, position in tokens
     ]
     for number in range(len(made)):
         places = chosen.places(number)

@@ -1,5 +1,7 @@
 """What BlendHub's connector declares to vLLM, and what it hears of its workers beside another connector."""
 
+from typing import Any
+
 import pytest
 
 pytest.importorskip("vllm", reason="the adapter's tests need vLLM; `make setup` installs it")
@@ -19,7 +21,7 @@ def registered():
 
 def test_the_hybrid_allocator_is_supported_alone_and_beside_another_connector():
     inner = {"kv_connector": "BlendHubConnector", "kv_role": "kv_both"}
-    several = {"kv_connector_extra_config": {"connectors": [inner]}}
+    several: dict[str, Any] = {"kv_connector_extra_config": {"connectors": [inner]}}
     outer = KVTransferConfig(kv_connector="MultiConnector", kv_role="kv_both", **several)
     assert KVConnectorFactory.supports_hma_config(CONFIG)
     assert KVConnectorFactory.supports_hma_config(outer)

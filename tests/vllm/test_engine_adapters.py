@@ -2,6 +2,7 @@
 
 import os
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,7 @@ from tests.vllm.test_engine_sharing import reused
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
-LORA = {"enable_lora": True, "max_lora_rank": 8}
+LORA: dict[str, Any] = {"enable_lora": True, "max_lora_rank": 8}
 
 
 @pytest.fixture(scope="module")

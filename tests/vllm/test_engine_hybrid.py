@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from harness.engines import Engine, disagreement
-from harness.engines.shapes import GEMMA3, GPT_OSS
-from tests.vllm.conftest import SETTINGS, TOLERANCE
+from harness.engines.shapes import GEMMA3, GPT_OSS, LLAMA4
+from tests.vllm.conftest import PROBING, SETTINGS, TOLERANCE
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -42,7 +42,7 @@ def test_exact_prefixes_longer_than_the_windows_equal_plain_vllm(start, texts):
         turn = [*prompts[1], *expected[1].tokens, *texts.new(9)]
         expected_turn = plain.one(turn, tokens=9)
     with start(max_num_batched_tokens=160) as engine:
-        assert "exact prefixes are reused" in engine.log and "--disable-hybrid-kv-cache-manager" in engine.log
+        assert "text is reused anywhere" in engine.log and "free blocks hold what has left a window" in engine.log
         assert "the same as without BlendHub" in engine.log and capacity(engine) == capacity_of_plain
         engine.one(document)
         engine.forget()
@@ -56,6 +56,19 @@ def test_exact_prefixes_longer_than_the_windows_equal_plain_vllm(start, texts):
         assert answered.report["exact_tokens"] >= len(prompts[1]) + 99
         assert disagreement([answered], [expected_turn]) < TOLERANCE
         assert not any(name.startswith(("saves_failed", "loads_failed")) for name in engine.call("counts"))
+
+
+def test_chunks_of_local_attention_reuse_exact_prefixes_and_the_log_says_what_costs_what(tmp_path, texts):
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA4))
+    document = texts.new(300)
+    with Engine(tmp_path, SETTINGS, load_format="dummy") as engine:
+        assert "exact prefixes are reused" in engine.log
+        assert "with --disable-hybrid-kv-cache-manager text is reused anywhere, and about" in engine.log
+        engine.one(document)
+        engine.forget()
+        assert engine.one([*document, *texts.new(9)]).report["exact_tokens"] == 300
+        engine.forget()
+        assert engine.one([*texts.new(9), *document]).report["moved_tokens"] == 0
 
 
 def test_requests_that_lose_their_blocks_are_loaded_again(start, texts):
@@ -85,3 +98,104 @@ def test_a_load_that_fails_is_computed_by_vllm(start, texts):
         found = engine.ask(*prompts, tokens=9)
         assert engine.call("counts")["loads_failed"] == 2
         assert disagreement(found, expected) < TOLERANCE
+        moved = [*texts.new(9), *document, *texts.new(9)]
+        expected = engine.one(moved, tokens=9, mode="off", store=False)
+        engine.forget()
+        assert disagreement([engine.one(moved, tokens=9)], [expected]) < TOLERANCE
+        engine.forget()  # which fails while blocks are borrowed
+
+
+def served(texts):
+    """Documents longer than the windows, and prompts that have them in another order, with other text between."""
+    documents = [texts.new(n) for n in (300, 260, 170)]
+    first, second, third = documents
+    prompts = [
+        [*third, *texts.new(9), *first, *texts.new(70), *second, *texts.new(30)],
+        [*texts.new(5), *second, *third, *texts.new(200)],
+        [*first[:200], *third, *second[40:]],
+    ]
+    return documents, prompts
+
+
+@pytest.mark.parametrize("steps", [{}, {"max_num_batched_tokens": 160}], ids=["large steps", "small steps"])
+def test_everything_recomputed_equals_full_prefill(start, texts, steps):
+    """One prompt after the other, all in the same steps, and behind a prefix that vLLM has cached itself."""
+    documents, prompts = served(texts)
+    with start(**steps) as engine:
+        engine.ask(*documents)
+        engine.forget()
+        expected = []
+        for prompt in prompts:
+            expected.append(engine.one(prompt, tokens=150, mode="off", store=False))
+            engine.forget()
+            found = engine.one(prompt, tokens=150, recompute_ratio=1.0, store=False)
+            assert found.report["moved_tokens"] == found.report["recomputed_tokens"] >= 300
+            assert disagreement([found], expected[-1:]) < TOLERANCE
+            engine.forget()
+        together = engine.ask(*prompts, tokens=150, recompute_ratio=1.0, store=False)
+        assert all(answer.report["moved_tokens"] >= 300 for answer in together)
+        assert disagreement(together, expected) < TOLERANCE
+        engine.forget()
+        for prompt, full in zip(prompts, expected, strict=True):
+            engine.one([*prompt[:170], 1], mode="off", store=False)
+            behind = engine.one(prompt, tokens=150, recompute_ratio=1.0, store=False)
+            assert behind.report["engine_tokens"] == 160 and behind.report["moved_tokens"] >= 200
+            assert disagreement([behind], [full]) < TOLERANCE
+            engine.forget()
+        audited = engine.one(prompts[0], tokens=150, audit=True, store=False)
+        assert audited.report["audit"] and disagreement([audited], expected[:1]) < TOLERANCE
+        engine.forget()
+
+
+@pytest.mark.parametrize("selector", [{}, PROBING], ids=["attended", "probing"])
+def test_a_blend_is_that_of_an_engine_without_the_allocator(start, texts, selector):
+    """The selection, the answers, and what is found of the blended KV when the prompt comes again."""
+    documents, prompts = served(texts)
+    answers = []
+    for options in ({}, {"disable_hybrid_kv_cache_manager": True}):
+        with start(SETTINGS | selector, **options) as engine:
+            engine.ask(*documents)
+            engine.forget()
+            answers.append(engine.ask(*prompts, tokens=40))
+            engine.forget()
+            answers[-1] += engine.ask(*prompts, tokens=40)
+            assert not any(name.startswith(("saves_failed", "reservations_failed")) for name in engine.call("counts"))
+    windows, whole = answers
+    for one, other in zip(windows, whole, strict=True):
+        assert one.report == other.report, (one.report, other.report)
+    assert all(answer.report["moved_tokens"] >= 300 for answer in windows[:3])
+    assert all(answer.report["settled_tokens"] >= 300 for answer in windows[3:])
+    assert disagreement(windows, whole) < TOLERANCE
+
+
+def test_borrowed_blocks_come_back_when_requests_are_aborted_or_preempted(start, texts):
+    """vLLM has few blocks, of which all prompts together need more."""
+    documents, prompts = served(texts)
+    with start() as engine:
+        expected = engine.ask(*prompts, tokens=60, mode="off", store=False)
+    with start(num_gpu_blocks_override=150, max_model_len=900) as engine:
+        for document in documents:
+            engine.one(document)
+        engine.forget()
+        for seconds in (0.001, 0.01, 0.03, 0.1):
+            engine.ask(*prompts, tokens=60, abort_after=seconds, recompute_ratio=0.9, store=False)
+            engine.forget()
+        found = engine.ask(*prompts, tokens=60, recompute_ratio=1.0, store=False)
+        assert disagreement(found, expected) < TOLERANCE
+        assert sum(answer.report["moved_tokens"] for answer in found) > 0
+        engine.forget()
+        assert engine.call("counts").get("loads_failed", 0) == 0
+
+
+def test_a_prompt_for_which_too_few_blocks_are_free_reuses_its_exact_prefix(start, texts):
+    documents, prompts = served(texts)
+    with start(num_gpu_blocks_override=75, max_model_len=860) as engine:
+        for document in documents:
+            engine.one(document)
+        engine.forget()
+        expected = engine.one(prompts[0], tokens=30, mode="off", store=False)
+        engine.forget()
+        found = engine.one(prompts[0], tokens=30, explain=True)
+        assert found.report["moved_tokens"] == 0 and found.report["exact_tokens"] == 170
+        assert "too few free blocks" in found.report["reason"]
+        assert disagreement([found], [expected]) < TOLERANCE

@@ -1,5 +1,7 @@
 """BlendHub beside another connector of vLLM, in its ``MultiConnector``."""
 
+from typing import Any
+
 import pytest
 
 from harness.engines import Engine, disagreement
@@ -20,7 +22,7 @@ OFFLOADING = {
 SIMPLE = {"kv_connector": "SimpleCPUOffloadConnector", "kv_connector_extra_config": {"cpu_bytes_to_use": 2**28}}
 
 
-def beside(*connectors, **changes):
+def beside(*connectors, **changes) -> dict[str, Any]:
     config = {
         "kv_connector": "MultiConnector",
         "kv_role": "kv_both",
@@ -143,7 +145,7 @@ def test_one_engine_blends_and_another_answers_and_takes_nothing_of_it_for_exact
             assert "another connector loads it" in answer.report["reason"]
             assert answer.tokens[0] == given[name].tokens[0]
         # Neither vLLM's cache nor the hub takes what was blended for exact.
-        asked = {"mode": "exact", "store": False}
+        asked: dict[str, Any] = {"mode": "exact", "store": False}
         again = decode.one([*blended, 7], tokens=4, **asked)
         assert again.cached <= exact
         assert disagreement([again], [plain.one([*blended, 7], tokens=4)]) < TOLERANCE

@@ -1,6 +1,7 @@
 """Chosen tokens that attend by the device: what is computed is what the engine's own attention would compute."""
 
 import json
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,7 @@ from tests.vllm.test_engine_model_check import NO_AMX
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
-BY_TORCH = {"arrange": ["tests.vllm.own_attention:arrange"]}
+BY_TORCH: dict[str, Any] = {"arrange": ["tests.vllm.own_attention:arrange"]}
 KINDS = {
     "eager": {},
     "compiled": {"enforce_eager": False},
@@ -59,7 +60,7 @@ def test_models_with_other_attention(config, tmp_path, texts):
 
 def test_the_kernel_serves_an_engine(tmp_path, texts):
     model = make_tiny_model(tmp_path / "two_layers", num_hidden_layers=2)
-    few = {"num_gpu_blocks_override": 24, "max_model_len": 256, "max_num_batched_tokens": 256}
+    few: dict[str, Any] = {"num_gpu_blocks_override": 24, "max_model_len": 256, "max_num_batched_tokens": 256}
     arrange = ["tests.vllm.own_attention:arrange", "kernel", "TRITON_ATTN", "1", ""]
     settings = SETTINGS | PROBING | {"chunk_tokens": 32}
     with Engine(model, settings, arrange=arrange, **ON_THE_SECOND_RUNNER, **few) as engine:

@@ -1,18 +1,21 @@
 """Tensor parallel: two ranks, each with half of the heads, that must do the same at the same time."""
 
 import itertools
+import json
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from harness.engines import Engine, disagreement
+from harness.engines.shapes import GPT_OSS
 from tests.vllm.conftest import ATTENDED, PROBING, SETTINGS, TOLERANCE
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
-RANKS = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
+RANKS: dict[str, Any] = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
 LEASE_S = 0.5
 FORKED = RANKS | {"arrange": ["tests.vllm.forked_ranks:arrange"]}
 
@@ -51,6 +54,26 @@ def test_two_ranks_blend_as_one(batches, ranks, selector, model, plain, environm
             engine.forget()
             if ratio == 1.0:
                 assert disagreement(answers, expected) < TOLERANCE
+
+
+def test_two_ranks_blend_a_model_with_windows(environment, texts, tmp_path):
+    """With vLLM's hybrid allocator: each rank has its heads of what the borrowed blocks hold."""
+    (tmp_path / "config.json").write_text(json.dumps(GPT_OSS))
+    documents = [texts.new(n) for n in (300, 260)]
+    prompt = [*documents[1], *texts.new(40), *documents[0], *texts.new(30)]
+    arrange = [*FORKED["arrange"], "harness.engines.wide_weights:widen"]
+    options = {"load_format": "dummy", "variables": environment, "async_scheduling": False}
+    with Engine(tmp_path, SETTINGS | ATTENDED, **RANKS | options, arrange=arrange) as engine:
+        engine.ask(*documents)
+        engine.forget()
+        expected = engine.one(prompt, tokens=90, mode="off", store=False)
+        engine.forget()
+        blended = engine.one(prompt, tokens=90, recompute_ratio=1.0, store=False)
+        assert blended.report["moved_tokens"] == blended.report["recomputed_tokens"] == 300
+        assert disagreement([blended], [expected]) < TOLERANCE
+        engine.forget()
+        assert engine.one(prompt, recompute_ratio=0.3, store=False).report["recomputed_tokens"] == 90
+        engine.forget()
 
 
 @pytest.mark.parametrize("fails", [False, True], ids=["well", "not on all ranks"])

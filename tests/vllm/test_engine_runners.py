@@ -1,6 +1,7 @@
 """vLLM's two model runners, and the attention backends of GPUs, as far as they can be had without a GPU."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 ROUNDING = 1e-5
 """float32 computed in another order."""
 
-FEW = {"num_gpu_blocks_override": 24, "max_model_len": 256, "max_num_batched_tokens": 256}
+FEW: dict[str, Any] = {"num_gpu_blocks_override": 24, "max_model_len": 256, "max_num_batched_tokens": 256}
 FIRST_TOKENS = {"selector": {"name": "first_k", "options": {"k": 1}}}
 
 

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+from typing import Any
 
 import pytest
 
@@ -36,7 +37,7 @@ HEAD = {
 def head_of(folder, method, **others):
     """A draft head with random weights, whose proposals are hardly ever accepted."""
     names = {"eagle": "LlamaForCausalLM", "eagle3": "LlamaForCausalLMEagle3"}
-    facts = {"architectures": [names[method]]}
+    facts: dict[str, Any] = {"architectures": [names[method]]}
     if method == "eagle3":  # vLLM's default layers are for models of more layers
         facts |= {"draft_vocab_size": 1000, "eagle_aux_hidden_state_layer_ids": [1, 2, 3]}
     (folder / "config.json").write_text(json.dumps(HEAD | facts | others))
@@ -55,7 +56,7 @@ def model_with_a_head(folder):
     import torch
     from safetensors.torch import load_file, save_file
 
-    facts = {"architectures": ["MiMoForCausalLM"], "model_type": "qwen2", "num_nextn_predict_layers": 1}
+    facts: dict[str, Any] = {"architectures": ["MiMoForCausalLM"], "model_type": "qwen2", "num_nextn_predict_layers": 1}
     make_tiny_model(folder, **facts, num_hidden_layers=1)
     found, weights = load_file(folder / "model.safetensors"), {}
     width = found["model.norm.weight"].numel()

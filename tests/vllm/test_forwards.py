@@ -1,7 +1,6 @@
 """Forwards that serve several requests: what they compute, within which limits, and whom an error concerns."""
 
 from itertools import chain
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,7 +10,7 @@ pytest.importorskip("vllm", reason="the adapter's tests need vLLM; `make setup` 
 import torch
 
 from blendhub import PluginHost, Span
-from blendhub.core.layout import KVLayout
+from blendhub.core.layout import KVLayout, Variant
 from blendhub.core.spans import Match
 from blendhub.vllm.decision import Decision
 from blendhub.vllm.messages import LoadJob
@@ -19,6 +18,7 @@ from blendhub.vllm.spans import total
 from blendhub.vllm.worker import forwards
 from blendhub.vllm.worker.forwards import Forwards
 from blendhub.vllm.worker.recompute import Blend, BlendContext, HostCopy
+from tests.stand_in import StandIn
 from tests.vllm.blending import to_the_end
 from tests.vllm.one_group import one_group, pages_in
 from tests.vllm.stand_in_model import BLOCK, HEADS, WIDTH, StandInModel
@@ -58,7 +58,7 @@ def context_of(selector="first_k", ranks=ALONE, model=None):
     model = model or Model()
     layers = pages_in(model, LAYOUT, BLOCK)
     chooser = HOST.create("selector", selector, {}) if isinstance(selector, str) else selector
-    return BlendContext(model, layers, one_group(LAYOUT, BLOCK), SimpleNamespace(block_tokens=1), chooser, ranks)
+    return BlendContext(model, layers, one_group(LAYOUT, BLOCK), StandIn(block_tokens=1), chooser, ranks)
 
 
 def blends_of(context, numbers=range(REQUESTS), ratio=1.0):
@@ -68,7 +68,7 @@ def blends_of(context, numbers=range(REQUESTS), ratio=1.0):
         end = LENGTHS[number]
         matches = (Match(Span(0, 20), number, 100, False), Match(Span(24, end), 9, 300, False))
         decision = Decision(0, end, matches, ratio)
-        blends.append(Blend(context, LoadJob(f"r{number}", "space", TOKENS[number], (BLOCKS[number],), decision)))
+        blends.append(Blend(context, LoadJob(f"r{number}", Variant(), TOKENS[number], (BLOCKS[number],), decision)))
     return blends
 
 

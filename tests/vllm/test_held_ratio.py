@@ -47,6 +47,7 @@ near_the_target = st.lists(st.floats(0, 3 * ALLOWED), min_size=len(RATIOS), max_
 
 
 @given(workloads | near_the_target, st.integers(0, 999))
+@pytest.mark.slow
 def test_with_a_stationary_workload_the_ratio_settles_and_agreement_is_held(shares, seed):
     workload = Workload(shares, seed).run(AUDITS)
     late = [at for at in workload.changes if at > AUDITS // 2]

@@ -4,8 +4,6 @@ Loads themselves are tested with the devices (by their conformance suite), and w
 ``tests/vllm/ascend``.
 """
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 
@@ -13,11 +11,13 @@ pytest.importorskip("vllm", reason="the adapter's tests need vLLM; `make setup` 
 
 from vllm.v1.core.sched.output import SchedulerOutput
 
+from blendhub.core.layout import Variant
 from blendhub.core.spans import Match, Span
 from blendhub.vllm.decision import Decision
 from blendhub.vllm.messages import LoadJob
 from blendhub.vllm.spans import total
 from blendhub.vllm.worker.recompute import Blend, BlendContext
+from tests.stand_in import StandIn
 from tests.vllm.blending import to_the_end
 from tests.vllm.played_engine import BLOCK, HOST, played_engine, text
 from tests.vllm.two_ranks import ALONE
@@ -111,10 +111,10 @@ def test_separators_are_computed_beside_the_recomputed_share_and_not_as_a_part_o
     matches = tuple(Match(Span(start, start + 40), 1, 1000 + start, False) for start in starts)
     decision = Decision(0, starts[-1] + 40, matches, 0.25)
     computed = []
-    model = SimpleNamespace(max_tokens=4096, max_spans=64, forward=lambda chosen: computed.extend(chosen.spans))
-    selector, device = HOST.create("selector", "first_k", {"k": 0}), SimpleNamespace(block_tokens=1)
+    model = StandIn(max_tokens=4096, max_spans=64, forward=lambda chosen: computed.extend(chosen.spans))
+    selector, device = HOST.create("selector", "first_k", {"k": 0}), StandIn(block_tokens=1)
     context = BlendContext(model, [], (), device, selector, ALONE)
-    blend = Blend(context, LoadJob("r", "space", np.zeros(decision.end, np.uint32), (np.arange(40),), decision))
+    blend = Blend(context, LoadJob("r", Variant(), np.zeros(decision.end, np.uint32), (np.arange(40),), decision))
     to_the_end(context, [blend])
     assert total(blend.result.recomputed) == 0.25 * 5 * 40
     assert blend.result.holes == 5 * separator

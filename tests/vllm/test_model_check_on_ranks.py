@@ -1,12 +1,11 @@
 """The start-up checks on two ranks that compute each forward together: one of them fails a check, and both go on."""
 
-from types import SimpleNamespace
-
 import pytest
 
 pytest.importorskip("vllm", reason="the adapter's tests need vLLM; `make setup` installs it")
 
 from blendhub.vllm.model.model_check import check_model, groups_and_rotations
+from tests.stand_in import StandIn
 from tests.vllm.stand_in_model import StandInModel
 from tests.vllm.two_ranks import ENDED, forward_together, on_two_ranks
 
@@ -50,7 +49,7 @@ class OtherRotary(StandInModel):
         super().__init__(together, base=500.0)
 
 
-PROBING = SimpleNamespace(probe_layer=1, attended_layers=())
+PROBING = StandIn(probe_layer=1, attended_layers=())
 """A selector."""
 
 

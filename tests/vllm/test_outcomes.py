@@ -1,7 +1,6 @@
 """What the scheduler side tells of each request that has ended, and why stretches of its prompt were not reused."""
 
 import time
-from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -21,6 +20,7 @@ from blendhub.vllm.scheduler.admission import Terms
 from blendhub.vllm.scheduler.decide import Pace, decide
 from blendhub.vllm.scheduler.request_state import RequestState
 from blendhub.vllm.settings import ReusePolicy
+from tests.stand_in import StandIn
 from tests.vllm.played_engine import SETTINGS, PlayedEngine, played_engine, text
 from tests.vllm.standing_still import standing_still
 
@@ -52,7 +52,7 @@ def looked_up(found):
     state = RequestState(
         Request("r", [1] * LENGTH, SamplingParams(max_tokens=1), None), Terms(Variant(), "blend", 0.15, True)
     )
-    state.look_up(SimpleNamespace(close=lambda: None))
+    state.look_up(StandIn(close=lambda: None))
     if found:
         state.answered(found)
     return state

@@ -1,7 +1,5 @@
 """Tensors without numbers show that a probe waits for no number of its device."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 
@@ -12,7 +10,7 @@ import torch
 from blendhub import PluginHost, Span
 from blendhub.contracts import PagedLayer
 from blendhub.contracts.plugin_errors import blame
-from blendhub.core.layout import KVLayout
+from blendhub.core.layout import KVLayout, Variant
 from blendhub.core.spans import Match
 from blendhub.vllm.decision import Decision
 from blendhub.vllm.messages import LoadJob
@@ -21,6 +19,7 @@ from blendhub.vllm.model.engine_model import EngineModel
 from blendhub.vllm.model.pages import LayerPages
 from blendhub.vllm.worker.forwards import Forwards
 from blendhub.vllm.worker.recompute import Blend, BlendContext
+from tests.stand_in import Anything, StandIn
 from tests.test_contracts import BAD_PICKS, MOVED, Picking
 from tests.vllm.blending import to_the_end
 from tests.vllm.two_ranks import ALONE
@@ -30,7 +29,7 @@ LAYOUT = KVLayout(layers=3, kv_heads=HEADS, key_dim=WIDTH, value_dim=WIDTH, dtyp
 HOST = PluginHost.discover()
 
 
-class Model:
+class Model(Anything):
     """A model on a device that has no numbers."""
 
     block_size = BLOCK
@@ -42,7 +41,7 @@ class Model:
         keys, values = torch.empty((2, *shape), dtype=torch.bfloat16, device="meta")
         return keys, values
 
-    def slots(self, chosen):
+    def slots(self, chosen, layer=0):
         return torch.empty(len(chosen), dtype=torch.int64, device="meta")
 
     def write(self, layer, keys, values, slots):
@@ -54,9 +53,9 @@ class Model:
 def test_a_piece_of_a_probe_waits_for_nothing_until_its_scores_are_fetched():
     pages = torch.empty((BLOCKS, HEADS, BLOCK, 2 * WIDTH), dtype=torch.bfloat16, device="meta")
     layers = [LayerPages(PagedLayer(f"layer {n}", "packed_heads", (pages,)), LAYOUT, BLOCK) for n in range(3)]
-    selector, device = HOST.create("selector", "hkvd", {}), SimpleNamespace(block_tokens=1)
+    selector, device = HOST.create("selector", "hkvd", {}), StandIn(block_tokens=1)
     engine = BlendContext(Model(), layers, (), device, selector, ALONE)
-    part = Part(np.zeros(96, np.uint32), np.arange(8), [Span(0, 1), Span(3, 40)])
+    part = Part(np.zeros(96, np.uint32), [np.arange(8)], [Span(0, 1), Span(3, 40)])
     scores = Forwards(engine)._score(Chosen([part]), 1)
     assert scores.device.type == "meta" and scores.shape == (38,)
     with pytest.raises(NotImplementedError, match="no data"):
@@ -78,11 +77,11 @@ def test_what_a_selector_picks_is_computed_only_if_it_is_this_request_s_moved_te
     computed = []
     selector = Picking(picked)
     blame(selector, "selector 'picking'")
-    model = SimpleNamespace(max_tokens=4096, max_spans=64, forward=lambda chosen: computed.extend(chosen.spans))
-    engine = BlendContext(model, [], (), SimpleNamespace(block_tokens=1), selector, ALONE)
+    model = StandIn(max_tokens=4096, max_spans=64, forward=lambda chosen: computed.extend(chosen.spans))
+    engine = BlendContext(model, [], (), StandIn(block_tokens=1), selector, ALONE)
     matches = tuple(Match(span, 1, span.start + 100 * number, False) for number, span in enumerate(MOVED, 1))
     decision = Decision(10, 50, matches, 0.5)
-    blend = Blend(engine, LoadJob("r", "space", np.zeros(50, np.uint32), (np.arange(8),), decision))
+    blend = Blend(engine, LoadJob("r", Variant(), np.zeros(50, np.uint32), (np.arange(8),), decision))
     to_the_end(engine, [blend])
     if complaint:
         assert f"selector 'picking' failed in select: {complaint}" in str(blend.error) and not computed
@@ -92,10 +91,10 @@ def test_what_a_selector_picks_is_computed_only_if_it_is_this_request_s_moved_te
 
 def test_a_selector_sees_the_whole_prompt_with_its_holes_and_its_question():
     selector, tokens = Picking([]), np.arange(70, dtype=np.uint32)
-    model = SimpleNamespace(max_tokens=4096, max_spans=64, forward=lambda chosen: None)
-    engine = BlendContext(model, [], (), SimpleNamespace(block_tokens=4), selector, ALONE)
+    model = StandIn(max_tokens=4096, max_spans=64, forward=lambda chosen: None)
+    engine = BlendContext(model, [], (), StandIn(block_tokens=4), selector, ALONE)
     matches = (Match(Span(0, 10), 1, 0, True), *(Match(span, 2, span.start + 100, False) for span in MOVED))
-    blend = Blend(engine, LoadJob("r", "space", tokens, (np.arange(8),), Decision(5, 50, matches, 0.5)))
+    blend = Blend(engine, LoadJob("r", Variant(), tokens, (np.arange(8),), Decision(5, 50, matches, 0.5)))
     to_the_end(engine, [blend])
     (asked,) = selector.asked
     assert (asked.moved, asked.holes, asked.question) == (MOVED, [Span(30, 40)], Span(50, 70))

@@ -2,6 +2,7 @@
 
 from contextlib import nullcontext
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -62,7 +63,7 @@ def test_a_model_that_keeps_features_of_images_between_embedding_and_forward_mov
 )
 def test_others_are_not_refused(changed):
     facts = {"module": torch.nn.Module(), "frees_blocks_early": False, "has_one_table": True}
-    model = SimpleNamespace(config=configured(**changed), **facts)
+    model: Any = SimpleNamespace(config=configured(**changed), **facts)
     model_check._refuse_to_blend(model)
     model_check._refuse_to_reuse(model)
 
@@ -81,7 +82,7 @@ def test_others_are_not_refused(changed):
     ],
 )
 def test_configurations_in_which_nothing_is_stored(changed, words):
-    model = SimpleNamespace(config=configured(**changed), frees_blocks_early=False, has_one_table=True)
+    model: Any = SimpleNamespace(config=configured(**changed), frees_blocks_early=False, has_one_table=True)
     with pytest.raises(Unsupported, match=words):
         model_check._refuse_to_reuse(model)
 
@@ -90,14 +91,14 @@ def test_configurations_in_which_nothing_is_stored(changed, words):
 def test_windows_of_every_layer_are_refused_where_vllm_does_not_say_which_blocks_it_frees(monkeypatch, can_ask):
     """vLLM 0.23 does not."""
     monkeypatch.setattr(model_check, "CAN_ASK_FOR_BLOCKS", can_ask)
-    model = SimpleNamespace(config=configured(), frees_blocks_early=True, has_one_table=True)
+    model: Any = SimpleNamespace(config=configured(), frees_blocks_early=True, has_one_table=True)
     with nullcontext() if can_ask else pytest.raises(Unsupported, match="every layer has an attention window"):
         model_check._refuse_to_reuse(model)
 
 
 @pytest.mark.parametrize("lacking", ["CAN_ASK_FOR_BLOCKS", "CAN_FAIL_REQUESTS"])
 def test_the_hybrid_allocator_needs_what_older_versions_of_vllm_lack(monkeypatch, lacking):
-    model = SimpleNamespace(config=configured(), frees_blocks_early=True, has_one_table=False)
+    model: Any = SimpleNamespace(config=configured(), frees_blocks_early=True, has_one_table=False)
     model_check._refuse_to_reuse(model)
     monkeypatch.setattr(model_check, lacking, False)
     with pytest.raises(Unsupported, match="--disable-hybrid-kv-cache-manager"):

@@ -1,6 +1,7 @@
 """The blocks of running requests: followed through what vLLM's scheduler says, or asked of vLLM."""
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -53,8 +54,8 @@ def test_an_ended_request_leaves_nothing(followed):
 
 
 def test_a_vllm_that_can_be_asked_is_asked_each_time():
-    manager = SimpleNamespace(get_block_ids=lambda request: (known[request],))
     known, asked = {"a": [1, 2]}, RequestBlocks()
+    manager: Any = SimpleNamespace(get_block_ids=lambda request: (known[request],))
     asked.ask(manager)
     asked.allocated("a", ([7],))
     asked.scheduled(step(a=[8]))

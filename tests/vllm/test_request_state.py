@@ -1,5 +1,7 @@
 """The state of a request under every order of events that vLLM can produce."""
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,6 +19,7 @@ from blendhub.vllm.decision import Choice, Decision, Refusal
 from blendhub.vllm.messages import LoadResult
 from blendhub.vllm.scheduler.admission import Terms
 from blendhub.vllm.scheduler.request_state import RequestState, Stage
+from tests.stand_in import Anything
 
 EVENTS = {
     "look_up": set(Stage) - {Stage.LOADING},
@@ -30,7 +33,7 @@ EVENTS = {
 """The stages in which each event may come."""
 
 
-class CountedLookup:
+class CountedLookup(Anything):
     """Stands in for a lookup: here only its end matters."""
 
     def __init__(self) -> None:
@@ -73,7 +76,7 @@ events = st.lists(st.tuples(st.sampled_from(sorted(EVENTS)), st.none() | st.inte
 
 @given(events)
 def test_every_lookup_is_closed_once_and_blended_blocks_are_never_forgotten(steps):
-    state, lookups = new_state(), []
+    state, lookups = new_state(), list[Any]()
     blended: list[int] = []
     for event, moved_from in steps:
         if state.stage not in EVENTS[event] or (event == "begin_load" and state.decision is None):

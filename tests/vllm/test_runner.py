@@ -4,6 +4,7 @@ import ast
 import importlib.util
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -51,7 +52,7 @@ def made(**changes):
 
 @pytest.mark.parametrize("sizes", ["_kernel_block_sizes", "kernel_block_sizes"])
 def test_a_runner_of_either_kind_is_taken(sizes):
-    runner = Runner(made(**{sizes: [16]}))
+    runner: Any = Runner(made(**{sizes: [16]}))
     assert runner.kernel_block_sizes == [16] and runner.block_groups == ["group"]
     assert (runner.module, runner.forward, runner.adapters) == ("module", "model", None)
     assert not runner.takes_embeddings

@@ -89,8 +89,8 @@ def test_what_is_copied_is_committed_and_counted_once(saver, asking, client):
     assert found(client) == set(range(96))
     assert not saver.is_copying("r") and not saver.is_committing("r")
     tokens, seconds, failed = saver.take_numbers()
-    assert (tokens, failed) == (96, {}) and seconds > 0
-    assert saver.take_numbers() == (0, 0.0, {})
+    assert (tokens, failed) == (96, {}) and len(seconds) == 3 and min(seconds) > 0
+    assert saver.take_numbers() == (0, (), {})
 
 
 def test_only_copies_of_the_requests_that_are_named_are_waited_for(saver, client):
@@ -163,5 +163,5 @@ def test_whatever_a_copy_raises_the_request_s_blocks_are_let_go(saver, client):
     save(saver, client, reserved, 0, 32, RuntimeError("the device is lost"))
     saver.wait()
     assert not saver.is_copying("r")
-    assert saver.take_numbers() == (0, 0.0, {"RuntimeError": 1})
+    assert saver.take_numbers() == (0, (), {"RuntimeError": 1})
     client.abort(reserved.right)

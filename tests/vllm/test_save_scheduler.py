@@ -57,18 +57,6 @@ def test_of_a_prompt_with_images_the_text_before_the_first_is_stored_and_found(e
     assert engine.serve_and_report("d", text(1, 50) + text(2, 30) + text(5, 16))["moved_tokens"] == 0
 
 
-def test_generated_tokens_are_stored(engine):
-    prompt, answer = text(0, 64), text(3, 32)
-    request = engine.request("a", prompt)
-    engine.side.arrived(request)
-    engine.load(request)
-    engine.step(a=(0, 64))
-    for token in answer:
-        request.append_output_token_ids(token)
-    engine.end(request, 95)
-    assert engine.found(prompt + answer, exact=True) == set(range(95))
-
-
 def test_only_the_computed_part_of_an_aborted_request_is_stored(engine):
     prompt = text(0, 200)
     request = engine.request("a", prompt)
@@ -211,7 +199,7 @@ def test_each_salt_reuses_its_own_text_over_one_session(engine):
 @pytest.fixture
 def windowed():
     """An engine whose second block table is of layers with a window of 64 tokens."""
-    with played_engine(tables=BlockTables((BLOCK, BLOCK), 64)) as engine:
+    with played_engine(tables=BlockTables((BLOCK, BLOCK), (None, 64))) as engine:
         engine.blocks.of = lambda request: tables
         tables = [list(range(1, 101)), list(range(1, 101))]
         yield engine, tables

@@ -57,27 +57,6 @@ def test_a_request_looks_for_other_blended_blocks_only_so_often(engine):
         pytest.fail("it waits for as long as others blend")
 
 
-def test_a_prompt_that_goes_on_looks_for_the_blended_blocks(engine):
-    blended = blend(engine)
-    request, own = arrived(engine, "next", explain=True)
-    assert request.block_hashes[: len(blended)] == blended
-    assert request.block_hashes[:4] == own[:4] and not set(request.block_hashes[4:]) & set(own)
-    engine.load(request, local=SETTLED)
-    engine.step(next=(SETTLED, 64))
-    facts = report(engine, request)
-    assert (facts["engine_tokens"], facts["settled_tokens"], facts["moved_tokens"]) == (SETTLED, SETTLED - 64, 0)
-    assert facts["spans"]["settled"] == [[64, SETTLED]]
-    assert engine.counters["tokens_settled"] == SETTLED - 64
-    engine.end(request, len(GOES_ON))
-
-
-@pytest.mark.parametrize("asked", [{"mode": "exact"}, {"mode": "off"}, {"settled": False}, {"recompute_ratio": 0.5}])
-def test_requests_that_do_not_accept_them_have_their_own_hashes(engine, asked):
-    blend(engine)
-    request, own = arrived(engine, "next", **asked)
-    assert request.block_hashes == own
-
-
 def test_requests_that_need_every_token_computed_have_their_own_hashes(engine):
     blend(engine)
     request = engine.request("next", GOES_ON)
@@ -181,26 +160,6 @@ def test_a_preempted_request_is_counted_once_and_stays_approximate(engine):
     assert engine.counters["tokens_settled"] == SETTLED - 64
 
 
-def test_turns_that_blend_further_documents_find_all_that_was_blended_before(engine):
-    another = text(5, 96)
-    engine.serve("another", another)
-    blend(engine)
-    prompt = [*GOES_ON, *another, *text(6, 32)]
-    request, _ = arrived(engine, "next", prompt)
-    assert engine.load(request, local=SETTLED) == len(prompt) - 32
-    assert report(engine, request)["moved_tokens"] == 96
-    engine.step(next=(len(prompt) - 32, 32))
-    answer = text(7, 33)
-    for token in answer:
-        request.append_output_token_ids(token)
-    engine.end(request, len(prompt) + 32)
-    third, own = arrived(engine, "third", [*prompt, *answer[:32], *text(8, 16)])
-    there = (len(prompt) + 32) // BLOCK
-    assert third.block_hashes[:there] == request.block_hashes[:there]
-    assert not set(third.block_hashes[4:]) & set(own)
-    assert engine.side._requests["third"]._settled.first_approximate == 64
-
-
 def test_the_cleared_cache_has_nothing_to_take(engine):
     blend(engine)
     engine.side.clear()
@@ -234,21 +193,6 @@ def kinds(engine, tokens, settled=0.15):
     ]
 
 
-def test_what_vllm_has_evicted_comes_from_the_hub_and_is_not_recomputed(engine):
-    blend(engine)
-    assert kinds(engine, PROMPT) == [(0, 64, "exact"), (64, 160, "settled"), (160, 192, "settled")]
-    engine.side.loads._settled.clear()
-    request, own = arrived(engine, "next", explain=True)
-    assert engine.load(request) == SETTLED
-    facts = report(engine, request)
-    assert (facts["exact_tokens"], facts["settled_tokens"], facts["moved_tokens"]) == (64, 128, 0)
-    assert facts["spans"]["settled"] == [[64, SETTLED]]
-    assert engine.counters["tokens_settled"] == 128 and engine.counters["requests_blended"] == 2
-    # It is still no KV for those who want it exact: its blocks are salted.
-    assert request.block_hashes[:4] == own[:4] and not set(request.block_hashes[4:]) & set(own)
-    assert engine.side._requests["next"].first_approximate == 64
-
-
 @pytest.mark.parametrize("asked", [{"settled": False}, {"recompute_ratio": 0.5}])
 def test_requests_that_do_not_accept_settled_text_blend_anew_and_leave_no_second_copy(engine, asked):
     blend(engine)
@@ -260,14 +204,6 @@ def test_requests_that_do_not_accept_settled_text_blend_anew_and_leave_no_second
     request.append_output_token_ids(1)
     engine.end(request, len(PROMPT))
     assert engine.gauge("chunks") == stored
-
-
-@pytest.mark.parametrize("asked", [{"mode": "exact"}, {"mode": "off"}])
-def test_exact_requests_get_no_settled_text_from_the_hub(engine, asked):
-    blend(engine)
-    request, own = arrived(engine, "exact", **asked)
-    assert engine.load(request) == (64 if asked["mode"] == "exact" else 0)
-    assert request.block_hashes == own and engine.side._requests["exact"].first_approximate is None
 
 
 def test_blended_text_is_not_stored_where_that_is_off():

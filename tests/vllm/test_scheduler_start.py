@@ -1,7 +1,7 @@
 """The time from vLLM's start until requests are served, alone and in vLLM's MultiConnector; tests play the worker."""
 
 import time
-from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -28,6 +28,7 @@ from blendhub.vllm.connector import BlendHubConnector
 from blendhub.vllm.messages import LoadedAdapter, WorkerProof, WorkerReport
 from blendhub.vllm.model_support import ModelSupport, unsupported
 from blendhub.vllm.plugin import register
+from tests.stand_in import StandIn
 from tests.vllm.played_nixl import NixlConnector, Payload
 
 register()
@@ -45,7 +46,7 @@ OURS = {
 
 def config_of(transfer):
     config = VllmConfig(kv_transfer_config=KVTransferConfig(**transfer), cache_config=CacheConfig(block_size=16))
-    config.model_config = SimpleNamespace(model="m", revision=None, max_model_len=512, dtype="float32", is_hybrid=False)
+    config.model_config = StandIn(model="m", revision=None, max_model_len=512, dtype="float32", is_hybrid=False)
     return config
 
 
@@ -157,7 +158,7 @@ def test_a_connector_that_rejects_foreign_handshakes_gets_its_own_ones_whatever_
         MultiConnector(config, role, CACHE) for role in (KVConnectorRole.WORKER, KVConnectorRole.SCHEDULER)
     )
     at = 0 if is_first else 1
-    ours = worker._connectors[at]
+    ours: Any = worker._connectors[at]
     ours._unchecked.finish = lambda neighbours: (PROOF, None)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("blendhub.vllm.connector.get_kv_transfer_group", lambda: worker)
@@ -168,10 +169,12 @@ def test_a_connector_that_rejects_foreign_handshakes_gets_its_own_ones_whatever_
         plan = scheduler.build_connector_meta(SchedulerOutput.make_empty())
         worker.handle_preemptions(plan)
         said = worker.build_connector_worker_meta()
-    assert isinstance(said, MultiKVConnectorWorkerMetadata) and said.metadata[at].proofs == {0: PROOF}
+    assert isinstance(said, MultiKVConnectorWorkerMetadata)
+    ours = said.metadata[at]
+    assert ours.proofs == {0: PROOF}
     assert worker.build_connector_worker_meta() is None, "a proof is reported once"
     report(scheduler, said)
-    side = scheduler._connectors[at]
+    side: Any = scheduler._connectors[at]
     until = time.monotonic() + 30
     while side._starting and time.monotonic() < until:
         scheduler.build_connector_meta(SchedulerOutput.make_empty())

@@ -13,6 +13,7 @@ from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.request import Request
 
 from blendhub.vllm.scheduler.prefix_cache import RequestBlocks, RequestHashes, SettledBlocks, salt_block_hashes
+from tests.stand_in import Anything
 
 BLOCK = 4
 init_none_hash(sha256)
@@ -25,7 +26,7 @@ def request(tokens, salt=None, lora=None):
     return Request("r", list(tokens), sampling, None, cache_salt=salt, lora_request=adapter, block_hasher=hasher)
 
 
-class Cache:
+class Cache(Anything):
     """vLLM's prefix cache, as far as it is asked here: the hashes of cached blocks."""
 
     def __init__(self):

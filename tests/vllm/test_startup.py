@@ -1,6 +1,7 @@
 """What the log says when an engine has met its hub: what is reused, with how much room, and what keeps it from more."""
 
 import logging
+from typing import Any
 
 import msgspec
 import pytest
@@ -22,7 +23,7 @@ EMBEDDED = EmbeddedHubConfig(embedded="thread")
 
 
 def facts(**changes) -> StartupFacts:
-    given = {
+    given: dict[str, Any] = {
         "settings": Settings(hub=EMBEDDED),
         "blends": True,
         "role": "kv_both",

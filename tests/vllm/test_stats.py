@@ -2,8 +2,10 @@
 
 import ast
 import itertools
+import re
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -18,22 +20,16 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorLogg
 
 import blendhub.vllm
 from blendhub.vllm.plugin import register
-from blendhub.vllm.stats import (
-    AUDITS,
-    BANDS,
-    COUNTERS,
-    LABELLED,
-    AuditRecord,
-    BlendHubMetrics,
-    BlendHubStats,
-    ratio_band,
-)
+from blendhub.vllm.watching.metrics import BANDS, COUNTERS, LABELLED, SECONDS, BlendHubMetrics, old_name, ratio_band
+from blendhub.vllm.watching.stats import AUDITS, FIRST_TOKEN, AuditRecord, BlendHubStats, Times
+from harness.servers.prometheus import needs_prometheus, promtool
+from tests.metric_names_of_vllm import OF_ENGINE
 
 register()
 counts = st.dictionaries(st.sampled_from([*COUNTERS, *(f"{start}why" for start in LABELLED)]), st.integers(0, 9))
 
 
-def counted_in_code() -> tuple[set[str], set[str]]:
+def counted_in_code() -> tuple[set[Any], set[Any]]:
     """The names of counters in the adapter's code: whole ones, and the beginnings of those that end with a reason."""
     whole, beginnings = set(), set()
     for file in Path(blendhub.vllm.__file__).parent.rglob("*.py"):
@@ -46,8 +42,8 @@ def counted_in_code() -> tuple[set[str], set[str]]:
             owner = getattr(node.value, "attr", getattr(node.value, "id", ""))
             if owner not in ("counters", "_counters", "_unserved"):
                 continue
-            if isinstance(node.slice, ast.JoinedStr):
-                beginnings.add(node.slice.values[0].value)
+            if isinstance(node.slice, ast.JoinedStr) and isinstance(beginning := node.slice.values[0], ast.Constant):
+                beginnings.add(beginning.value)
             else:
                 whole |= {part.value for part in ast.walk(node.slice) if isinstance(part, ast.Constant)}
     return whole, beginnings
@@ -94,6 +90,13 @@ def test_stats_add_up(parts):
 
 # In vLLM's own hands.
 
+AUDITED = [
+    AuditRecord("one", 0.15, True, 0.001, 1, 0.9),
+    AuditRecord("one", 0.11, False, 2.0, 1, 0.9),
+    AuditRecord("one", 0.5, True, 0.0, 2, 0.9),
+    AuditRecord("two", 0.0, True, 0.2, 1, 0.75),
+]
+
 
 @pytest.fixture(scope="module")
 def config() -> VllmConfig:
@@ -111,14 +114,19 @@ def metrics(config, registry) -> KVConnectorProm:
 
     class Counted(prometheus_client.Counter):
         def __init__(self, *arguments, **options):
-            super().__init__(*arguments, **options, registry=registry)
+            super().__init__(*arguments, **options | {"registry": registry})
 
     class Spread(prometheus_client.Histogram):
         def __init__(self, *arguments, **options):
-            super().__init__(*arguments, **options, registry=registry)
+            super().__init__(*arguments, **options | {"registry": registry})
+
+    class Shown(prometheus_client.Gauge):
+        def __init__(self, *arguments, **options):
+            super().__init__(*arguments, **options | {"registry": registry})
 
     class Metrics(KVConnectorProm):
         _counter_cls = Counted
+        _gauge_cls = Shown
         _histogram_cls = Spread
 
     return Metrics(config, ["model_name", "engine"], {0: ["m", "0"], 1: ["m", "1"]})
@@ -130,8 +138,8 @@ def test_every_counter_reaches_prometheus_by_engine(metrics, registry):
         for engine, count in ((0, 2), (1, 3), (0, 4)):
             metrics.observe({name: count}, engine)
     for name, about in COUNTERS.items():
-        for engine, count in (("0", 6), ("1", 3)):
-            labels = {"model_name": "m", "engine": engine}
+        for engine, count in ((0, 6), (1, 3)):
+            labels = {"model_name": "m", "engine": str(engine)}
             assert registry.get_sample_value(f"vllm:blendhub_{name}_total", labels) == count
         assert f"# HELP vllm:blendhub_{name}_total {about}" in prometheus_client.generate_latest(registry).decode()
 
@@ -144,28 +152,65 @@ def test_the_ends_of_names_become_labels(metrics, registry):
             assert registry.get_sample_value(f"vllm:blendhub_{name}_total", labels) == count
 
 
+@given(st.lists(st.lists(st.sampled_from([0.001, 0.25, 8.0]), max_size=4), max_size=4))
+def test_every_time_is_taken_once(steps):
+    times, taken = Times(), []
+    for step in steps:
+        times.add("load_seconds", *step)
+        stats = BlendHubStats.taken_from(Counter(), times)
+        assert (stats is None) == (not step)
+        taken += stats.data["load_seconds"] if stats else []
+    assert taken == [one for step in steps for one in step]
+
+
+def test_times_become_histograms_by_engine_and_old_counters_of_microseconds(metrics, registry):
+    stats = BlendHubStats({"load_seconds": [0.25]}).aggregate(BlendHubStats({"load_seconds": [0.5, 2.0]}))
+    assert stats.reduce() == {"load_seconds": 2.75}
+    metrics.observe({**stats.data, f"{FIRST_TOKEN}_blended": [0.5]}, 1)
+    labels = {"model_name": "m", "engine": "1"}
+    value = registry.get_sample_value
+    assert value("vllm:blendhub_load_seconds_count", labels) == 3
+    assert value("vllm:blendhub_load_seconds_sum", labels) == 2.75
+    assert value("vllm:blendhub_load_seconds_bucket", labels | {"le": "0.5"}) == 2
+    assert value("vllm:blendhub_load_microseconds_total", labels) == 2_750_000
+    assert value(f"vllm:blendhub_{FIRST_TOKEN}_sum", labels | {"reuse": "blended"}) == 0.5
+
+
+def test_what_has_no_label_is_shown_from_the_start(metrics, registry):
+    for engine, name in itertools.product(
+        "01", [*(f"{name}_total" for name in COUNTERS), *(f"{name}_count" for name in SECONDS)]
+    ):
+        assert registry.get_sample_value(f"vllm:blendhub_{name}", {"model_name": "m", "engine": engine}) == 0, name
+
+
+@needs_prometheus
+def test_promtool_complains_of_nothing_but_the_colon_that_all_of_vllm_s_metrics_have(metrics, registry):
+    metrics.observe(BlendHubStats.taken_from(Counter(refused_off=1, generation_1=1), audits=AUDITED).data)
+    metrics.observe({name: [0.1] for name in (*SECONDS, f"{FIRST_TOKEN}_none")})
+    page = prometheus_client.generate_latest(registry).decode()
+    old = "|".join(map(old_name, SECONDS))
+    page = re.sub(rf"^.*vllm:blendhub_(?:\w+_created|(?:{old})_total).*\n", "", page, flags=re.M)
+    checked = promtool("check", "metrics", given=page)
+    complaints = (checked.stdout + checked.stderr).splitlines()
+    assert complaints and all(re.fullmatch(r"vllm:\S+ metric names should not contain ':'", one) for one in complaints)
+    shown = dict(re.findall(r"^# HELP vllm:blendhub_(\w+) (.*)$", page, re.M))
+    assert shown.items() <= OF_ENGINE.items()
+
+
 def test_vllm_s_log_tells_the_sum_of_an_interval(config):
     log = KVConnectorLogging(config.kv_transfer_config)
     lines = []
-    for step in ({"tokens_exact": 5}, {"tokens_exact": 2, "refused_off": 1}):
+    for step in ({"tokens_exact": 5}, {"tokens_exact": 2, "refused_off": 1, "load_seconds": [0.25, 0.5]}):
         log.observe(step)
     log.log(lambda *words: lines.append(words))
     log.log(lambda *words: lines.append(words))
-    assert lines == [("KV Transfer metrics: %s", "refused_off=1, tokens_exact=7")]
-
-
-AUDITED = [
-    AuditRecord("one", 0.15, True, 0.001, 1),
-    AuditRecord("one", 0.11, False, 2.0, 1),
-    AuditRecord("one", 0.5, True, 0.0, 2),
-    AuditRecord("two", 0.0, True, 0.2, 1),
-]
+    assert lines == [("KV Transfer metrics: %s", "load_seconds=0.75, refused_off=1, tokens_exact=7")]
 
 
 def test_audits_are_counted_by_namespace_ratio_and_generation_and_in_vllm_s_log_together(metrics, registry):
     stats = BlendHubStats()
     for one in AUDITED:
-        stats = stats.aggregate(BlendHubStats.taken_from(Counter(tokens_moved=2), [one]))
+        stats = stats.aggregate(BlendHubStats.taken_from(Counter(tokens_moved=2), audits=[one]))
     assert stats.reduce() == {"audit_disagreements": 1, "audits": 4, "tokens_moved": 8}
     # As it crosses to another process.
     metrics.observe(msgspec.msgpack.decode(msgspec.msgpack.encode(stats.data)), 0)
@@ -191,6 +236,9 @@ def test_audits_are_counted_by_namespace_ratio_and_generation_and_in_vllm_s_log_
         ("two", "0.1-0.15", "1"): [None] * 4,
     }
     assert registry.get_sample_value("vllm:blendhub_tokens_moved_total", labels) == 8
+    for namespace, expected in (("one", 0.9), ("two", 0.75)):
+        of_namespace = labels | {"namespace": namespace}
+        assert registry.get_sample_value("vllm:blendhub_expected_agreement_ratio", of_namespace) == expected
     assert AUDITS not in BlendHubStats.taken_from(Counter(saved_tokens=1)).data
 
 

@@ -1,5 +1,7 @@
 """Shows where the report is lost of an answer that a string of ``stop`` ends, as docs/vllm.md says."""
 
+from typing import Any
+
 import pytest
 
 pytest.importorskip("vllm", reason="the adapter's tests need vLLM; `make setup` installs it")
@@ -15,7 +17,8 @@ def answered_by_vllm(said: int) -> tuple[list, list]:
     """The outputs, and the requests to abort in the engine, of a token behind which a string ends the answer."""
     words = Tokenizer(models.WordLevel({"[UNK]": 0, "go": 1, "halt": 2}, "[UNK]"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()
-    processor = OutputProcessor(PreTrainedTokenizerFast(tokenizer_object=words), log_stats=False)
+    tokenizer: Any = PreTrainedTokenizerFast(tokenizer_object=words)
+    processor = OutputProcessor(tokenizer, log_stats=False)
     sampling = SamplingParams(max_tokens=9, stop=["halt"])
     asked = EngineCoreRequest(
         request_id="r",

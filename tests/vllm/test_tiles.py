@@ -36,9 +36,11 @@ def write(pages, keys, values, slots, dtype="auto", instructions="amx"):
     """As vLLM's layer does."""
     n, heads, block, _ = pages.shape
     kept = pages.view(torch.uint8) if dtype != "auto" else pages
-    both = kept.view(n, heads, 2 * block, -1).chunk(2, dim=2)
+    key_pages, value_pages = kept.view(n, heads, 2 * block, -1).chunk(2, dim=2)
     scales = {"k_scale": 1.0, "v_scale": 1.0}
-    ops.cpu_attn_reshape_and_cache(keys, values, *both, slots, instructions, **scales, kv_cache_dtype=dtype)
+    ops.cpu_attn_reshape_and_cache(
+        keys, values, key_pages, value_pages, slots, instructions, **scales, kv_cache_dtype=dtype
+    )
 
 
 def pages_of(heads, block, width, dtype="auto"):
@@ -66,7 +68,7 @@ shapes = st.tuples(st.integers(1, 3), st.sampled_from([32, 64, 96]), st.sampled_
 def test_what_the_kernel_writes_is_read_back(shape, dtype, seed, data):
     heads, block, width = shape
     slots = torch.tensor(data.draw(st.lists(st.integers(0, N_BLOCKS * block - 1), min_size=1, unique=True)))
-    pages = pages_of(*shape, dtype)
+    pages = pages_of(heads, block, width, dtype)
     # Numbers of the pages, which no kernel rounds.
     keys, values = numbers(seed, 2, len(slots), heads, width).to(DTYPES[dtype]).bfloat16()
     write(pages, keys, values, slots, dtype)

@@ -15,6 +15,7 @@ from vllm.v1.request import Request
 from blendhub.vllm.scheduler.decide import Pace
 from blendhub.vllm.scheduler.load_scheduler import LEAST_S, SPARE_STEPS, Turns
 from blendhub.vllm.settings import Settings
+from tests.stand_in import StandIn
 
 ENGINE = 100
 """What vLLM computes in a step."""
@@ -127,7 +128,7 @@ def test_recomputation_has_a_share_of_every_step(settings, scheduled, budget):
 
 def test_32_000_moved_tokens_are_blended_while_vllm_computes_other_prompts():
     """With 256 tokens a step they took 19 steps, in a queue that vLLM would have passed in 4."""
-    pace = Turns(Settings(), 8192, {"other": SimpleNamespace(left_to_engine=10**6)}).pace()
+    pace = Turns(Settings(), 8192, {"other": StandIn(left_to_engine=10**6)}).pace()
     assert pace.steps_to_compute(32_000) == 4 > pace.steps_to_recompute(4_800) == 3
 
 

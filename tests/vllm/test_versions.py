@@ -1,6 +1,7 @@
 """What differs between vLLM's versions, and the table of what was tested on them."""
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -17,16 +18,19 @@ REPORT = """<testsuites><testsuite>
 </testsuite></testsuites>"""
 
 
-def group(**newer):
+COMMON: Any = "common"
+
+
+def group(**newer) -> Any:
     """A group with the fields that vLLM's attention groups have in all versions."""
     builder = SimpleNamespace(build=lambda prefix, common: ("the builder's", prefix, common))
     return SimpleNamespace(get_metadata_builder=lambda: builder, **newer)
 
 
 def test_a_group_that_builds_metadata_itself_does_so_and_of_others_the_builder():
-    assert build_metadata(group(), "common") == ("the builder's", 0, "common")
+    assert build_metadata(group(), COMMON) == ("the builder's", 0, "common")
     newer = group(build_metadata=lambda common: ("the group's", common))
-    assert build_metadata(newer, "common") == ("the group's", "common")
+    assert build_metadata(newer, COMMON) == ("the group's", "common")
 
 
 def test_a_stride_of_blocks_is_copied_where_there_is_one():

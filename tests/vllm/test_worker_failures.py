@@ -1,6 +1,7 @@
 """Failures of a worker: they cost a load or a save, and where ranks would part for ever, the engine ends."""
 
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from blendhub.vllm.decision import Decision
 from blendhub.vllm.messages import LoadJob, SaveJob, StepPlan
 from blendhub.vllm.worker.connector_worker import ConnectorWorker
 from blendhub.vllm.worker.recompute import Blend, BlendContext
+from tests.stand_in import Anything, StandIn
 from tests.vllm.blending import to_the_end
 from tests.vllm.one_group import one_group, pages_in
 from tests.vllm.stand_in_model import BLOCK, HEADS, WIDTH, StandInModel
@@ -29,7 +31,7 @@ class Crowded(StandInModel):
         raise torch.OutOfMemoryError("tried to allocate 2 GiB")
 
 
-class Selector:
+class Selector(Anything):
     """Picks everything; may fail where it scores, or where it picks."""
 
     probe_share, attended_layers = 1.0, ()
@@ -58,7 +60,7 @@ def blended(ranks, model_kind=StandInModel, fails_in=""):
     """The error of a load, after steps that compute its tokens."""
     model = model_kind(forward_together if ranks.count > 1 else lambda tensor: tensor)
     layers, groups = pages_in(model, LAYOUT, BLOCK), one_group(LAYOUT, BLOCK)
-    device = SimpleNamespace(block_tokens=1, overlaps_compute=True)
+    device: Any = SimpleNamespace(block_tokens=1, overlaps_compute=True)
     worker = ConnectorWorker(BlendContext(model, layers, groups, device, Selector(fails_in), ranks), HOST, "e", 1.0)
     job = job_of(40)
     blend = Blend(worker._context, job)
@@ -93,14 +95,15 @@ def test_an_error_of_the_accelerator_costs_a_load_and_a_save_and_no_step(error):
     def pin(arena, progress):
         raise error
 
-    device = SimpleNamespace(block_tokens=1, overlaps_compute=True, pin=pin, begin_step=lambda: None)
+    device: Any = SimpleNamespace(block_tokens=1, overlaps_compute=True, pin=pin, begin_step=lambda: None)
     model = StandInModel()
     worker = ConnectorWorker(
         BlendContext(model, [], one_group(LAYOUT, BLOCK), device, Selector(), ALONE), HOST, "e", 1.0
     )
+    right: Any = "right"
     arena = SimpleNamespace(name=SimpleNamespace(nonce="new"), bytes=np.zeros(8, np.uint8), progress=None)
-    worker._executor = SimpleNamespace(client=lambda: SimpleNamespace(arena=arena), has_tried=True)
-    job, saved = job_of(40), SaveJob("s", "right", (), Span(0, 40), (np.arange(3),))
+    worker._executor = StandIn(client=lambda: SimpleNamespace(arena=arena), has_tried=True)
+    job, saved = job_of(40), SaveJob("s", right, (), Span(0, 40), (np.arange(3),))
     plan = StepPlan(loads=[job], saves=[saved], ending={"s"})
     worker.begin_step(plan)
     worker.load(plan)

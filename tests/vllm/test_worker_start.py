@@ -19,6 +19,7 @@ from blendhub.vllm.model_support import Neighbours, neighbours_of
 from blendhub.vllm.settings import Settings
 from blendhub.vllm.worker import worker_start
 from blendhub.vllm.worker.worker_start import WorkerStart
+from tests.stand_in import StandIn
 from tests.vllm.stand_in_model import StandInModel, rotary
 from tests.vllm.two_ranks import forward_together, on_two_ranks
 
@@ -63,7 +64,7 @@ class Start(WorkerStart):
         alone = SimpleNamespace(rank_in_group=0, world_size=1)
         monkeypatch.setattr(worker_start, "get_tp_group", lambda: group or alone)
         settings = Settings(device=PluginChoice("noted"), chunk_tokens=32)
-        super().__init__(None, settings, SimpleNamespace(create=create), "engine")
+        super().__init__(None, settings, StandIn(create=create), "engine")
 
 
 def model_of(*rotaries, together=lambda tensor: tensor):
@@ -194,7 +195,7 @@ def test_memory_that_vllm_does_not_count_is_named_and_how_much_to_leave_free(mon
         with memory.counted(place):
             gpu.allocated += mib * 2**20
     with caplog.at_level(logging.INFO):
-        memory.log_how_much(SimpleNamespace(device=place, metadata_bytes=64 * 2**20))
+        memory.log_how_much(StandIn(device=place, metadata_bytes=64 * 2**20))
     ((_, found, line),) = caplog.record_tuples
     assert found == level
     assert "keeps 36 MiB and takes up to 64 MiB for a while" in line and f"{free_mib} MiB are free" in line

@@ -47,7 +47,7 @@ def _answers(readers: list[Connection], until: float) -> list[Any]:
     while len(found) < len(readers) and not any(one[0] == ENDED for one in found.values()):
         ready = wait([one for one in readers if one not in found], timeout=max(0.0, until - time.monotonic()))
         assert ready, f"the ranks hang; {list(found.values())} came back"
-        found |= {one: one.recv() for one in ready}
+        found |= {one: one.recv() for one in readers if one in ready}
     for one in found.values():
         assert one[0] in (ENDED, "returned"), one
     return [found[one][1] if one in found and found[one][0] != ENDED else found.get(one) for one in readers]

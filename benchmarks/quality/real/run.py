@@ -32,7 +32,7 @@ def run(
     questions: int, selectors: Sequence[Compared] = SELECTORS, workloads: Sequence[str] = (*WORKLOADS, READER)
 ) -> Iterator[Outcome]:
     for name in workloads:
-        model, longest, cases, visits, more = _of_reader(questions) if name == READER else _of_real(name, questions)
+        model, longest, cases, visits, more = subject(name, questions)
         with folder() as place:
             serving = Serving(model, place, sum(map(len, visits + more)), max_model_len=longest, **OPTIONS)
             with serving.storing() as keeper:
@@ -63,6 +63,10 @@ class _Subject(NamedTuple):
     """The prompts in which the text was computed before."""
     more: list[Tokens]
     """Prompts in which it is computed once more, before a last measurement."""
+
+
+def subject(workload: str, questions: int) -> _Subject:
+    return _of_reader(questions) if workload == READER else _of_real(workload, questions)
 
 
 def _of_real(workload: str, questions: int) -> _Subject:

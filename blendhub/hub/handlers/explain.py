@@ -62,4 +62,5 @@ def _previewed(engine: EngineEntry, index: NamespaceIndex, matched: MatchedToken
     found = index.cut_at_chunks(matched.matches, 0)
     ready = [one for one in found if one.chunk.offset is not None]
     missing = [one for one in found if one.chunk.offset is None]
-    return wire.Previewed(engine.name, engine.namespace.model, tuple(whole_matches(ready)), spans_of(missing))
+    exact = sum(one.end - one.start for one in found if one.match.exact)
+    return wire.Previewed(engine.name, engine.namespace.model, tuple(whole_matches(ready)), spans_of(missing), exact)

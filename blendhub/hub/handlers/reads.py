@@ -3,6 +3,9 @@
 import asyncio
 from collections.abc import Awaitable, Mapping, Sequence
 from functools import partial
+from typing import NamedTuple
+
+from msgspec.structs import replace
 
 from blendhub.client import wire
 from blendhub.contracts import Envelope
@@ -18,6 +21,46 @@ from blendhub.hub.leases.sessions import Session
 NOTHING = wire.Found()
 
 
+class Cut(NamedTuple):
+    """What was found of a prompt, cut at the borders of chunks."""
+
+    kv: list[ChunkMatch]
+    states: list[ChunkMatch]
+    """The states of recurrent layers, each of a whole prefix."""
+    start: int
+    """The engine has the tokens before."""
+
+    def in_arena(self) -> "Cut":
+        kv, states = ([one for one in found if one.chunk.offset is not None] for found in (self.kv, self.states))
+        return Cut(kv, states, self.start)
+
+    @property
+    def wanted(self) -> list[ChunkMatch]:
+        """All KV, and behind it the last state up to which exact KV has no gap."""
+        end = self.start
+        for found in self.kv:
+            if found.start > end or not found.match.exact:
+                break
+            end = found.end
+        return self.kv + [found for found in self.states if found.end <= end][-1:]
+
+
+class Matched(NamedTuple):
+    """The matches of a prompt."""
+
+    of_kv: NamespaceIndex
+    of_states: NamespaceIndex | None
+    tokens: MatchedTokens
+    states: MatchedTokens | None = None
+
+    def cut(self, skip_prefix: int) -> Cut:
+        """The chunks of the matches after ``skip_prefix``, as of now."""
+        kv, states = self.of_kv.cut_at_chunks(self.tokens.matches, skip_prefix), list[ChunkMatch]()
+        if self.of_states and self.states:
+            states = self.of_states.cut_at_chunks(self.states.matches, skip_prefix)
+        return Cut(kv, states, skip_prefix)
+
+
 class ReadHandlers(Handlers):
     def by_type(self) -> Mapping[type, Handler]:
         return {
@@ -31,40 +74,45 @@ class ReadHandlers(Handlers):
         index = self.state.find_index(session, message.variant)
         if index is None:
             return NOTHING
-        matched = index.queue.ask(partial(index.match, tokens, message.settled, message.max_generation), len(tokens))
-        if isinstance(matched, asyncio.Future):
-            return self._look_later(session, index, message, matched)
-        return self._answer(session, index, message, matched)
+        asked = [index.queue.ask(partial(index.match, tokens, message.settled, message.max_generation), len(tokens))]
+        states = None
+        if session.engine.namespace.state_layouts:
+            states = self.state.find_index(session, replace(message.variant, states=True))
+        if states:
+            # An engine computes the last token: it cannot begin behind the state of the whole prompt.
+            asked.append(states.queue.ask(partial(states.match, tokens[:-1]), len(tokens)))
+        done = [one for one in asked if not isinstance(one, asyncio.Future)]
+        if len(done) < len(asked):
+            return self._look_later(session, message, index, states, asked)
+        return self._answer(session, message, Matched(index, states, *done))
 
     async def _look_later(
         self,
         session: Session,
-        index: NamespaceIndex,
         message: wire.Lookup,
-        matching: "asyncio.Future[MatchedTokens]",
+        index: NamespaceIndex,
+        states: NamespaceIndex | None,
+        asked: "Sequence[MatchedTokens | asyncio.Future[MatchedTokens]]",
     ) -> Answer:
-        matched = await matching
+        matched = [await one if isinstance(one, asyncio.Future) else one for one in asked]
         self.check_session(message)
-        answer = self._answer(session, index, message, matched)
+        answer = self._answer(session, message, Matched(index, states, *matched))
         return await answer if isinstance(answer, Awaitable) else answer
 
-    def _answer(
-        self, session: Session, index: NamespaceIndex, message: wire.Lookup, matched: MatchedTokens
-    ) -> Answer | Awaitable[Answer]:
-        chunk_matches = index.cut_at_chunks(matched.matches, message.skip_prefix_n_tokens)
+    def _answer(self, session: Session, message: wire.Lookup, matched: "Matched") -> Answer | Awaitable[Answer]:
+        cut = matched.cut(message.skip_prefix_n_tokens)
         if message.wait_s and self.tier:
-            in_store_only = {found.chunk for found in chunk_matches if found.chunk.offset is None}
+            in_store_only = {found.chunk for found in cut.wanted if found.chunk.offset is None}
             if in_store_only:
-                in_arena = {found.chunk for found in chunk_matches} - in_store_only
-                return self._load_then_answer(session, index, message, matched, in_arena, in_store_only)
-        return self._found(session, message, chunk_matches, matched.too_old)
+                in_arena = {found.chunk for found in cut.wanted} - in_store_only
+                return self._load_then_answer(session, message, matched, in_arena, in_store_only)
+        return self._found(session, message, cut, matched.tokens.too_old)
 
     async def _load_then_answer(
         self,
         session: Session,
-        index: NamespaceIndex,
         message: wire.Lookup,
-        matched: MatchedTokens,
+        matched: "Matched",
         in_arena: set[Chunk],
         in_store_only: set[Chunk],
     ) -> Answer:
@@ -78,24 +126,23 @@ class ReadHandlers(Handlers):
                 self.state.cache.unpin(chunk)
         self.check_session(message)
         # Cut again: chunks may have been dropped meanwhile.
-        chunk_matches = index.cut_at_chunks(matched.matches, message.skip_prefix_n_tokens)
-        return self._found(session, message, chunk_matches, matched.too_old)
+        return self._found(session, message, matched.cut(message.skip_prefix_n_tokens), matched.tokens.too_old)
 
-    def _found(
-        self, session: Session, message: wire.Lookup, chunk_matches: list[ChunkMatch], too_old: list[Span]
-    ) -> Answer:
+    def _found(self, session: Session, message: wire.Lookup, cut: "Cut", too_old: list[Span]) -> Answer:
         """The reply to a lookup, with a lease if requested; chunks that are only in the store are fetched."""
-        self._count(chunk_matches)
+        self._count(cut.kv)
         self.counters.totals["tokens_too_old"] += sum(map(len, too_old))
-        ready = [found for found in chunk_matches if found.chunk.offset is not None]
-        missing = [found for found in chunk_matches if found.chunk.offset is None]
-        lease = self._grant(session, ready, message.keep_s) if message.acquire else None
+        in_arena = cut.in_arena()
+        missing = [found for found in cut.wanted if found.chunk.offset is None]
+        lease = self._grant(session, in_arena.wanted, message.keep_s) if message.acquire else None
+        pieces = lease.pieces if lease else ()
         self._load({found.chunk for found in missing})
         return wire.Found(
-            matches=tuple(whole_matches(ready)),
+            matches=tuple(whole_matches(in_arena.kv)),
             lease=lease.id if lease else None,
             expires_s=self.config.read_lease_s if lease else 0.0,
-            pieces=lease.pieces if lease else (),
+            pieces=pieces[: len(in_arena.kv)],
+            state=next(iter(pieces[len(in_arena.kv) :]), None),
             on_the_way=spans_of(missing),
             too_old=tuple(too_old[: wire.MOST_MATCHES]),
         )
@@ -130,7 +177,8 @@ class ReadHandlers(Handlers):
         lease = self.state.reads.leases.of_engine(message.lease, session.engine.name)
         if len(message.slots) > len(lease.chunks) or not {chunk.offset for chunk in lease.chunks} >= set(message.slots):
             raise InvalidInput(f"lease {lease.id} covers {len(lease.chunks)} slots; fetch each of them once")
-        return Envelope(wire.Shards(), [self.shard(session, slot) for slot in message.slots])
+        sizes = {chunk.offset: chunk.run.index.namespace.shard_bytes for chunk in lease.chunks}
+        return Envelope(wire.Shards(), [self.shard(session, slot, sizes[slot]) for slot in message.slots])
 
     def _load(self, chunks: set[Chunk]) -> list["asyncio.Future[None]"]:
         """Start to load chunks from the store; nothing to do where there is no store."""

@@ -30,7 +30,7 @@ class WriteHandlers(Handlers):
         }
 
     async def _reserve(self, session: Session, message: wire.Reserve, payload: Sequence[Buffer]) -> Answer:
-        tokens, namespace = self.read_tokens(payload), session.engine.namespace
+        tokens, namespace = self.read_tokens(payload), session.engine.namespace.with_variant(message.variant)
         check_reservation(tokens, message.span, namespace.slot_bytes, self.state.cache.arena)
         if message.blended and not message.generation:
             raise InvalidInput(
@@ -41,7 +41,7 @@ class WriteHandlers(Handlers):
         index = self.state.find_index(session, message.variant)
         start, run = message.span.start, None
         if index is None:
-            index = await asyncio.to_thread(self.state.indexes.make, namespace.with_variant(message.variant))
+            index = await asyncio.to_thread(self.state.indexes.make, namespace)
         else:
             named = index.runs.get(message.run) if message.run is not None else None
             examined = index.queue.ask(
@@ -107,7 +107,8 @@ class WriteHandlers(Handlers):
     def _put(self, session: Session, message: wire.Put, payload: Sequence[Buffer]) -> Awaitable[Answer]:
         # Not a coroutine, which would begin after requests that the client sent behind this one.
         lease = self.state.writes.leases.of_engine(message.lease, session.engine.name)
-        target = self.shard(session, lease.unwritten(session.rank, message.position).slot)
+        slot = lease.unwritten(session.rank, message.position).slot
+        target = self.shard(session, slot, lease.run.index.namespace.shard_bytes)
         if len(payload) != 1 or memoryview(payload[0]).nbytes != len(target):
             sizes = [memoryview(part).nbytes for part in payload]
             raise InvalidInput(f"a shard has {len(target)} bytes, but the payloads have {sizes}")

@@ -15,8 +15,8 @@ import msgspec
 from blendhub.client.wire import Forget, HubStats
 from blendhub.core.errors import BlendHubError, Busy, InvalidInput
 from blendhub.hub.counters import Counters
+from blendhub.hub.http.metrics import exposition
 from blendhub.hub.http.server import TEXT, Page
-from blendhub.hub.http.stats import exposition
 from blendhub.hub.reports import ReportTable
 from blendhub.outcome.fates import COLOURS, WHY, Fate
 from blendhub.outcome.reasons import SENTENCES

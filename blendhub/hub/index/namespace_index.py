@@ -18,6 +18,7 @@ from blendhub.core.layout import Namespace
 from blendhub.core.spans import MOST_GENERATION, Match, Span, gaps, join_spans
 from blendhub.core.tokens import Tokens
 from blendhub.framework.host import PluginHost
+from blendhub.hub.index.event_log import EventLog
 from blendhub.hub.index.match_queues import MatchQueue, MatchThreads
 from blendhub.hub.index.matched_tokens import MatchedTokens, combined
 from blendhub.hub.index.request_runs import RequestRuns
@@ -172,11 +173,12 @@ class NamespaceIndex:
         keeps_settled: bool = True,
         changed: Callable[["NamespaceIndex"], None] | None = None,
         requests: RequestRuns | None = None,
+        events: EventLog | None = None,
     ) -> None:
         """``keeps_settled``: settled KV can be found.
 
         ``changed`` is called when something was stored or dropped. ``requests``: where the runs of this namespace, and
-        of others, are noted by their requests.
+        of others, are noted by their requests. ``events``: where it is noted what is stored and dropped.
         """
         self.namespace = namespace
         self.digest = namespace.digest
@@ -190,18 +192,21 @@ class NamespaceIndex:
         """The runs that a write lease extends; each run has one such lease at a time."""
         self._changed = changed or (lambda index: None)
         self._requests = RequestRuns() if requests is None else requests
+        self._events = EventLog() if events is None else events
         self.queue = MatchQueue(threads, self.base)
         """The queue, which does all work on the matchers."""
         self._nbytes = 0
+        made = [(choice, host.create("matcher", choice.name, choice.options)) for choice in namespace.matchers]
+        # A state is that of its whole prefix, and of use behind no other.
         self._matchers: list[Matcher] = [
-            host.create("matcher", choice.name, choice.options) for choice in namespace.matchers
+            matcher for _, matcher in made if matcher.reach == "prefix" or not namespace.states
         ]
         prefixes = (
             partial(host.create, "matcher", choice.name, choice.options)
-            for choice, matcher in zip(namespace.matchers, self._matchers, strict=True)
+            for choice, matcher in made
             if matcher.reach == "prefix"
         )
-        self._settled = SettledMatches(next(prefixes, None) if keeps_settled else None)
+        self._settled = SettledMatches(next(prefixes, None) if keeps_settled and not namespace.states else None)
 
     def __len__(self) -> int:
         return self.n_tokens
@@ -285,6 +290,11 @@ class NamespaceIndex:
         """Whether settled KV can be found: if one of the matchers finds prefixes."""
         return self._settled.can_match
 
+    @property
+    def finds_moved(self) -> bool:
+        """Whether one of the matchers finds text at any position."""
+        return any(matcher.reach != "prefix" for matcher in self._matchers)
+
     def publish(self, run: Run, tokens: Tokens, chunks: list[Chunk]) -> None:
         """Append chunks, ascending, to a run, and make them matchable: at once, or when the queue is done with that."""
         span = Span(chunks[0].span.start, chunks[-1].span.end)
@@ -303,12 +313,14 @@ class NamespaceIndex:
             run.add(chunk)
             self.n_tokens += len(chunk.span)
         self.n_chunks += len(chunks)
+        self._events.stored(self, run, tokens, chunks)
         self._changed(self)
 
     def drop(self, chunk: Chunk) -> None:
         """Forget a chunk that is neither in the arena nor in the store."""
         run = chunk.run
         self.queue.update(partial(self._discard, run, chunk.span), 0)
+        self._events.dropped(self, chunk)
         run.remove(chunk)
         chunk.saved = Saved.NO
         self.n_chunks -= 1

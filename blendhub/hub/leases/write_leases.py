@@ -141,9 +141,9 @@ class WriteLeases:
         self.leases.check(session, span.end, most_cost=MOST_RESERVED_TOKENS, most=MOST_WRITE_LEASES, unit="tokens")
         slots: list[Slot] = []
         evictions = self._cache.evictions
-        size = namespace.layout.chunk_tokens
+        size = namespace.chunk_tokens
         reached = min(span.end, (span.start // size + MOST_SLOTS) * size)
-        for chunk in namespace.layout.chunks_of(Span(span.start, reached)):
+        for chunk in namespace.chunks_of(Span(span.start, reached)):
             offset = self._cache.allocate(namespace.slot_bytes)
             if offset is None:
                 break

@@ -4,6 +4,7 @@ All state is changed on the event loop; only the store's methods run in the thre
 """
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +13,7 @@ from typing import TypeAlias
 from blendhub.contracts import RunKey, Store
 from blendhub.core.errors import InvalidInput
 from blendhub.core.spans import Span
+from blendhub.hub.counters import Latencies
 from blendhub.hub.index.namespace_index import Chunk, Saved
 from blendhub.hub.memory.cache import Cache
 
@@ -24,6 +26,7 @@ class StoreReader:
 
     def __init__(self, store: Store, cache: Cache, failed: Callable[[str, Exception], None]) -> None:
         self.loaded = 0
+        self.reads = Latencies()
         self._store = store
         self._cache = cache
         self._failed = failed
@@ -81,6 +84,7 @@ class StoreReader:
     async def _load(self, batch: dict[Chunk, list[memoryview]]) -> None:
         found: Sequence[bool] = [False] * len(batch)
         answered = False
+        began = time.perf_counter()
         try:
             found = await asyncio.get_running_loop().run_in_executor(self._pool, self._read, batch)
             answered = True
@@ -88,6 +92,7 @@ class StoreReader:
             # The store may still have the chunks, so they stay matchable.
             self._failed("load", error)
         finally:
+            self.reads.add(time.perf_counter() - began)
             for chunk, whole in zip(batch, found, strict=True):
                 self._cache.end_filling(chunk, whole=whole)
         for chunk, whole in zip(batch, found, strict=True):

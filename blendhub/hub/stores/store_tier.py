@@ -139,7 +139,7 @@ def described(stored: StoredRun) -> RunDescription:
         raise StoreFailed("its description has another namespace than its key")
     reached = 0
     for span in stored.chunks:
-        whole = about.namespace.layout.chunks_of(span) == [span]
+        whole = about.namespace.chunks_of(span) == [span]
         if span.start < reached or span.end > len(stored.tokens) // 4 or not whole:
             raise StoreFailed(f"{span} of its chunks overlaps another, lies behind its tokens, or is not one chunk")
         reached = span.end

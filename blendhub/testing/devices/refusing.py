@@ -122,9 +122,9 @@ class DeviceRefusingTests(DeviceTests):
                     copy(harness.chunks(3, 60), harness.block_ids, group=group)
         harness.check()
 
-    @holds("Raises LayoutMismatch for pages that contradict ``layout``, and for chunks")
-    def test_groups_have_chunks_of_one_size(self, make_harness: MakeHarness) -> None:
-        harness, other = make_harness(self.setup()), make_harness(self.setup(chunk_tokens=16))
+    @holds("Raises LayoutMismatch for pages that contradict ``layout``, and for longer")
+    def test_groups_have_no_longer_chunks_than_the_first_one(self, make_harness: MakeHarness) -> None:
+        harness, other = make_harness(self.setup()), make_harness(self.setup(chunk_tokens=64))
         with pytest.raises(LayoutMismatch):
             harness.device.attach(other.layers, other.setup.block_size, other.layout)
         harness.load(harness.chunks(3, 60))

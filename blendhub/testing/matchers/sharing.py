@@ -5,6 +5,7 @@ from threading import Event
 from typing import Any
 
 import msgspec
+import pytest
 
 from blendhub.contracts.matcher import Matcher
 from blendhub.core.spans import Span
@@ -48,6 +49,7 @@ class MatcherSharingTests(MatcherTests):
             assert writing.result() > 0
 
     @holds("The same calls give the same matches, whatever the secret and")
+    @pytest.mark.slow
     def test_processes_with_other_hash_seeds_agree(self) -> None:
         here = self.answers()
         for seed in ("1", "4242"):

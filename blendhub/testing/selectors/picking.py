@@ -168,6 +168,7 @@ class AgreeingTests(SelectorTests):
         backwards = [self.picks(selector, *question) for question in reversed(questions)]
         assert forwards == backwards[::-1]
 
+    @pytest.mark.slow
     def test_a_process_with_another_hash_seed_agrees(self) -> None:
         assert run_in_subprocess(self, hash_seed="4242") == self.answers()
 

@@ -104,7 +104,7 @@ class LogFile:
         """The file's content, decompressed."""
         start = self._raw.peek(6)[:6]
         if start.startswith(ZSTANDARD):
-            raise InvalidInput(f"{self.name} is compressed by zstd: decompress it, zstd -dc FILE | blendhub analyze -")
+            raise InvalidInput(f"{self.name} is compressed by zstd: decompress it, zstd -dc FILE, and give - as FILE")
         opened = self._raw
         for magic, decompress in COMPRESSED.items():
             if start.startswith(magic):

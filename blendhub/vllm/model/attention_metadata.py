@@ -1,8 +1,9 @@
 """Attention metadata for BlendHub's own forwards."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from copy import copy
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -29,26 +30,31 @@ class AttentionMetadata:
 
     def __init__(self, runner: Runner, platform: Platform, config: VllmConfig) -> None:
         self._platform = platform
-        self.block_size: int = runner.block_groups[0].kv_cache_spec.block_size
+        self._block_sizes = [int(group.kv_cache_spec.block_size) for group in runner.block_groups]
         self._device = runner.device
-        longest = -(-config.model_config.max_model_len // self.block_size)
-        row_bytes = 4 * platform.table_width(longest, self.block_size)
+        longest = config.model_config.max_model_len
+        row_bytes = 4 * sum(platform.table_width(-(-longest // size), size) for size in self._block_sizes)
         most = max(SPANS, config.scheduler_config.max_num_seqs)
         most = max(1, min(most, TABLE_BYTES // row_bytes))
         self._groups = list(_private_groups(runner, platform, _config_of_forwards(config, most)))
-        groups = [group.first for group in self._groups]
+        """The groups of layers, each with the number of its block table."""
+        groups = [group.first for _, group in self._groups]
         self.layer_names = [name for group in groups for name in group.layer_names]
         self.max_spans = max(1, min([most, *map(_most_contexts, groups)]))
         """The most spans of one forward: builders have buffers for as many requests, and tables are bounded."""
         self.table_bytes = self.max_spans * row_bytes
 
-    def build(self, chosen: Chosen, positions: torch.Tensor, slots: torch.Tensor) -> dict[str, Any]:
-        """The metadata for each layer. A span is a virtual request whose context ends with its queries: the span."""
+    def build(self, chosen: Chosen, positions: torch.Tensor, slots: Sequence[torch.Tensor]) -> dict[str, Any]:
+        """The metadata for each layer. A span is a virtual request whose context ends with its queries: the span.
+
+        ``slots``: those of the tokens in each block table.
+        """
         spans = chosen.spans
         starts = np.zeros(len(spans) + 1, np.int32)
         np.cumsum([len(span) for span in spans], out=starts[1:])
         ends = np.array([span.end for span in spans], np.int32)
         starts_here, ends_here = torch.from_numpy(starts), torch.from_numpy(ends)
+        tables = [self._table(chosen, number, int(ends.max())) for number in range(len(self._block_sizes))]
         common = CommonAttentionMetadata(
             query_start_loc=self._platform.sent(starts, self._device),
             query_start_loc_cpu=starts_here,
@@ -58,36 +64,38 @@ class AttentionMetadata:
             num_actual_tokens=int(starts[-1]),
             max_query_len=int(np.diff(starts).max()),
             max_seq_len=int(ends.max()),
-            block_table_tensor=self._table(chosen, int(ends.max())),
-            slot_mapping=slots,
+            block_table_tensor=tables[0],
+            slot_mapping=slots[0],
             causal=True,
             positions=positions,
             is_prefilling=torch.ones(len(spans), dtype=torch.bool),
         )
         by_layer: dict[str, Any] = {}
-        for group in self._groups:
-            metadata = group.build(lambda own: self._platform.build(own, common))
+        for number, group in self._groups:
+            mine = replace(common, block_table_tensor=tables[number], slot_mapping=slots[number])
+            metadata = group.build(partial(self._platform.build, common=mine))
             by_layer |= dict.fromkeys(group.first.layer_names, metadata)
         return by_layer
 
-    def _table(self, chosen: Chosen, end: int) -> torch.Tensor:
-        """The block table: each span has the row of its prompt."""
-        needed = -(-end // self.block_size)
-        rows = np.zeros((len(chosen.parts), self._platform.table_width(needed, self.block_size)), np.int32)
-        rows[:, :needed] = chosen.table(needed)
+    def _table(self, chosen: Chosen, number: int, end: int) -> torch.Tensor:
+        """A block table: each span has the row of its prompt."""
+        size = self._block_sizes[number]
+        needed = -(-end // size)
+        rows = np.zeros((len(chosen.parts), self._platform.table_width(needed, size)), np.int32)
+        rows[:, :needed] = chosen.table(needed, number)
         # Rows are long and spans are many: a row of each prompt is sent, and repeated there.
         owners = self._platform.sent(chosen.owners, self._device)
         return self._platform.sent(rows, self._device).index_select(0, owners)
 
 
-def _private_groups(runner: Runner, platform: Platform, config: VllmConfig) -> Iterator[OwnGroup]:
+def _private_groups(runner: Runner, platform: Platform, config: VllmConfig) -> Iterator[tuple[int, OwnGroup]]:
     """Attention groups with builders of our own: building with the runner's would overwrite the step's metadata."""
     on_host = runner.device.type == "cpu"
     for number, groups in enumerate(runner.attention_groups):
         for group in groups:
             size = runner.kernel_block_sizes[number]
             create = partial(_private_group, group, runner.device, size, platform, config)
-            yield OwnGroup(create, None if on_host else torch.get_device_module(runner.device).Event)
+            yield number, OwnGroup(create, None if on_host else torch.get_device_module(runner.device).Event)
 
 
 def _private_group(

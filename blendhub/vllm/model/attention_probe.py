@@ -30,8 +30,10 @@ class AttentionProbe:
     """
 
     def __init__(self, model: EngineModel, layers: Sequence[LayerPages], depths: Sequence[float]) -> None:
-        """``depths``: the layers that count, as fractions of the model's depth. Raises Unsupported."""
-        numbers = {int(depth * len(layers)) for depth in depths}
+        """``depths``: the layers that count, as fractions of the model's depth; see ``counted_layers``. Raises
+        Unsupported."""
+        named = [model.layer(name) for name in model.layer_names[: len(layers)]]
+        numbers = counted_layers(depths, [_sees_all(layer) for layer in named])
         self.last = max(numbers)
         self.counted = {model.layer_names[number] for number in numbers}
         names = model.layer_names[: self.last + 1]
@@ -53,6 +55,16 @@ class AttentionProbe:
         return attention.received
 
 
+def counted_layers(depths: Sequence[float], see_all: Sequence[bool]) -> set[int]:
+    """For each depth the nearest layer without a window, which does not know what stands before it."""
+    whole = [number for number, sees_all in enumerate(see_all) if sees_all] or list(range(len(see_all)))
+    return {min(whole, key=lambda number: abs(number - int(depth * len(see_all)))) for depth in depths}
+
+
+def _sees_all(layer: Any) -> bool:
+    return getattr(layer, "sliding_window", None) is None and getattr(layer, "attention_chunk_size", None) is None
+
+
 class ProbeAttention:
     """The attention of one probe, called by each layer in its turn."""
 
@@ -70,7 +82,8 @@ class ProbeAttention:
         name, probe = layer.layer_name, self._probe
         for prompt, total in zip(self._prompts, self.received, strict=True):
             places, rules = prompt.places, probe.rules[name]
-            stored_keys, stored_values = read_as_computed(probe.model, probe.layers[name], prompt.slots)
+            slots = prompt.slots[probe.model.table_of(name)]
+            stored_keys, stored_values = read_as_computed(probe.model, probe.layers[name], slots)
             if rules.latent:
                 stored_values = stored_keys[..., : rules.latent]
             both = (
@@ -95,5 +108,5 @@ class _Prompt:
         self.positions = model.sent(chosen.positions[places])
         stored = Chosen([asking.part._replace(spans=asking.stored)])
         self.stored = model.sent(stored.positions)
-        self.slots = model.slots(stored)
+        self.slots = model.slots_of_tables(stored)
         self.key_positions = torch.cat([self.stored, self.positions])

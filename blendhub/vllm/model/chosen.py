@@ -21,7 +21,8 @@ class Part(NamedTuple):
     """The tokens of one prompt that a forward computes."""
 
     tokens: Tokens
-    blocks: Blocks
+    tables: Sequence[Blocks]
+    """The prompt's blocks in each of the model's block tables."""
     spans: Sequence[Span]
     """The spans of the prompt; disjoint."""
 
@@ -75,20 +76,20 @@ class Chosen:
             found[at] = part.tokens[np.minimum(self.positions[at] + 1, len(part.tokens) - 1)]
         return found
 
-    def table(self, n_blocks: int) -> npt.NDArray[np.int32]:
-        """The first blocks of each part, with zeros where it has fewer: a row for each."""
+    def table(self, n_blocks: int, table: int = 0) -> npt.NDArray[np.int32]:
+        """The first blocks of each part in a block table, with zeros where it has fewer: a row for each."""
         rows = np.zeros((len(self.parts), n_blocks), np.int32)
         for row, part in zip(rows, self.parts, strict=True):
-            blocks = part.blocks[:n_blocks]
+            blocks = part.tables[table][:n_blocks]
             row[: len(blocks)] = blocks
         return rows
 
-    def slots(self, block_size: int) -> npt.NDArray[np.int64]:
-        """The slot of each token in the pages, as vLLM counts."""
+    def slots(self, block_size: int, table: int = 0) -> npt.NDArray[np.int64]:
+        """The slot of each token in the pages of a block table, as vLLM counts."""
         blocks = np.empty(len(self), np.int64)
         for number, part in enumerate(self.parts):
             at = self.places(number)
-            blocks[at] = part.blocks[self.positions[at] // block_size]
+            blocks[at] = part.tables[table][self.positions[at] // block_size]
         return blocks * block_size + self.positions % block_size
 
 

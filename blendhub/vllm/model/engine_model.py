@@ -10,7 +10,7 @@ import torch
 from vllm.config import VllmConfig
 from vllm.lora.layers import LoRAMapping
 from vllm.model_executor.models.interfaces import requires_raw_input_tokens
-from vllm.v1.kv_cache_interface import FullAttentionSpec
+from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec
 
 from blendhub.contracts import AttentionRules, ChosenAttention, ChosenTokens
 from blendhub.core.errors import Unsupported
@@ -38,13 +38,17 @@ class EngineModel:
             name: int(group.get_metadata_builder().kv_cache_spec.block_size) for name, (_, group) in layers.items()
         }
         """Where attention kernels want smaller blocks than vLLM deals in, a block is several pages."""
-        specs = [group.kv_cache_spec for _, group in layers.values()]
-        self.frees_blocks_early = not all(isinstance(spec, FullAttentionSpec) for spec in specs)
-        """Whether vLLM takes blocks from requests that still run: those that have left the attention's window."""
+        self.recurrent = self._runner.recurrent
+        """For each recurrent layer, the number of its block table."""
+        freed = [spec for _, group in layers.values() if not isinstance(spec := group.kv_cache_spec, FullAttentionSpec)]
+        self.frees_blocks_early = bool(freed)
+        """Whether vLLM takes blocks of KV from requests that still run: those that have left the attention's window."""
+        self.can_have_scratch = all(isinstance(spec, SlidingWindowSpec) for spec in freed)
+        """Whether other blocks may stand for those that vLLM has taken, while a prompt is blended."""
         self.block_sizes = tuple(int(group.kv_cache_spec.block_size) for group in self._runner.block_groups)
         """The tokens of a block in each of the block tables that vLLM keeps for a request."""
-        self._only_metadata, self._why_no_metadata = None, "there are several block tables"
-        if self.has_one_table:
+        self._only_metadata, self._why_no_metadata = None, "vLLM frees blocks that forwards would need"
+        if self.can_have_scratch:
             try:
                 self._only_metadata = AttentionMetadata(self._runner, self._platform, config)
             except Exception as error:  # a backend of a new kind: exact prefixes are reused without forwards
@@ -66,15 +70,17 @@ class EngineModel:
 
     @property
     def _metadata(self) -> AttentionMetadata:
-        """For forwards, which there are only with one block table, and with a builder that works."""
+        """For forwards, which there are only where blocks may stand for those that vLLM has taken, and with a builder
+        that works."""
         if not self._only_metadata:
             raise Unsupported(self._why_no_metadata)
         return self._only_metadata
 
     @property
     def has_one_table(self) -> bool:
-        """Whether all layers share a block table: not so for models with windows, with vLLM's hybrid allocator."""
-        return len(self.block_sizes) == 1
+        """Whether all layers keep KV, and share a block table: not so for models with windows, with vLLM's hybrid
+        allocator."""
+        return len(self.block_sizes) == 1 and not self.recurrent
 
     def table_of(self, name: str) -> int:
         """The number of a layer's block table."""
@@ -117,9 +123,18 @@ class EngineModel:
         """The manager of the worker's LoRA adapters; None without LoRA."""
         return self._runner.adapters
 
-    def slots(self, chosen: Chosen) -> torch.Tensor:
-        """The slots of the tokens in the pages, as vLLM counts, on the model's device."""
-        return self._platform.slots(chosen.slots(self.block_size), self.device)
+    def slots(self, chosen: Chosen, layer: int = 0) -> torch.Tensor:
+        """The slots of the tokens in a layer's pages, as vLLM counts, on the model's device."""
+        table = self._tables[self.layer_names[layer]]
+        return self._platform.slots(chosen.slots(self.block_sizes[table], table), self.device)
+
+    def slots_of_tables(self, chosen: Chosen) -> list[torch.Tensor]:
+        """The slots of the tokens in each block table."""
+        sizes = enumerate(self.block_sizes)
+        return [self._platform.slots(chosen.slots(size, table), self.device) for table, size in sizes]
+
+    def _by_layer(self, of_tables: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+        return {name: of_tables[self._tables[name]] for name in self._metadata.layer_names}
 
     def sent(self, numbers: npt.NDArray[Any]) -> torch.Tensor:
         """The numbers on the model's device, without waiting for it."""
@@ -139,9 +154,9 @@ class EngineModel:
         tokens, and a context that ends with it.
         """
         with torch.inference_mode():
-            slots = self.slots(chosen)
+            slots = self.slots_of_tables(chosen)
             pretended = self.sent(chosen.positions) if positions is None else positions.to(self.device)
-            by_layer = dict.fromkeys(self._metadata.layer_names, slots)
+            by_layer = self._by_layer(slots)
             if self.attention:
                 nothing = dict.fromkeys(self._metadata.layer_names)
                 attend = self._over_pages(self.attention, chosen)
@@ -163,10 +178,9 @@ class EngineModel:
             ids = chosen.next_ids
             combined = drafter.model.combine_hidden_states(torch.cat(list(others), -1)) if others else states
             given = {"hidden_states": combined}
-        positions, slots = self.sent(chosen.positions), self.slots(chosen)
+        positions, slots = self.sent(chosen.positions), self.slots_of_tables(chosen)
         metadata, sent = self._metadata.build(chosen, positions, slots), self.sent(ids)
-        by_layer = dict.fromkeys(self._metadata.layer_names, slots)
-        with self._platform.forward_context(metadata, self.config, sent, positions, by_layer):
+        with self._platform.forward_context(metadata, self.config, sent, positions, self._by_layer(slots)):
             placed = self._runner.dimensions(positions, self.max_tokens) if drafter.uses_mrope else positions
             drafter.model(input_ids=sent, positions=placed, inputs_embeds=None, **given)
 

@@ -1,6 +1,6 @@
 """Start-up checks on the loaded model: where its KV lies, whether keys can be moved, and what cannot be reused.
 
-All trial writes go to block 0, which vLLM never gives to a request.
+They end before the first request, so trial writes may go to any block.
 """
 
 import logging
@@ -14,14 +14,15 @@ from blendhub.contracts import Rotation, Selector
 from blendhub.core.errors import BlendHubError, Unsupported
 from blendhub.core.spans import Span
 from blendhub.vllm.model.attention_probe import Asking, AttentionProbe, ProbeAttention
-from blendhub.vllm.model.chosen import Chosen, Part
+from blendhub.vllm.model.chosen import Chosen
 from blendhub.vllm.model.engine_model import EngineModel
 from blendhub.vllm.model.layer_groups import LayerGroup, layer_groups, pages_of
 from blendhub.vllm.model.page_trial import error_of, misplaced
 from blendhub.vllm.model.pages import BYTES, LayerPages, read_as_computed
-from blendhub.vllm.model.parts_check import BLOCK, TOKEN, check_parts, tolerance, trial_tokens
+from blendhub.vllm.model.parts_check import TOKEN, check_parts, tolerance, trial_part, trial_tokens
 from blendhub.vllm.model.platforms import Tensors
 from blendhub.vllm.model.rotary import digest, rotated, rotations_of
+from blendhub.vllm.model.states import StateGroup
 from blendhub.vllm.model_support import ModelSupport, unsupported
 from blendhub.vllm.versions import CAN_ASK_FOR_BLOCKS, CAN_FAIL_REQUESTS
 from blendhub.vllm.worker.ranks import Ranks
@@ -48,13 +49,18 @@ def groups_and_rotations(model: EngineModel, chunk_tokens: int) -> tuple[tuple[L
     _refuse_to_reuse(model)
     groups = layer_groups(model, chunk_tokens)
     n_positions, found = model.config.model_config.max_model_len, dict[str, Rotation]()
-    for width in {group.layout.key_dim for group in groups} if model.has_one_table else ():
+    for width in {group.layout.key_dim for group in groups} if model.can_have_scratch else ():
         found |= {digest(rotation): rotation for rotation in rotations_of(model.module, width, n_positions)}
     return groups, list(found.values())
 
 
 def check_model(
-    model: EngineModel, groups: Sequence[LayerGroup], candidates: Sequence[Rotation], selector: Selector, ranks: Ranks
+    model: EngineModel,
+    groups: Sequence[LayerGroup],
+    candidates: Sequence[Rotation],
+    selector: Selector,
+    ranks: Ranks,
+    states: Sequence[StateGroup] = (),
 ) -> ModelCheck:
     """Check the layout, the computation of chosen tokens, the selector's probes, and the rotation of keys.
 
@@ -62,6 +68,7 @@ def check_model(
     forward for the others.
     """
     layouts = tuple(group.layout for group in groups)
+    state_layouts = tuple(group.layout for group in states)
     layers = pages_of(model, groups)[: len(model.layer_names) - model.n_drafts]
     try:
         _checked(ranks, "writing into the pages, and reading back,", lambda: _check_layout(model, layers))
@@ -69,15 +76,12 @@ def check_model(
         return ModelCheck(unsupported(str(error)))
     forward = "a forward over chosen tokens"
     try:
-        if not model.has_one_table:
+        if states:
+            raise Unsupported("the state of recurrent layers is that of a whole prefix, so that no text can be moved")
+        if not model.can_have_scratch:
             raise Unsupported(
-                "vLLM's hybrid allocator frees the blocks that have left a window, which tokens recomputed later would "
-                "need; --disable-hybrid-kv-cache-manager has text reused anywhere, and costs KV capacity"
-            )
-        if model.frees_blocks_early:
-            raise Unsupported(
-                "every layer has an attention window, and vLLM frees the blocks that have left it: tokens recomputed "
-                "behind them would be wrong"
+                "vLLM frees the blocks of chunks that attention has left, which tokens recomputed later would need; "
+                "--disable-hybrid-kv-cache-manager has text reused anywhere, and costs KV capacity"
             )
         _refuse_to_blend(model)
         if any(layout.dtype == BYTES for layout in layouts):
@@ -91,7 +95,8 @@ def check_model(
         fits = _checked(ranks, forward, lambda: _rotation_errors(model, layers, [None, *candidates]))
         rotations = _chosen_rotations(fits, layers, [None, *candidates], ranks)
     except BlendHubError as error:
-        return ModelCheck(ModelSupport(layouts, False, (f"{error}; exact prefixes are reused all the same",)))
+        reason = f"{error}; exact prefixes are reused all the same"
+        return ModelCheck(ModelSupport(layouts, False, (reason,), state_layouts=state_layouts))
     measures_attention = bool(selector.attended_layers) and not without_attention
     return ModelCheck(ModelSupport(layouts, True, without_attention), rotations, measures_attention)
 
@@ -124,14 +129,15 @@ def _refuse_to_reuse(model: EngineModel) -> None:
             "with enable_sleep_mode or enable_cumem_allocator vLLM may unmap the KV cache while KV is being copied, "
             "because vLLM does not tell a connector about it; serve without both to reuse KV"
         )
-    if not model.has_one_table and not (CAN_ASK_FOR_BLOCKS and CAN_FAIL_REQUESTS):
+    if not (model.has_one_table or (CAN_ASK_FOR_BLOCKS and CAN_FAIL_REQUESTS)):
         raise Unsupported(
             "with the hybrid allocator, this vLLM does not let a connector see which blocks it frees, or say which "
             "loads have failed; --disable-hybrid-kv-cache-manager has text reused, and costs KV capacity"
         )
-    if model.frees_blocks_early and not CAN_ASK_FOR_BLOCKS:
+    if model.frees_blocks_early and not (CAN_ASK_FOR_BLOCKS and CAN_FAIL_REQUESTS):
         raise Unsupported(
-            "every layer has an attention window, and this vLLM does not let a connector see which blocks it frees"
+            "every layer has an attention window, and this vLLM does not let a connector see which blocks it frees, or "
+            "say which loads have failed"
         )
 
 
@@ -152,8 +158,8 @@ def _check_layout(model: EngineModel, layers: Sequence[LayerPages]) -> None:
     for index, layer in enumerate(layers):
         if model.keeps_latent(index) and not model.has_one_table:
             raise Unsupported(
-                f"{layer.name} keeps a latent, and where it lies shows only in a forward of BlendHub's, of which "
-                "there are none with vLLM's hybrid allocator; --disable-hybrid-kv-cache-manager has text reused"
+                f"{layer.name} keeps a latent, of which BlendHub knows the tokens of a block only if all layers share a "
+                "block table; --disable-hybrid-kv-cache-manager may have text reused, and costs KV capacity"
             )
         if what := misplaced(model, index, layer):
             raise Unsupported(
@@ -209,10 +215,9 @@ def _chosen_rotations(
 def _keys_of_one_token(
     model: EngineModel, layers: Sequence[LayerPages], place: int
 ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    chosen = Chosen([Part(np.array([TOKEN], np.uint32), BLOCK, [Span(0, 1)])])
+    chosen = Chosen([trial_part(model, np.array([TOKEN], np.uint32), [Span(0, 1)])])
     model.forward(chosen, positions=torch.tensor([place]))
-    slots = torch.zeros(1, dtype=torch.int64, device=model.device)
-    both = [read_as_computed(model, layer, slots) for layer in layers]
+    both = [read_as_computed(model, layer, model.slots(chosen, number)) for number, layer in enumerate(layers)]
     return [keys for keys, _ in both], [values for _, values in both]
 
 
@@ -238,9 +243,9 @@ def _check_probe(model: EngineModel, layers: Sequence[LayerPages], probe_layer: 
             "choose a selector without a probe, such as first_k"
         )
     tokens, layer = trial_tokens(model), layers[probe_layer]
-    whole = Chosen([Part(tokens, BLOCK, [Span(0, len(tokens))])])
+    whole = Chosen([trial_part(model, tokens, [Span(0, len(tokens))])])
     model.forward(whole)
-    written = read_as_computed(model, layer, torch.arange(len(tokens), device=model.device))
+    written = read_as_computed(model, layer, model.slots(whole, probe_layer))
     seen = model.forward_until(probe_layer, whole)
     _compare(layer, seen, written, "the probed KV is off by {} from what the layer writes")
 
@@ -263,9 +268,10 @@ def _check_attention(model: EngineModel, layers: Sequence[LayerPages], depths: S
     """Tokens that only ask must get the KV that the model's own attention leads to."""
     probe, tokens = AttentionProbe(model, layers, depths), trial_tokens(model)
     n = len(tokens)
-    whole, half = Part(tokens, BLOCK, [Span(0, n)]), Span(0, n // 2)
+    whole, half = trial_part(model, tokens, [Span(0, n)]), Span(0, n // 2)
     model.forward(Chosen([whole]))
-    attention = ProbeAttention(probe, [Asking(whole._replace(spans=[Span(half.end, n)]), [half])])
+    asked = whole._replace(spans=[Span(half.end, n)])
+    attention = ProbeAttention(probe, [Asking(asked, [half])])
     seen: dict[str, Tensors] = {}
 
     def attend(layer: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, output: torch.Tensor) -> None:
@@ -273,8 +279,8 @@ def _check_attention(model: EngineModel, layers: Sequence[LayerPages], depths: S
         attention(layer, query, key, value, output)
 
     model.forward_apart(attention.chosen, list(probe.layers), attend)
-    for name, layer in probe.layers.items():
-        written = read_as_computed(model, layer, torch.arange(half.end, n, device=model.device))
+    for number, (name, layer) in enumerate(probe.layers.items()):
+        written = read_as_computed(model, layer, model.slots(Chosen([asked]), number))
         _compare(layer, seen[name], written, "tokens that ask get KV that is off by {} from what the model computes")
 
 

@@ -17,8 +17,6 @@ from blendhub.vllm.model.engine_model import EngineModel
 from blendhub.vllm.model.pages import LayerPages, read_as_computed
 from blendhub.vllm.model.platforms import Tensors
 
-BLOCK = np.zeros(1, np.int64)
-"""The block of all trial writes, which vLLM never gives to a request."""
 TOKEN = 7
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 4e-2}
 COARSE = 2e-1
@@ -29,8 +27,14 @@ NOISE_FACTOR = 3
 
 def trial_tokens(model: EngineModel) -> Tokens:
     """Tokens that fit in one block."""
-    n = min(model.block_size, 12, model.config.model_config.max_model_len)
+    n = min(*model.block_sizes, 12, model.config.model_config.max_model_len)
     return np.arange(TOKEN, TOKEN + n, dtype=np.uint32) % 97
+
+
+def trial_part(model: EngineModel, tokens: Tokens, spans: Sequence[Span]) -> Part:
+    """Tokens of a prompt of one block in each block table: the one that vLLM never gives to a request, and those behind
+    it, because block tables share the memory of their blocks."""
+    return Part(tokens, [np.array([table]) for table in range(len(model.block_sizes))], spans)
 
 
 def tolerance(layer: LayerPages) -> float:
@@ -72,9 +76,9 @@ def check_parts(model: EngineModel, layers: Sequence[LayerPages]) -> None:
 def _computed(model: EngineModel, layers: Sequence[LayerPages], spans: Sequence[Span]) -> list[Tensors]:
     """The KV of all trial tokens in each layer, after these were computed."""
     tokens = trial_tokens(model)
-    model.forward(Chosen([Part(tokens, BLOCK, list(spans))]))
-    slots = torch.arange(len(tokens), device=model.device)
-    return [read_as_computed(model, layer, slots) for layer in layers]
+    model.forward(Chosen([trial_part(model, tokens, spans)]))
+    whole = Chosen([trial_part(model, tokens, [Span(0, len(tokens))])])
+    return [read_as_computed(model, layer, model.slots(whole, number)) for number, layer in enumerate(layers)]
 
 
 def _errors(found: Tensors, expected: Tensors, n: int) -> torch.Tensor:

@@ -1,15 +1,22 @@
 """The part of vLLM's model runner, V1 or V2, that BlendHub needs."""
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from types import FrameType
 from typing import Any
 
 import torch
-from vllm.v1.kv_cache_interface import AttentionSpec, ChunkedLocalAttentionSpec, FullAttentionSpec, SlidingWindowSpec
+from vllm.v1.kv_cache_interface import (
+    AttentionSpec,
+    ChunkedLocalAttentionSpec,
+    FullAttentionSpec,
+    MambaSpec,
+    SlidingWindowSpec,
+)
 
 from blendhub.core.errors import Unsupported
 from blendhub.system.served_vllm import SERVED
+from blendhub.vllm.versions import KNOWS_LOADED_GROUPS
 
 NEEDED = ("device", "get_model", "model", "attn_groups", "kv_cache_config", "supports_mm_inputs", "model_config")
 KERNEL_BLOCK_SIZES = ("_kernel_block_sizes", "kernel_block_sizes")
@@ -48,15 +55,27 @@ class Runner:
     @property
     def layers(self) -> dict[str, tuple[int, Any]]:
         """For each attention layer, the number of its block table, and its attention group. Raises Unsupported for
-        layers that keep other things than a key and a value for each token."""
+        layers that keep other things than a key and a value for each token, or states that cannot be reused."""
         found: dict[str, tuple[int, Any]] = {}
         for table, groups in enumerate(self.attention_groups):
             for group in groups:
                 _check_spec(group.layer_names[0], group.kv_cache_spec)
-                found |= dict.fromkeys(group.layer_names, (table, group))
+                if not isinstance(group.kv_cache_spec, MambaSpec):
+                    found |= dict.fromkeys(group.layer_names, (table, group))
         if len(self.block_groups) > 1:
-            _check_specs_beside_others(self.block_groups, found)
+            _check_specs_beside_others(self.block_groups, found, self.recurrent)
         return found
+
+    @property
+    def recurrent(self) -> dict[str, int]:
+        """For each recurrent layer, the number of its block table, whose blocks each hold the state behind a token."""
+        return {
+            name: table
+            for table, groups in enumerate(self.attention_groups)
+            for group in groups
+            if isinstance(group.kv_cache_spec, MambaSpec)
+            for name in group.layer_names
+        }
 
     @property
     def module(self) -> torch.nn.Module:
@@ -92,16 +111,35 @@ class Runner:
 
 
 def _check_spec(name: str, spec: Any) -> None:
-    if not isinstance(spec, AttentionSpec) or getattr(spec, "tokens_per_state", 1) != 1:
+    if isinstance(spec, MambaSpec):
+        _check_states(name, spec)
+    elif not isinstance(spec, AttentionSpec) or getattr(spec, "tokens_per_state", 1) != 1:
         raise Unsupported(
-            f"{name} keeps a {type(spec).__name__}, not keys and values; models with recurrent or linear attention "
-            "layers are served without reuse"
+            f"{name} keeps a {type(spec).__name__}, not a key and a value of each token; the model is served without "
+            "reuse"
         )
 
 
-def _check_specs_beside_others(block_groups: Sequence[Any], layers: Mapping[str, tuple[int, Any]]) -> None:
+def _check_states(name: str, spec: MambaSpec) -> None:
+    """Raise Unsupported for a recurrent layer of whose states vLLM keeps none, or BlendHub does not know which."""
+    without = "models with recurrent layers are then served without reuse"
+    if not KNOWS_LOADED_GROUPS:
+        raise Unsupported(
+            f"{name} keeps a recurrent state, and this vLLM would overwrite what a connector loads for its other "
+            f"layers; {without}"
+        )
+    if spec.mamba_cache_mode != "align":
+        raise Unsupported(
+            f"{name} keeps its recurrent state of the last token only, because mamba_cache_mode is "
+            f"{spec.mamba_cache_mode!r}; {without}. With --enable-prefix-caching vLLM keeps others (mode 'align')"
+        )
+
+
+def _check_specs_beside_others(
+    block_groups: Sequence[Any], layers: Mapping[str, tuple[int, Any]], recurrent: Collection[str]
+) -> None:
     """Several block tables: of each, it must be known which tokens its blocks hold."""
-    for name in (name for group in block_groups for name in group.layer_names):
+    for name in (name for group in block_groups for name in group.layer_names if name not in recurrent):
         spec = layers[name][1].kv_cache_spec if name in layers else None
         kind = type(spec).__name__
         is_known = isinstance(spec, FullAttentionSpec | SlidingWindowSpec | ChunkedLocalAttentionSpec)

@@ -18,7 +18,7 @@ from blendhub.outcome.report import AuditOutcome
 from blendhub.vllm.hub_executor import RunCall
 from blendhub.vllm.scheduler.request_state import RequestState
 from blendhub.vllm.settings import Settings
-from blendhub.vllm.stats import AuditRecord
+from blendhub.vllm.watching.stats import AuditRecord
 
 log = logging.getLogger(__name__)
 LONGEST_PAUSE_S = 600.0
@@ -100,7 +100,9 @@ class Audits:
         if not state.is_sample or state.decision is None:
             return
         ratio, follows = state.decision.ratio, state.terms.ratio is None
-        self._records.append(AuditRecord(self._namespace, ratio, outcome.agrees, outcome.kl, state.decision.generation))
+        expected = self._settings.expected_agreement
+        record = AuditRecord(self._namespace, ratio, outcome.agrees, outcome.kl, state.decision.generation, expected)
+        self._records.append(record)
         # No request is served as in a trial of a lower ratio.
         if not follows or ratio == self.ratio:
             self._unsent[outcome.agrees] += 1

@@ -5,22 +5,51 @@ from typing import Any, NamedTuple
 
 from vllm.config import VllmConfig
 from vllm.v1.core.kv_cache_utils import get_max_concurrency_for_kv_cache_config
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, MambaSpec
+
+MOST_BORROWED = 0.5
+"""The largest share of vLLM's blocks that is borrowed at a time to blend: what they had cached is lost."""
 
 
 class BlockTables(NamedTuple):
     block_sizes: tuple[int, ...]
     """The tokens of a block in each table."""
-    shortest_window: int | None
-    """How many tokens back the nearest token is whose block vLLM may have freed; None: it frees none of a request that
-    runs."""
+    windows: tuple[int | None, ...]
+    """Behind how many tokens vLLM frees the blocks of each table; None: it frees none."""
+    of_states: tuple[int, ...] = ()
+    """The numbers of the tables of recurrent layers, of which a block holds the state behind its last token, or none.
+    """
+
+    @property
+    def shortest_window(self) -> int | None:
+        """How many tokens back the nearest token is whose block vLLM may have freed; None: it frees none of a request
+        that runs."""
+        return min((window for window in self.windows if window), default=None)
+
+    @property
+    def of_kv(self) -> tuple[int, ...]:
+        """The numbers of the tables whose blocks hold the KV of all of their tokens."""
+        return tuple(number for number in range(len(self.block_sizes)) if number not in self.of_states)
+
+    @property
+    def state_block(self) -> int | None:
+        """The number of tokens between two states; None for a model without recurrent layers."""
+        return self.block_sizes[self.of_states[0]] if self.of_states else None
 
 
 def block_tables_of(config: KVCacheConfig) -> BlockTables:
-    windows = [_window_of(spec) or 1 for spec in _specs(config) if not isinstance(spec, FullAttentionSpec)]
+    groups = config.kv_cache_groups
     return BlockTables(
-        tuple(group.kv_cache_spec.block_size for group in config.kv_cache_groups), min(windows, default=None)
+        tuple(group.kv_cache_spec.block_size for group in groups),
+        tuple(map(_window_of_group, groups)),
+        tuple(number for number, group in enumerate(groups) if isinstance(_of_layers(group)[0], MambaSpec)),
     )
+
+
+def _window_of_group(group: KVCacheGroupSpec) -> int | None:
+    others = FullAttentionSpec | MambaSpec
+    windows = (_window_of(spec) or 1 for spec in _of_layers(group) if not isinstance(spec, others))
+    return max(windows, default=None)
 
 
 def _specs(config: KVCacheConfig) -> list[Any]:
@@ -38,24 +67,30 @@ def _window_of(spec: Any) -> int | None:
     return getattr(spec, "sliding_window", None) or getattr(spec, "attention_chunk_size", None)
 
 
-def capacity_line(engine: VllmConfig, config: KVCacheConfig) -> str:
-    """What vLLM's KV cache holds, what is reused of each group of layers, and what blending would cost."""
+def capacity_line(engine: VllmConfig, config: KVCacheConfig, *, blends: bool) -> str:
+    """What vLLM's KV cache holds, what is reused of each group of layers, and what blending costs, or would cost."""
     tokens = int(get_max_concurrency_for_kv_cache_config(engine, config) * engine.model_config.max_model_len)
     kinds = Counter(map(_kind, _specs(config)))
     reused = "; ".join(f"{count} layers {kind}" for kind, count in kinds.items())
     line = f"KV capacity {tokens:,} tokens, the same as without BlendHub: {reused}"
-    if len(config.kv_cache_groups) > 1:
+    if blends and any(block_tables_of(config).windows):
+        line += (
+            f"; while a prompt is blended, free blocks hold what has left a window, at most {MOST_BORROWED:.0%} of all"
+        )
+    elif len(config.kv_cache_groups) > 1 and not any(isinstance(spec, MambaSpec) for spec in _specs(config)):
         # Groups lie over each other: a block belongs to one of them.
         block = max(sum(spec.page_size_bytes for spec in _of_layers(group)) for group in config.kv_cache_groups)
         token = sum(spec.page_size_bytes / spec.block_size for spec in _specs(config))
         others = int(config.num_blocks * block / token)
         line += f"; with --disable-hybrid-kv-cache-manager text is reused anywhere, and about {others:,} tokens fit"
     elif any(_window_of(spec) for spec in _specs(config) if isinstance(spec, FullAttentionSpec)):
-        line += "; with vLLM's hybrid allocator, which is off, more may fit, and only exact prefixes are reused"
+        line += "; with vLLM's hybrid allocator, which is off, more may fit"
     return line
 
 
 def _kind(spec: Any) -> str:
     if isinstance(spec, FullAttentionSpec):  # with the allocator off, layers with windows are kept so, too
         return "of which all tokens are kept and reused"
+    if isinstance(spec, MambaSpec):
+        return f"with a recurrent state, which is reused behind each {spec.block_size} tokens where vLLM ends a step"
     return f"with a window of {_window_of(spec)}, of which the tokens that a window still needs are reused"

@@ -3,6 +3,7 @@
 from typing import Any
 
 from vllm.config import VllmConfig
+from vllm.distributed.kv_events import KVCacheEvent
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.request import Request
 
@@ -14,14 +15,17 @@ from blendhub.vllm.messages import HubAddress, HubPlace, StepPlan, WorkerReport
 from blendhub.vllm.scheduler.admission import Admission
 from blendhub.vllm.scheduler.audits import Audits
 from blendhub.vllm.scheduler.block_tables import BlockTables
+from blendhub.vllm.scheduler.first_tokens import FirstTokens
+from blendhub.vllm.scheduler.hub_events import HubEvents
 from blendhub.vllm.scheduler.load_scheduler import LoadScheduler, Turns
 from blendhub.vllm.scheduler.lookups import Lookups
 from blendhub.vllm.scheduler.prefix_cache import RequestBlocks, SettledBlocks, ShownHashes, Tables
 from blendhub.vllm.scheduler.reports import Reports
 from blendhub.vllm.scheduler.request_state import RequestState, Stage
 from blendhub.vllm.scheduler.save_scheduler import SaveScheduler
+from blendhub.vllm.scheduler.scratch import Scratch
 from blendhub.vllm.scheduler.startup import ArenaWatch, StartupFacts
-from blendhub.vllm.stats import BlendHubStats
+from blendhub.vllm.watching.stats import BlendHubStats
 
 
 class ConnectorScheduler:
@@ -34,13 +38,17 @@ class ConnectorScheduler:
         admission: Admission,
         loads: LoadScheduler,
         saves: SaveScheduler,
+        scratch: Scratch,
         reports: Reports,
+        events: HubEvents | None = None,
     ) -> None:
-        """``requests``: empty, and shared with those that need all requests."""
+        """``requests``: empty, and shared with those that need all requests. ``events``: None: nobody wants them."""
         self.executor = executor
         self.loads = loads
         self.saves = saves
+        self._scratch = scratch
         self.reports = reports
+        self._events = events
         self._requests = requests
         self._admission = admission
         self._unsent_place: HubPlace | None = executor.place
@@ -48,6 +56,7 @@ class ConnectorScheduler:
         self._closed_ranks = admission.namespace.world_size
         """The number of ranks that have not tried yet to reach the hub."""
         self._n_steps = 0
+        self._first_tokens = FirstTokens(reports.first_token)
 
     # A request arrives, and is scheduled.
 
@@ -76,6 +85,7 @@ class ConnectorScheduler:
             # If it was preempted, its save plan would store as exact what is approximate from now on.
             self.saves.retire(state)
         self.saves.begin(state)
+        self._first_tokens.begin(state)
 
     # A step.
 
@@ -87,6 +97,7 @@ class ConnectorScheduler:
             plan.hub, self._unsent_place = self._unsent_place, None
         self.loads.plan_step(plan, step.total_num_scheduled_tokens)
         self.saves.plan_step(plan, step)
+        self._scratch.end_step(self.saves.needs_blocks)
         return plan
 
     def process_report(self, report: WorkerReport) -> None:
@@ -105,13 +116,17 @@ class ConnectorScheduler:
         state = self._requests.pop(request.request_id, None)
         if state is None:
             return False, None
+        self._first_tokens.end(state)
         response = self.reports.ended(state.outcome(), explains=state.terms.explains)
         self.loads.ended(state)
         if state.stage is Stage.LOADING or not state.is_scheduled:
             # vLLM keeps the blocks until the workers report that they have stopped.
             self.saves.abort(state)
             return False, response
-        return self.saves.end(state, tables), response
+        are_needed = self.saves.end(state, tables)
+        if not are_needed:
+            self._scratch.give_back(state.id)
+        return are_needed, response
 
     @property
     def has_work(self) -> bool:
@@ -125,7 +140,12 @@ class ConnectorScheduler:
 
     def take_stats(self) -> BlendHubStats | None:
         """The counts since the last call."""
-        return BlendHubStats.taken_from(self.reports.counters, self.loads.audits.take_records())
+        self._first_tokens.look()
+        return BlendHubStats.taken_from(self.reports.counters, self.reports.times, self.loads.audits.take_records())
+
+    def take_events(self) -> list[KVCacheEvent]:
+        """What the hub has stored and dropped since the last call."""
+        return self._events.take() if self._events else []
 
     def clear(self) -> bool:
         """Have the hub forget everything stored in this engine's namespaces; returns whether the hub is up.
@@ -162,19 +182,26 @@ def build_scheduler(
         raise
     arena = ArenaWatch(facts, executor)
     arena.look()
-    reports = Reports(executor.run, observers)
+    reports = Reports(executor.run, observers, bool(config.observability_config.otlp_traces_endpoint))
     audits = Audits(settings, facts.audits, admission.namespace.digest, executor.run)
+    scratch = Scratch(blocks, tables, settings.lookup_timeout_s)
+    block_size = blocks.hash_block_size or tables.block_sizes[0]
     loads = LoadScheduler(
-        Lookups(executor, settings, requests, blocks, audits, reports.counters),
+        Lookups(executor, settings, requests, blocks, audits, reports.times),
         audits,
         SettledBlocks(blocks),
+        scratch,
         Turns(settings, config.scheduler_config.max_num_batched_tokens, requests),
         reports,
         settings,
-        tables.block_sizes[0],
+        block_size,
         # The workers' tables of rotations are as long.
         facts.max_model_len,
-        ShownHashes(tables.block_sizes[0]) if facts.shows_hashes else None,
+        ShownHashes(block_size) if facts.shows_hashes else None,
+        needs_state=bool(tables.of_states),
     )
-    saves = SaveScheduler(executor, blocks, arena, admission, reports, settings, tables)
-    return ConnectorScheduler(requests, executor, admission, loads, saves, reports)
+    speculates = config.speculative_config is not None
+    saves = SaveScheduler(executor, blocks, scratch, arena, admission, reports, settings, tables, speculates=speculates)
+    wants_events = config.kv_events_config is not None and config.kv_events_config.enable_kv_cache_events
+    events = HubEvents(executor, facts.blends and settings.mode in ("blend", "contiguous")) if wants_events else None
+    return ConnectorScheduler(requests, executor, admission, loads, saves, scratch, reports, events)

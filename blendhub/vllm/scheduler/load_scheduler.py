@@ -19,6 +19,7 @@ from blendhub.vllm.scheduler.lookups import Lookups, Reading
 from blendhub.vllm.scheduler.prefix_cache import SettledBlocks, ShownHashes, Tables
 from blendhub.vllm.scheduler.reports import Reports
 from blendhub.vllm.scheduler.request_state import RequestState, Stage
+from blendhub.vllm.scheduler.scratch import Scratch
 from blendhub.vllm.settings import Settings
 
 SPARE_STEPS = 2
@@ -111,24 +112,29 @@ class LoadScheduler:
         lookups: Lookups,
         audits: Audits,
         settled: SettledBlocks,
+        scratch: Scratch,
         turns: Turns,
         reports: Reports,
         settings: Settings,
         block_size: int,
         n_positions: int,
         shown: ShownHashes | None = None,
+        *,
+        needs_state: bool = False,
     ) -> None:
         """``n_positions``: keys that were stored for this position or a later one cannot be moved. ``shown``: None if
-        no other connector stores KV under block hashes."""
+        no other connector stores KV under block hashes. ``needs_state``: the model has recurrent layers."""
         self.lookups = lookups
         self.audits = audits
         self._settled = settled
+        self._scratch = scratch
         self._turns = turns
         self._reports = reports
         self._settings = settings
         self._block_size = block_size
         self._n_positions = n_positions
         self._shown = shown
+        self._needs_state = needs_state
         self._loads: list[LoadJob] = []
         self._cancelled: set[str] = set()
         self._reading: dict[str, Reading] = {}
@@ -166,7 +172,8 @@ class LoadScheduler:
             except BlendHubError as error:
                 self._reports.refuse(state, Refusal(Why.HUB_FAILED, f"{type(error).__name__}: {error}"))
             else:
-                self._decide(state, ratio, audited)
+                if not self._decide(state, ratio, audited):
+                    return None, False
         if state.stage is Stage.FOUND:
             assert state.decision
             if self._shown:
@@ -196,6 +203,7 @@ class LoadScheduler:
         assert state.lookup
         reading = self._reading[state.id] = state.lookup.begin_reading()
         state.begin_load()
+        self._scratch.allocated(state.id)
         if decision.audit:
             self.audits.begun(state)
         if n_recomputed := decision.n_recomputed(state.request.num_tokens):
@@ -205,11 +213,12 @@ class LoadScheduler:
                 state.id,
                 state.terms.variant,
                 state.tokens(),
-                tuple(np.asarray(blocks, np.int64) for blocks in tables),
+                tuple(np.asarray(blocks, np.int64) for blocks in self._scratch.complete(state.id, tables)),
                 decision,
                 reading.lease,
                 reading.epoch,
                 decision.pieces_of(reading.pieces),
+                reading.state,
                 state.terms.adapter,
                 self.audits.n_tokens(state.request, self._block_size),
                 state.stop_tokens,
@@ -232,13 +241,18 @@ class LoadScheduler:
 
     def loaded(self, request: str, state: RequestState | None, result: LoadResult) -> None:
         """Take note of how a load has ended; ``state`` is None if the request has ended, too."""
-        if reading := self._reading.pop(request, None):
+        reading = self._reading.pop(request, None)
+        if reading:
             reading.end()
-        if state and state.stage is Stage.LOADING:
+        if state and not result.error:
+            self._scratch.loaded(request)
+        else:
+            self._scratch.give_back(request)
+        if reading and state and state.stage is Stage.LOADING:
             state.end_load(result)
             self._turns.end(state.request)
             assert state.decision
-            self._reports.count_load(state.decision, result)
+            self._reports.count_load(request, state.decision, result, reading.begun_at)
             if result.audit and not result.error:
                 self.audits.ended(state, result.audit)
             self._settled.remember(state)
@@ -246,6 +260,7 @@ class LoadScheduler:
     def ended(self, state: RequestState) -> None:
         """Note that a request has ended, or was aborted."""
         self._turns.end(state.request)
+        self._scratch.ended(state.id)
         state.end_lookup()
         if state.stage is Stage.LOADING:
             self._cancelled.add(state.id)
@@ -259,21 +274,33 @@ class LoadScheduler:
             if state.stage in (Stage.LOOKING_UP, Stage.FOUND):
                 self.lookups.send(state)
 
-    def _decide(self, state: RequestState, ratio: float | None, audited: bool) -> None:
-        choice = self._choice(state, ratio)
-        first = choice.decision.first_approximate if choice.decision else None
-        if self._shown and not self._shown.permit(state, first):
-            choice = self._choice(state, None)
-        decision = choice.decision
-        if decision and audited and decision.first_approximate is not None:
-            choice = msgspec.structs.replace(choice, decision=msgspec.structs.replace(decision, audit=True))
-        state.decided(choice)
+    def _decide(self, state: RequestState, ratio: float | None, audited: bool) -> bool:
+        """Decide what a request reuses; returns False if it must wait for scratch that others use."""
+        for has_scratch in (True, False):
+            choice = self._choice(state, ratio, has_scratch)
+            first = choice.decision.first_approximate if choice.decision else None
+            if self._shown and not self._shown.permit(state, first):
+                choice = self._choice(state, None, has_scratch)
+            decision = choice.decision
+            if decision and audited and has_scratch and decision.first_approximate is not None:
+                choice = msgspec.structs.replace(choice, decision=msgspec.structs.replace(decision, audit=True))
+            state.decided(choice)
+            is_lent = self._scratch.borrow(state)
+            if is_lent is None:
+                return False
+            if is_lent:
+                break
         if decision is None:
             assert choice.refusal
             self._reports.refuse(state, choice.refusal)
+        return True
 
-    def _choice(self, state: RequestState, ratio: float | None) -> Choice:
+    def _choice(self, state: RequestState, ratio: float | None, has_scratch: bool) -> Choice:
         """What to reuse of what was found. ``ratio``: the share of moved text to recompute; None: move none."""
+        state_at = None
+        if self._needs_state:
+            found = state.found.state if state.found else None
+            state_at = found.span.end if found else state.engine_tokens
         return decide(
             state.matches,
             state.request.num_tokens,
@@ -287,4 +314,6 @@ class LoadScheduler:
             too_old=sum(map(len, state.found.too_old)) if state.found else 0,
             n_positions=self._n_positions,
             pace=self._turns.pace(),
+            state_at=state_at,
+            has_scratch=has_scratch,
         )

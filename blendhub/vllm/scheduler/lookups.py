@@ -2,7 +2,6 @@
 
 import contextlib
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
 
@@ -17,6 +16,7 @@ from blendhub.vllm.scheduler.audits import Audits
 from blendhub.vllm.scheduler.prefix_cache import RequestBlocks
 from blendhub.vllm.scheduler.request_state import RequestState, Stage
 from blendhub.vllm.settings import Settings
+from blendhub.vllm.watching.stats import Times
 
 STORE_SHARE = 0.8
 """The share of the timeout that the hub may spend on reading matches from its store."""
@@ -33,6 +33,8 @@ class Reading:
         self.lease = found.lease
         self.epoch = epoch
         self.pieces = found.pieces
+        self.state = found.state
+        self.begun_at = time.monotonic()
         self._client = client
         client.kept_leases.add(self.lease)
 
@@ -178,7 +180,7 @@ class Lookups:
         requests: Mapping[str, RequestState],
         blocks: RequestBlocks,
         audits: Audits,
-        counters: Counter[str],
+        times: Times,
     ) -> None:
         """``requests``: those of the engine, now and later."""
         self._executor = executor
@@ -189,7 +191,7 @@ class Lookups:
         self._requests = requests
         self._blocks = blocks
         self._audits = audits
-        self._counters = counters
+        self._times = times
         self._unsent: list[RequestState] = []
         """Requests whose lookups wait for a session with the hub."""
         self._renew_at = 0.0
@@ -278,6 +280,8 @@ class Lookups:
         found = lookup.answer()
         if found is None:
             return False
-        self._counters["lookup_microseconds"] += round((time.monotonic() - lookup.sent_at) * 1e6)
+        now, found_tokens = time.monotonic(), sum(len(match.span) for match in found.matches)
+        self._times.add("lookup_seconds", now - lookup.sent_at)
+        self._times.trace(state.id, "lookup", lookup.sent_at, now, found_tokens=found_tokens)
         state.answered(found)
         return True

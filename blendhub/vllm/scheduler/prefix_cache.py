@@ -10,11 +10,12 @@ from collections.abc import Sequence
 from hashlib import blake2b
 from typing import TYPE_CHECKING, NamedTuple
 
-from vllm.v1.core.kv_cache_utils import BlockHash
+from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.request import Request
 
 if TYPE_CHECKING:
+    from vllm.v1.core.block_pool import BlockPool
     from vllm.v1.core.kv_cache_manager import KVCacheManager
 
     from blendhub.vllm.scheduler.request_state import RequestState
@@ -27,7 +28,7 @@ class RequestBlocks:
     """The blocks as vLLM's manager knows them, or, of a vLLM that connectors cannot ask, as the scheduler's calls tell.
 
     Called by the scheduler's thread. What is followed misses blocks that vLLM takes back from a running request: it
-    does that with models whose every layer has an attention window, which are refused (see ``model_check``).
+    does that with models whose layers have attention windows, which are refused then (see ``model_check``).
     """
 
     def __init__(self) -> None:
@@ -42,6 +43,22 @@ class RequestBlocks:
     def of(self, request: str) -> Tables:
         """The blocks of a running request in each block table, in the order of its tokens."""
         return self._manager.get_block_ids(request) if self._manager else self._followed[request]
+
+    @property
+    def pool(self) -> "BlockPool | None":
+        """vLLM's pool of blocks; None if it cannot be asked."""
+        return self._manager.block_pool if self._manager else None
+
+    @property
+    def hash_block_size(self) -> int | None:
+        """The tokens of which each block hash is made; None if that cannot be asked."""
+        return self._manager.block_pool.hash_block_size if self._manager else None
+
+    def cached_blocks(self, hashes: Sequence[BlockHash], most: int) -> Sequence[Sequence[KVCacheBlock]]:
+        """The blocks that vLLM's prefix cache has under these hashes, for each block table."""
+        assert self._manager
+        hit = self._manager.coordinator.find_longest_cache_hit(list(hashes), most)
+        return hit[0]
 
     def cached_tokens(self, hashes: Sequence[BlockHash], most: int) -> int | None:
         """How many tokens vLLM's prefix cache has under these hashes, at most so many; None: that cannot be asked."""

@@ -1,6 +1,7 @@
 """Tells what became of requests: counts it, and reports each outcome to its client, observers, the log and the hub."""
 
 import logging
+import time
 from collections import Counter, deque
 from concurrent.futures import Future
 from typing import Any
@@ -14,7 +15,8 @@ from blendhub.vllm.decision import Decision, Refusal
 from blendhub.vllm.hub_executor import RunCall
 from blendhub.vllm.messages import LoadResult, WorkerReport
 from blendhub.vllm.scheduler.request_state import RequestState
-from blendhub.vllm.stats import counts_of_load
+from blendhub.vllm.spans import total
+from blendhub.vllm.watching.stats import FIRST_TOKEN, Times, counts_of_load, times_of_load
 
 log = logging.getLogger(__name__)
 MOST_WAITING = 256
@@ -24,8 +26,10 @@ MOST_WAITING = 256
 class Reports:
     """Called by the scheduler's thread; waits for nothing."""
 
-    def __init__(self, run: RunCall, observers: Observers) -> None:
+    def __init__(self, run: RunCall, observers: Observers, traces: bool) -> None:
+        """``traces``: whether vLLM traces requests."""
         self.counters: Counter[str] = Counter()
+        self.times = Times(traces)
         self._run = run
         self._observers = observers
         self._waiting: deque[Outcome] = deque(maxlen=MOST_WAITING)
@@ -48,15 +52,38 @@ class Reports:
             log.warning("computed KV is not stored: %s", error)
         self.counters[f"reservations_failed_{reason}"] += 1
 
-    def count_load(self, decision: Decision, result: LoadResult) -> None:
+    def count_load(self, request: str, decision: Decision, result: LoadResult, begun_at: float) -> None:
+        """``begun_at``: by the monotonic clock."""
+        self._trace_load(request, decision, result, begun_at)
         self.counters.update(counts_of_load(decision, result))
+        for name, seconds in times_of_load(decision, result).items():
+            self.times.add(name, seconds)
         if decision.generation and not result.error:
             self.counters[f"generation_{decision.generation}"] += 1
+
+    def _trace_load(self, request: str, decision: Decision, result: LoadResult, begun_at: float) -> None:
+        trace, now = self.times.trace, time.monotonic()
+        if result.error:
+            trace(request, "load", begun_at, now, error=result.error)
+            return
+        copied, audited = begun_at + result.load_seconds, now - result.audit_seconds
+        kinds = {"exact": decision.exact, "settled": decision.settled, "moved": decision.moved}
+        trace(request, "load", begun_at, copied, **{f"{kind}_tokens": total(spans) for kind, spans in kinds.items()})
+        if decision.moved or decision.holes:
+            trace(
+                request, "recompute", copied, audited, recomputed_tokens=total(result.recomputed),
+                hole_tokens=result.holes, computing_seconds=result.probe_seconds + result.recompute_seconds,
+            )  # fmt: skip
+        if result.audit:
+            trace(request, "audit", max(copied, audited), now, agrees=result.audit.agrees, kl=result.audit.kl)
+
+    def first_token(self, reuse: str, seconds: float) -> None:
+        self.times.add(f"{FIRST_TOKEN}_{reuse}", seconds)
 
     def count_work(self, report: WorkerReport) -> None:
         """Count what the workers have done in a step."""
         self.counters["saved_tokens"] += report.saved_tokens
-        self.counters["save_microseconds"] += round(report.save_seconds * 1e6)
+        self.times.add("save_seconds", *report.save_seconds)
         self.counters["carried_bytes"] += report.carried_bytes
         for reason, count in report.failed_saves.items():
             self.counters[f"saves_failed_{reason}"] += count

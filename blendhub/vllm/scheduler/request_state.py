@@ -247,6 +247,16 @@ class RequestState:
         return max(0, self.request.num_tokens - max(self.request.num_computed_tokens, self.engine_tokens))
 
     @property
+    def reuse(self) -> str:
+        """What kind of KV the request has loaded: none, exact, or blended; audited: blended, and computed anew."""
+        loaded = self.decision if self.stage is Stage.LOADED else None
+        if self.audit:
+            return "audited"
+        if self.settled_span or (loaded and loaded.first_approximate is not None):
+            return "blended"
+        return "exact" if loaded else "none"
+
+    @property
     def has_begun_to_answer(self) -> bool:
         """Whether tokens were generated before it was preempted."""
         return len(self.request.output_token_ids) > 0

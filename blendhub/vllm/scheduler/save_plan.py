@@ -108,6 +108,10 @@ class SavePlan:
         self._add(Span(start, computed), kind, last.run if last and continues else None)
         self._answer_end = computed
 
+    def add_state(self, n_tokens: int) -> None:
+        """Store the state behind so many tokens."""
+        self._add(Span(n_tokens - 1, n_tokens), "exact", None)
+
     def drop(self) -> None:
         """Store nothing that is not stored yet."""
         for save in self.saves:

@@ -8,6 +8,7 @@ from functools import partial
 from queue import SimpleQueue
 
 import numpy as np
+from msgspec.structs import replace
 from vllm.v1.core.sched.output import SchedulerOutput
 
 from blendhub.client.hub_client import HubClient, Reservation
@@ -22,6 +23,7 @@ from blendhub.vllm.scheduler.prefix_cache import RequestBlocks, Tables
 from blendhub.vllm.scheduler.reports import Reports
 from blendhub.vllm.scheduler.request_state import RequestState
 from blendhub.vllm.scheduler.save_plan import Kind, SavePlan
+from blendhub.vllm.scheduler.scratch import Scratch
 from blendhub.vllm.scheduler.startup import ArenaWatch
 from blendhub.vllm.settings import Settings
 
@@ -38,6 +40,10 @@ class RequestSaves:
         """Earlier plans. The workers finish the saves of these plans; no more saves are scheduled."""
         self.reached = 0
         """The number of tokens that the last step had computed."""
+        self.states: SavePlan | None = None
+        """The states of recurrent layers to store."""
+        self.due_state = 0
+        """The number of tokens behind which a state is to be stored as soon as they are known; 0: none is."""
         self.is_dropped = False
         """Whether the cache was reset, so that nothing that is computed for this request is stored any more."""
 
@@ -45,11 +51,22 @@ class RequestSaves:
         """Whether its answer is planned, too."""
         self.since = time.monotonic()
         """When it was asked for first."""
+        self.since_planned = 0.0
+        """When the first of its tokens was planned to be saved."""
+        self.planned_tokens = 0
+
+    def planned(self, tokens: int) -> None:
+        """Note that a step saves so many of its tokens."""
+        self.since_planned = self.since_planned or time.monotonic()
+        self.planned_tokens += tokens
 
     def retire(self) -> None:
-        if self.plan:
-            self.retired.append(self.plan)
-            self.plan = None
+        self.retired += self.plans
+        self.plan = self.states = None
+
+    @property
+    def plans(self) -> list[SavePlan]:
+        return [plan for plan in (self.plan, self.states) if plan]
 
     def end(self, computed: int, tables: Tables, ranks: int) -> None:
         """The request has ended: from now on its KV up to ``computed`` is stored, from these blocks."""
@@ -66,21 +83,27 @@ class SaveScheduler:
         self,
         executor: HubExecutor,
         blocks: RequestBlocks,
+        scratch: Scratch,
         arena: ArenaWatch,
         admission: Admission,
         reports: Reports,
         settings: Settings,
         tables: BlockTables,
+        *,
+        speculates: bool = False,
     ) -> None:
+        """``speculates``: a step may compute tokens that the answer does not get."""
         self._executor = executor
         self._blocks = blocks
+        self._scratch = scratch
         self._arena = arena
         self._adapters = admission.adapters
         self._ranks = admission.namespace.world_size
         self._reports = reports
         self._min_saved_tokens = settings.policy.min_saved_tokens
         self._timeout_s = settings.lookup_timeout_s
-        self._block_sizes = tables.block_sizes
+        self._tables = tables
+        self._speculates = speculates
         self._piece_tokens = 0
         """Where vLLM frees blocks that have left a window: an answer is stored in pieces of so many tokens, before."""
         if tables.shortest_window:
@@ -122,10 +145,12 @@ class SaveScheduler:
         Where vLLM frees blocks that have left a window, those of a long first step are gone in the second one: then the
         request waits for the hub's answer, and for workers whose sessions ``are_opening``, for a while.
         """
-        if not self._piece_tokens or not request.terms.stores or request.request.lora_request:
+        frees_blocks = self._piece_tokens or self._tables.of_states
+        if not frees_blocks or not request.terms.stores or request.request.lora_request:
             return True
         saves = self._running.setdefault(request.id, RequestSaves(request))
-        plan = self._planned(saves)
+        # vLLM keeps a state for one step more than the step that computes it: the hub answers by then.
+        plan = self._planned(saves) if self._piece_tokens else None
         is_ready = not are_opening and (plan is None or not plan.is_pending)
         return is_ready or time.monotonic() > saves.since + self._timeout_s
 
@@ -152,6 +177,15 @@ class SaveScheduler:
             saves.uncommitted_ranks -= ranks
             if not saves.uncommitted_ranks:
                 self._abandon(self._announced.pop(name))
+                if saves.planned_tokens:
+                    self._reports.times.trace(
+                        name, "save", saves.since_planned, time.monotonic(), tokens=saves.planned_tokens
+                    )
+
+    def needs_blocks(self, name: str) -> bool:
+        """Whether some of what a request has loaded or computed is still to be written."""
+        saves = self._open.get(name)
+        return name in self._ending or (saves is not None and (saves.plan is None or saves.plan.is_pending))
 
     def retire(self, request: RequestState) -> None:
         """Schedule no more saves under the present plan; the next step makes another one."""
@@ -169,7 +203,7 @@ class SaveScheduler:
         """Store nothing that was computed until now, nor what the workers are saving."""
         for saves in [*self._running.values(), *self._ending.values(), *self._announced.values()]:
             saves.is_dropped = True
-            for plan in [*saves.retired, *([saves.plan] if saves.plan else [])]:
+            for plan in [*saves.retired, *saves.plans]:
                 plan.drop()
             self._abandon(saves)
 
@@ -180,21 +214,29 @@ class SaveScheduler:
         before = vllms.num_computed_tokens
         if before > (behind := max(saves.reached, request.reused_end)):
             request.bring(Span(behind, before))
+        if self._tables.of_states and before < saves.reached and saves.states:
+            # It was preempted: its blocks are others than before.
+            saves.states.drop()
+            saves.due_state = 0
         saves.reached = before + n_scheduled
         if save_plan := self._planned(saves):
             reached = min(saves.reached, vllms.num_prompt_tokens)
             if self._piece_tokens:
                 reached = max(reached, self._plan_piece(request, save_plan, before))
-            self._schedule(request, save_plan, reached, self._blocks.of(request.id), plan)
-        if saves.is_dropped or (save_plan and save_plan.is_done and not self._piece_tokens):
+            tables = self._blocks.of(request.id)
+            self._schedule(saves, save_plan, reached, tables, plan)
+            self._save_states(saves, saves.reached, tables, plan)
+        goes_on = self._piece_tokens or self._tables.of_states
+        if saves.is_dropped or (save_plan and save_plan.is_done and not goes_on):
             del self._open[request.id]
 
     def _save_ended(self, saves: RequestSaves, plan: StepPlan) -> None:
         request, save_plan = saves.request, self._plan_answer(saves)
         # Read before: the hub may answer at any moment, and its answer must not be missed.
-        is_pending = save_plan.is_pending if save_plan else not saves.is_dropped
+        is_pending = any(one.is_pending for one in saves.plans) if save_plan else not saves.is_dropped
         if save_plan:
-            self._schedule(request, save_plan, saves.computed, saves.tables, plan)
+            self._schedule(saves, save_plan, saves.computed, saves.tables, plan)
+            is_pending |= self._save_states(saves, saves.computed, saves.tables, plan)
         if is_pending:
             if time.monotonic() < saves.ended_at + self._timeout_s:
                 return
@@ -202,6 +244,27 @@ class SaveScheduler:
             self._failures.put(DeadlineExceeded(f"{missing} within lookup_timeout_s {self._timeout_s} of the end"))
         plan.ending.add(request.id)
         self._announced[request.id] = self._ending.pop(request.id)
+
+    def _save_states(self, saves: RequestSaves, reached: int, tables: Tables, plan: StepPlan) -> bool:
+        """Store the states that vLLM keeps: that of this step if it ends where a block does, and of the one before.
+
+        vLLM takes the block of a state back two steps later; the hub has answered by then. Returns whether it was asked
+        for another slot.
+        """
+        every, vllms = self._tables.state_block, saves.request.request
+        if not every:
+            return False
+        saves.states = saves.states or SavePlan(partial(self._reserve, saves.request, of_state=True), 1)
+        is_known = reached <= vllms.num_prompt_tokens or not self._speculates
+        if reached % every == 0 and is_known:
+            saves.due_state = reached
+        # Of a token that was sampled a moment ago, the scheduler may not know yet which it is.
+        is_due = 0 < saves.due_state <= vllms.num_tokens
+        if is_due:
+            saves.states.add_state(saves.due_state)
+            saves.due_state = 0
+        self._schedule(saves, saves.states, reached, tables, plan, of_states=True)
+        return is_due
 
     def _planned(self, saves: RequestSaves) -> SavePlan | None:
         """The plan, made once the adapter of the KV is known; None until then, and if nothing may be stored."""
@@ -252,22 +315,35 @@ class SaveScheduler:
         return False
 
     def _schedule(
-        self, request: RequestState, save_plan: SavePlan, computed: int, tables: Tables, plan: StepPlan
+        self,
+        saves: RequestSaves,
+        save_plan: SavePlan,
+        computed: int,
+        tables: Tables,
+        plan: StepPlan,
+        *,
+        of_states: bool = False,
     ) -> None:
+        request = saves.request
+        numbers = self._tables.of_states if of_states else self._tables.of_kv
+        tables = self._scratch.complete(request.id, tables)
         for save in save_plan.saves:
             part = save.next_part(computed)
             if part is None:
                 continue
             right, slots, span = part
-            sized = list(zip(tables, self._block_sizes, strict=True))
+            sized = list(zip(tables, self._tables.block_sizes, strict=True))
             needed = tuple(np.asarray(blocks[: -(-span.end // size)], np.int64) for blocks, size in sized)
-            if any(NULL_BLOCK in blocks[span.start // size : -(-span.end // size)] for blocks, size in sized):
+            used = [sized[number] for number in numbers]
+            if any(NULL_BLOCK in blocks[span.start // size : -(-span.end // size)] for blocks, size in used):
                 save.drop()
                 self._failures.put(
                     DeadlineExceeded("vLLM had freed the blocks when the hub reserved slots for their KV")
                 )
                 continue
-            plan.saves.append(SaveJob(request.id, right, slots, span, needed, request.terms.adapter))
+            if not of_states:
+                saves.planned(len(span))
+            plan.saves.append(SaveJob(request.id, right, slots, span, needed, request.terms.adapter, of_states))
 
     def _abandon(self, saves: RequestSaves) -> None:
         """Schedule no more saves, and end the rights; what is stored stays."""
@@ -291,12 +367,14 @@ class SaveScheduler:
         plan.begin(request.prompt_end, join_spans([*stored, *settled]), request.first_approximate)
         return plan
 
-    def _reserve(self, request: RequestState, span: Span, kind: Kind, run: int | None) -> "Future[Reservation]":
+    def _reserve(
+        self, request: RequestState, span: Span, kind: Kind, run: int | None, *, of_state: bool = False
+    ) -> "Future[Reservation]":
         reserve = partial(
             HubClient.reserve,
             tokens=request.tokens()[: span.end],
             span=span,
-            variant=request.terms.variant,
+            variant=replace(request.terms.variant, states=of_state),
             generation=0 if kind == "exact" else request.generation,
             blended=kind == "blended",
             ratio=0.0 if kind == "exact" else request.ratio,

@@ -19,7 +19,7 @@ def asking_of(job: LoadJob, most: int) -> Asking:
     # Half of a short prompt: they ask the rest.
     spans = _asking_spans(decision, n, min(most, n // 2))
     stored = gaps(Span(0, decision.end), sorted([*decision.holes, *spans]))
-    return Asking(Part(job.tokens, job.blocks[0], spans), list(stored))
+    return Asking(Part(job.tokens, job.blocks, spans), list(stored))
 
 
 def _asking_spans(decision: Decision, n_tokens: int, most: int) -> list[Span]:

@@ -75,7 +75,7 @@ def _forwards(model: EngineModel) -> Sequence[Chosen]:
     longest = min(model.max_tokens, model.config.model_config.max_model_len, PROMPT_TOKENS)
     blocks = np.arange(1, model.n_blocks)
     n = min(longest, len(blocks) * model.block_size)
-    part = Part(np.arange(n, dtype=np.uint32) % 97, blocks, [Span(0, n)])
+    part = Part(np.arange(n, dtype=np.uint32) % 97, [blocks], [Span(0, n)])
     model.forward(Chosen([part]))
     forwards = []
     for length in LENGTHS:

@@ -7,8 +7,9 @@ from blendhub.core.errors import Unsupported
 from blendhub.core.spans import Span, gaps
 from blendhub.outcome.report import AuditOutcome
 from blendhub.vllm.decision import Decision
-from blendhub.vllm.model.chosen import Chosen, Part
+from blendhub.vllm.model.chosen import Chosen
 from blendhub.vllm.model.engine_model import EngineModel
+from blendhub.vllm.model.parts_check import trial_part
 
 MOST_KL = 1e3
 """The divergence of predictions that cannot be compared: with NaNs, or with a token that one of them rules out."""
@@ -33,8 +34,8 @@ def compare(blended: torch.Tensor, exact: torch.Tensor) -> AuditOutcome:
 
 def check_predictions(model: EngineModel) -> None:
     """Raise unless the model predicts a token behind chosen ones, as audits need it. All ranks call it together."""
-    tokens, block = np.arange(4, dtype=np.uint32), np.zeros(1, np.int64)
-    hidden = model.forward(Chosen([Part(tokens, block, [Span(0, min(4, model.block_size))])]))
+    part = trial_part(model, np.arange(4, dtype=np.uint32), [Span(0, min(4, *model.block_sizes))])
+    hidden = model.forward(Chosen([part]))
     if not isinstance(hidden, torch.Tensor):
         raise Unsupported(f"its forward returns a {type(hidden).__name__}, not hidden states alone")
     predicted = model.logits(hidden[:1])

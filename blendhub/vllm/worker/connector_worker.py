@@ -3,7 +3,7 @@
 import contextlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
 from functools import partial
@@ -17,9 +17,10 @@ from blendhub.core.errors import AdapterReplaced, DeadlineExceeded, HubError
 from blendhub.framework.host import PluginHost
 from blendhub.vllm.hub_executor import HubExecutor
 from blendhub.vllm.messages import NULL_BLOCK, LoadJob, LoadResult, SaveJob, StepPlan, WorkerReport
+from blendhub.vllm.model.states import StateGroup
 from blendhub.vllm.spans import clipped
 from blendhub.vllm.worker.forwards import Forwards
-from blendhub.vllm.worker.layer_copies import LayerCopies
+from blendhub.vllm.worker.layer_copies import LayerCopies, Transfers
 from blendhub.vllm.worker.load_task import LoadProgress, LoadTask
 from blendhub.vllm.worker.loaded_adapters import LoadedAdapters
 from blendhub.vllm.worker.recompute import Blend, BlendContext
@@ -27,6 +28,10 @@ from blendhub.vllm.worker.remote_kv import RemoteKV
 from blendhub.vllm.worker.save_queue import SaveQueue
 
 log = logging.getLogger(__name__)
+
+NO_REMOTE_STATES = (
+    "states of recurrent layers are not sent through the transport: this machine must map the hub's memory"
+)
 
 
 class WaitingSave(NamedTuple):
@@ -45,11 +50,19 @@ class ConnectorWorker:
     that is still to come, and by none under way, because its scheduler keeps freed blocks until those have ended.
     """
 
-    def __init__(self, context: BlendContext, host: PluginHost, engine_id: str, timeout_s: float) -> None:
+    def __init__(
+        self,
+        context: BlendContext,
+        host: PluginHost,
+        engine_id: str,
+        timeout_s: float,
+        states: Sequence[StateGroup] = (),
+    ) -> None:
+        """``states``: the groups of recurrent layers, to which the device is attached behind the others."""
         self._context = context
         self._forwards = Forwards(context)
         self._device = context.device
-        self._copies = LayerCopies(context.device, context.groups)
+        self._copies = LayerCopies(context.device, context.groups, states)
         self._ranks = context.ranks
         self._adapters = LoadedAdapters(context.model.adapters)
         self._host = host
@@ -67,6 +80,8 @@ class ConnectorWorker:
         """How many tokens the last step left to be recomputed before the next one."""
         self._waiting: list[WaitingSave] = []
         self._saves = SaveQueue(self._run_later)
+        self._states_of: set[str] = set()
+        """Requests of which the last step saved a state."""
         self._ending: set[str] = set()
         """Requests that have ended and whose blocks vLLM keeps for saves."""
         self._uncommitted: set[str] = set()
@@ -197,7 +212,8 @@ class ConnectorWorker:
         loading.fail(error)
         if not loading.is_cancelled:
             log.warning("request %s is computed without its stored KV: %s", job.request, error)
-            if len(job.blocks) > 1:
+            if len(job.blocks) > 1 or job.state or self._context.model.frees_blocks_early:
+                # Blocks would not say that what has left a window is missing, too.
                 self._failed.add(job.request)
             else:
                 size, (blocks,) = self._context.model.block_size, job.blocks
@@ -213,26 +229,36 @@ class ConnectorWorker:
 
     def _begin_copy(self, job: LoadJob, client: HubClient) -> Transfer:
         if self._remote:
+            if job.state:
+                raise HubError(NO_REMOTE_STATES)
             return self._remote.load(client, job)
         segments = [replace(piece, shard=client.shard_at(piece.shard)) for piece in job.pieces]
         transfer = self._copies.load(segments, job.blocks, job.decision.start)
+        if job.state:
+            try:
+                shard = client.shard_at(job.state.shard, of_state=True)
+                transfer = Transfers([transfer, self._copies.load_state(shard, job.end, job.blocks)])
+            except BaseException:
+                transfer.wait()
+                raise
         self._wait_unless_overlapping(transfer)
         return transfer
 
     # Saving.
 
     def _settle_saves(self, preempted: set[str]) -> None:
-        """Finish all reads from the blocks of these requests: vLLM is about to reuse the blocks."""
-        if self._context.model.frees_blocks_early:
-            preempted = preempted | {save.job.request for save in self._waiting}
-            self._saves.wait()
-        else:
-            self._saves.wait(preempted)
-        for save in self._waiting:
-            if save.job.request in preempted:
+        """Finish all reads from the blocks of these requests, and from the blocks of states: vLLM is about to reuse
+        them."""
+        frees_all = self._context.model.frees_blocks_early
+        self._saves.wait(None if frees_all else preempted | self._states_of)
+        self._states_of.clear()
+        waiting, self._waiting = self._waiting, []
+        for save in waiting:
+            if frees_all or save.job.of_state or save.job.request in preempted:
                 error = DeadlineExceeded("vLLM freed its blocks before the session with the hub was open")
                 self._saves.note(save.job, error)
-        self._waiting = [save for save in self._waiting if save.job.request not in preempted]
+            else:
+                self._waiting.append(save)
 
     def _begin_saves(self) -> None:
         waiting, self._waiting = self._waiting, []
@@ -259,6 +285,8 @@ class ConnectorWorker:
         """Begin a save; returns the part for which there was no room."""
         self._adapters.check(job.adapter, is_loaded=False)
         if self._remote:
+            if job.of_state:
+                raise HubError(NO_REMOTE_STATES)
             if self._context.model.frees_blocks_early and job.slots[0].span.start < job.span.start:
                 raise HubError(
                     "vLLM may have freed the beginning of a chunk that several steps compute, and through the "
@@ -275,10 +303,15 @@ class ConnectorWorker:
         segments = []
         for slot in job.slots:
             span = clipped(job.span, slot.span)
-            segments.append(Segment(span, client.shard_at(slot.slot), span.start - slot.span.start, span.start))
+            shard = client.shard_at(slot.slot, of_state=job.of_state)
+            segments.append(Segment(span, shard, span.start - slot.span.start, span.start))
         with ExitStack() as right:
             right.enter_context(client.writing(job.right))
-            transfer = self._copies.save(segments, job.blocks)
+            if job.of_state:
+                self._states_of.add(job.request)
+                transfer = self._copies.save_state(segments[0].shard, job.span.end, job.blocks)
+            else:
+                transfer = self._copies.save(segments, job.blocks)
             self._saves.add(job, transfer, right.pop_all(), client)
         self._wait_unless_overlapping(transfer)
         return None
@@ -310,7 +343,12 @@ class ConnectorWorker:
                 self._remote = None
                 self._device.pin(arena.bytes, arena.progress)
             else:
-                n_slots = self._context.model.max_tokens // self._context.groups[0].layout.chunk_tokens + 2
+                # A model of recurrent layers only has no groups, and sends nothing.
+                size = max(
+                    (group.layout.chunk_tokens for group in self._context.groups),
+                    default=self._context.model.max_tokens,
+                )
+                n_slots = self._context.model.max_tokens // size + 2
                 self._remote = RemoteKV(self._copies, n_slots)
             self._pinned = nonce
         return True

@@ -112,7 +112,7 @@ class Forwards:
 
     def _forward(self, taken: Sequence[tuple[Blend, list[Span]]], layer: int) -> None:
         blends = [blend for blend, _ in taken]
-        chosen = Chosen([Part(blend.tokens, blend.job.blocks[0], batch) for blend, batch in taken])
+        chosen = Chosen([Part(blend.tokens, blend.job.blocks, batch) for blend, batch in taken])
         hidden, scores, started = None, None, time.perf_counter()
         with self._failing(blends):
             if layer:
@@ -129,7 +129,7 @@ class Forwards:
         """Probe tokens, and keep the computed KV in the pages."""
         context = self._context
         fresh = context.model.forward_until(layer, chosen)
-        slots = context.model.slots(chosen)
+        slots = context.model.slots(chosen, layer)
         with torch.inference_mode():
             stored = read_as_computed(context.model, context.layers[layer], slots)
             scores = context.ranks.sum(context.ranks.together(lambda: context.selector.score(fresh, stored)))

@@ -121,8 +121,7 @@ class Blend:
         self.job = job
         self.tokens = job.tokens
         """The prompt; during an audit, also the tokens that follow it."""
-        needs_nothing = not (job.decision.moved or job.decision.holes or job.decision.audit)
-        self.result: LoadResult | None = LoadResult() if needs_nothing else None
+        self.result: LoadResult | None = None if job.decision.recomputes else LoadResult()
         self.error: Exception | None = None
         self.work: Work | None = None
         self._context = context
@@ -132,6 +131,7 @@ class Blend:
         self._since = 0.0
         self._recomputed: tuple[Span, ...] = ()
         self._audit: AuditOutcome | None = None
+        self._audit_since = 0.0
         self._steps = self._work_through()
 
     @property
@@ -158,6 +158,7 @@ class Blend:
                 total(self.job.decision.holes),
                 probe_seconds=self._seconds["probe"],
                 recompute_seconds=self._seconds["recompute"],
+                audit_seconds=time.perf_counter() - self._audit_since if self._audit_since else 0.0,
                 audit=self._audit,
             )
 
@@ -189,6 +190,7 @@ class Blend:
         self._begin("recompute")
         yield from self._compute(join_spans([*decision.holes, *chosen]))
         if decision.audit:
+            self._audit_since = time.perf_counter()
             yield from self._work_through_audit()
 
     def _work_through_audit(self) -> Steps:

@@ -44,7 +44,7 @@ class SaveQueue:
         self._copying: Counter[str] = Counter()
         self._committing: Counter[str] = Counter()
         self._saved_tokens = 0
-        self._saved_seconds = 0.0
+        self._seconds: list[float] = []
         self._failures: Counter[str] = Counter()
         self._logged: set[str] = set()
         self._failed: dict[str, dict[WriteRight, FailedSave]] = {}
@@ -110,11 +110,11 @@ class SaveQueue:
                 lambda: not (self._copying if requests is None else self._copying.keys() & set(requests))
             )
 
-    def take_numbers(self) -> tuple[int, float, dict[str, int]]:
-        """Tokens saved, the seconds that their saves took together, and failures by reason, since the last time."""
+    def take_numbers(self) -> tuple[int, tuple[float, ...], dict[str, int]]:
+        """Tokens saved, the seconds of each save, and failures by reason, since the last time."""
         with self._state:
             saved, self._saved_tokens = self._saved_tokens, 0
-            seconds, self._saved_seconds = self._saved_seconds, 0.0
+            seconds, self._seconds = tuple(self._seconds), []
             failures, self._failures = dict(self._failures), Counter()
             return saved, seconds, failures
 
@@ -148,7 +148,7 @@ class SaveQueue:
                 client.commit(job.right, job.span.end)
                 with self._state:
                     self._saved_tokens += len(job.span)
-                    self._saved_seconds += time.monotonic() - begun_at
+                    self._seconds.append(time.monotonic() - begun_at)
         except Exception as error:
             self.note(job, error, client)
         finally:

@@ -14,15 +14,17 @@ from blendhub.core.spans import Span
 from blendhub.framework.host import PluginHost
 from blendhub.vllm.messages import WorkerProof
 from blendhub.vllm.model.attention_probe import AttentionProbe
-from blendhub.vllm.model.chosen import Chosen, Part
+from blendhub.vllm.model.chosen import Chosen
 from blendhub.vllm.model.device_memory import DeviceMemory
 from blendhub.vllm.model.engine_model import EngineModel
 from blendhub.vllm.model.fingerprint import fingerprint
 from blendhub.vllm.model.layer_groups import LayerGroup, attach, pages_of
 from blendhub.vllm.model.model_check import ModelCheck, check_model, groups_and_rotations
-from blendhub.vllm.model.parts_check import BLOCK, tolerance, trial_tokens
+from blendhub.vllm.model.pages import LayerPages
+from blendhub.vllm.model.parts_check import tolerance, trial_part, trial_tokens
 from blendhub.vllm.model.rotary import digest
 from blendhub.vllm.model.runner import find_runner
+from blendhub.vllm.model.states import StateGroup, attach_states, state_groups, tokens_only
 from blendhub.vllm.model_support import ModelSupport, Neighbours, beside, unsupported
 from blendhub.vllm.settings import Settings
 from blendhub.vllm.worker.attention_choice import choose_attention
@@ -47,6 +49,7 @@ class WorkerStart:
         self._engine_id = engine_id
         self._model: EngineModel | None = None
         self._groups: tuple[LayerGroup, ...] = ()
+        self._states: tuple[StateGroup, ...] = ()
         self._rotations: list[Rotation] = []
         self._memory = DeviceMemory()
         self._refusal = "vLLM registered no KV caches"
@@ -58,7 +61,8 @@ class WorkerStart:
             with self._memory.counted(runner.device):
                 self._model = EngineModel(runner, self._config)
                 self._groups, self._rotations = groups_and_rotations(self._model, self._settings.chunk_tokens)
-            compile_kernels(self._new_device, self._model, self._groups, self._rotations)
+                self._states = state_groups(self._model, self._settings.chunk_tokens)
+            compile_kernels(self._new_device, self._model, self._groups, self._rotations, self._states)
             self._refusal = ""
         except InvalidInput:  # an option of the device is wrong
             raise
@@ -91,8 +95,11 @@ class WorkerStart:
     ) -> tuple[ModelCheck, ConnectorWorker | None]:
         chosen = self._settings.selector
         selector: Selector = self._host.create("selector", chosen.name, chosen.options)
-        check = check_model(model, self._groups, self._rotations, selector, ranks)
+        check = check_model(model, self._groups, self._rotations, selector, ranks, self._states)
         self._rotations.clear()  # tables that no layer uses are freed
+        if check.support.state_layouts and not self._groups:
+            layouts = (tokens_only(self._settings.chunk_tokens),)
+            check = check._replace(support=msgspec.structs.replace(check.support, layouts=layouts))
         if not check.support.layouts:
             return check, None
         if check.support.blends and neighbours:
@@ -105,7 +112,7 @@ class WorkerStart:
         layers = pages_of(model, self._groups, [*rotations, *rotations[-1:] * model.n_drafts])
         device = self._new_device()
         try:
-            ranks.together(lambda: attach(device, self._groups, layers))
+            ranks.together(lambda: attach_all(device, self._groups, layers, self._states))
         except BaseException:
             device.close()
             raise
@@ -117,7 +124,8 @@ class WorkerStart:
             if check.measures_attention:
                 attention = AttentionProbe(model, layers, selector.attended_layers)
         context = BlendContext(model, layers, self._groups, device, selector, ranks, attention)
-        return check, ConnectorWorker(context, self._host, self._engine_id, self._settings.lookup_timeout_s)
+        timeout_s = self._settings.lookup_timeout_s
+        return check, ConnectorWorker(context, self._host, self._engine_id, timeout_s, self._states)
 
     def _new_device(self) -> Device:
         assert self._settings.device
@@ -142,7 +150,7 @@ def try_drafts(model: EngineModel, ranks: Ranks) -> None:
     tokens = trial_tokens(model)
     model.drafts = True
     try:
-        ranks.together(lambda: model.forward(Chosen([Part(tokens, BLOCK, [Span(0, len(tokens))])])))
+        ranks.together(lambda: model.forward(Chosen([trial_part(model, tokens, [Span(0, len(tokens))])])))
     except Exception as error:
         model.drafts = False
         log.warning(
@@ -152,8 +160,20 @@ def try_drafts(model: EngineModel, ranks: Ranks) -> None:
         )
 
 
+def attach_all(
+    device: Device, groups: Sequence[LayerGroup], layers: Sequence[LayerPages], states: Sequence[StateGroup]
+) -> None:
+    """Attach a device to all groups of layers."""
+    attach(device, groups, layers)
+    attach_states(device, states)
+
+
 def compile_kernels(
-    new_device: Callable[[], Device], model: EngineModel, groups: Sequence[LayerGroup], rotations: Sequence[Rotation]
+    new_device: Callable[[], Device],
+    model: EngineModel,
+    groups: Sequence[LayerGroup],
+    rotations: Sequence[Rotation],
+    states: Sequence[StateGroup] = (),
 ) -> None:
     """Have a device compile its kernels for each way in which the layers' keys may be rotated.
 
@@ -164,7 +184,7 @@ def compile_kernels(
         device = new_device()
         try:
             of_layers = [some[number % len(some)] for number in range(len(model.layer_names))]
-            attach(device, groups, pages_of(model, groups, of_layers))
+            attach_all(device, groups, pages_of(model, groups, of_layers), states)
             # The device that serves fails alike, and that is logged.
             with suppress(Exception):
                 device.attention(model.rules(), model.dtype)

@@ -8,6 +8,7 @@ import threading
 from contextlib import contextmanager
 from importlib.util import find_spec
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -27,7 +28,7 @@ NEEDS_STAND_INS = pytest.mark.skipif(HAS_NPU, reason="the operators are torch_np
 
 A2, A3, A5, UNKNOWN = 220, 250, 260, 999
 """SoC versions as ``torch_npu.npu.get_soc_version`` returns them."""
-WIDE = {"dtype": "bfloat16", "key_dim": 16, "value_dim": 16}
+WIDE: dict[str, Any] = {"dtype": "bfloat16", "key_dim": 16, "value_dim": 16}
 """Pages of widths that the operators of torch_npu take."""
 
 
@@ -132,8 +133,9 @@ def device_on(runtime=None, soc_version=A2, **options):
 class Wide:
     """Pages of widths that the operators of torch_npu take, unless a test wants others."""
 
-    formats = AscendDevice.formats
-    dtypes = AscendDevice.dtypes
+    formats: Any = AscendDevice.formats
+    dtypes: Any = AscendDevice.dtypes
 
     def setup(self, **fields):
-        return super().setup(**{**WIDE, **fields})
+        suite: Any = super()
+        return suite.setup(**{**WIDE, **fields})

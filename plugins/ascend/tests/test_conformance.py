@@ -2,7 +2,6 @@
 
 import pytest
 from blendhub_ascend.device import AscendDevice
-from npu_stand_ins import A2, A5, NEEDS_STAND_INS, WIDE, Wide, device_on, device_on_npu_runtime
 
 from blendhub.contracts import Device
 from blendhub.testing.devices import DeviceSuite
@@ -10,6 +9,7 @@ from blendhub.testing.devices.copying import CopyingTests
 from blendhub.testing.devices.formats import RotationTests
 from blendhub.testing.devices.lifecycle import LifecycleTests
 from blendhub.testing.devices.streams import StreamSuite
+from plugins.ascend.tests.npu_stand_ins import A2, A5, NEEDS_STAND_INS, WIDE, Wide, device_on, device_on_npu_runtime
 
 SMALL_STAGING = 0.055
 """MiB of staging: one layer of a chunk in each stream, so that a chunk passes through each stream several times."""

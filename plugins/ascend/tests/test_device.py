@@ -1,13 +1,16 @@
 """Options and errors of the Ascend device that the contract does not cover."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 from blendhub_ascend import device as device_module
 from msgspec.structs import replace
-from npu_stand_ins import A2, UNKNOWN, WIDE, HostRuntime, device_on, device_on_npu_runtime
 
 from blendhub.core.errors import Unsupported
 from blendhub.testing.devices.device_harness import DeviceHarness, DeviceSetup, Rotary
+from plugins.ascend.tests.npu_stand_ins import A2, UNKNOWN, WIDE, HostRuntime, device_on, device_on_npu_runtime
 
 SETUP = DeviceSetup(format="split", kv_heads=2, block_size=16, **WIDE)
 
@@ -31,17 +34,15 @@ def test_quantised_kv_is_refused_with_the_flag_that_causes_it(dtype):
 
 
 def test_pages_in_a_private_format_are_refused(monkeypatch):
-    class Fractal:
-        class device:
-            type = "npu"
+    fractal: Any = SimpleNamespace(device=SimpleNamespace(type="npu"))
 
     class Operators:
         class npu:
             get_npu_format = staticmethod(lambda tensor: 29)
 
-    monkeypatch.setattr(device_module.torch, "ops", Operators)
+    monkeypatch.setattr(torch, "ops", Operators)
     with pytest.raises(Unsupported, match=r"private format 29 of torch_npu.*enable_kv_nz"):
-        device_module._refuse_private_format("layer 3", Fractal())
+        device_module._refuse_private_format("layer 3", fractal)
 
 
 # vllm-ascend keeps an MLA layer as its rotated part of 64 and its latent of 512, each with one head. Other models have
@@ -71,11 +72,12 @@ def test_a_view_of_a_larger_allocation_is_served_with_the_operators_too():
         cut = [torch.cat([torch.zeros(512, dtype=one.dtype), one.flatten()])[512:] for one in layer.tensors]
         tensors = tuple(one.view(like.shape) for one, like in zip(cut, layer.tensors, strict=True))
         layers.append(replace(layer, tensors=tensors))
-    harness.replace_device(device_on_npu_runtime(), layers)
-    assert harness.device._attached.groups[0].mover.operators.scatter is not None
+    device = device_on_npu_runtime()
+    harness.replace_device(device, layers)
+    assert device._attached.groups[0].mover.operators.scatter is not None
     harness.start_load(harness.chunks(0, 60)).wait()
     for layer, given in zip(harness.layers, layers, strict=True):
-        for tensor, cut in zip(layer.tensors, given.tensors, strict=True):
-            tensor.view(torch.int16).copy_(cut.view(torch.int16))
+        for tensor, one in zip(layer.tensors, given.tensors, strict=True):
+            tensor.view(torch.int16).copy_(one.view(torch.int16))
     harness.check()
     harness.device.close()

@@ -3,10 +3,10 @@
 import pytest
 from blendhub_ascend import AscendOptions
 from blendhub_ascend.device import create
-from npu_stand_ins import HAS_NPU, Wide
 
 from blendhub.testing.devices import DeviceSuite
 from blendhub.testing.devices.racing import RaceSuite
+from plugins.ascend.tests.npu_stand_ins import HAS_NPU, Wide
 
 if not HAS_NPU:
     pytest.skip("torch finds no NPU here; `make npu-check` on a machine with one", allow_module_level=True)

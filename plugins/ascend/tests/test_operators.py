@@ -7,10 +7,19 @@ import torch
 from blendhub_ascend import operators
 from blendhub_ascend.operators import chip_of, problem_with
 from msgspec.structs import replace
-from npu_stand_ins import A2, A3, A5, NEEDS_STAND_INS, UNKNOWN, WIDE, device_on, device_on_npu_runtime
 
 from blendhub.core.errors import Unsupported
 from blendhub.testing.devices.device_harness import DeviceHarness, DeviceSetup, Rotary
+from plugins.ascend.tests.npu_stand_ins import (
+    A2,
+    A3,
+    A5,
+    NEEDS_STAND_INS,
+    UNKNOWN,
+    WIDE,
+    device_on,
+    device_on_npu_runtime,
+)
 
 pytestmark = NEEDS_STAND_INS
 
@@ -62,7 +71,7 @@ def test_an_operator_with_another_schema_or_none_is_not_called(chosen, monkeypat
     with monkeypatch.context() as patch:
         patch.setitem(operators.SCHEMAS, RESHAPE, longer)
         assert f"torch: {RESHAPE} has another schema here" in chosen()[0]
-    monkeypatch.setattr(operators.torch, "ops", object())
+    monkeypatch.setattr(torch, "ops", object())
     assert problem_with(RESHAPE) == f"{RESHAPE} is not loaded here"
 
 

@@ -10,10 +10,10 @@ import blendhub_ascend
 import pytest
 from blendhub_ascend import AscendOptions, availability, operators
 from blendhub_ascend import device as device_module
-from npu_stand_ins import A5, NEEDS_STAND_INS, torch_npu_of
 
 from blendhub.core.errors import Unsupported
 from blendhub.testing.devices.device_harness import DeviceHarness, DeviceSetup
+from plugins.ascend.tests.npu_stand_ins import A5, NEEDS_STAND_INS, torch_npu_of
 
 
 def probed(monkeypatch, *, missing=(), driver=True, imports=None):

@@ -4,15 +4,23 @@ import ctypes
 import logging
 import mmap
 import threading
+import time
 
 import numpy as np
 import pytest
 import torch
 from blendhub_ascend import operators
 from blendhub_ascend import runtime as runtime_module
-from npu_stand_ins import NEEDS_STAND_INS, HostRuntime, StandInNpu, aligned, device_on_npu_runtime, torch_npu_of
 
 from blendhub.testing.devices.device_harness import DeviceHarness, DeviceSetup
+from plugins.ascend.tests.npu_stand_ins import (
+    NEEDS_STAND_INS,
+    HostRuntime,
+    StandInNpu,
+    aligned,
+    device_on_npu_runtime,
+    torch_npu_of,
+)
 
 pytestmark = NEEDS_STAND_INS
 
@@ -109,13 +117,13 @@ def test_an_arena_of_any_address_is_registered_by_whole_pages(acl):
 
 
 def test_a_device_copies_straight_between_a_registered_arena_and_staging(acl):
-    harness = DeviceHarness(device_on_npu_runtime(), "cpu", SETUP)
-    harness.device.wait_until_pinned()
+    harness = DeviceHarness(device := device_on_npu_runtime(), "cpu", SETUP)
+    device.wait_until_pinned()
     assert acl.registered
     harness.save(harness.chunks(3, 60))
     harness.overwrite_pages()
     harness.load(harness.chunks(3, 60), 7)
-    for queue in (harness.device._attached.loads, harness.device._attached.saves):
+    for queue in (device._attached.loads, device._attached.saves):
         assert all(stream._bounce_buffer is None for stream in queue._streams)
     harness.device.close()
     assert not acl.registered
@@ -134,8 +142,8 @@ def test_an_arena_that_cannot_be_registered_is_logged_once_with_the_reason(monke
     if library:
         monkeypatch.setattr(runtime_module, "load_acl", lambda: library)
     with caplog.at_level(logging.WARNING):
-        harness = DeviceHarness(device_on_npu_runtime(), "cpu", SETUP)
-        harness.device.wait_until_pinned()
+        harness = DeviceHarness(device := device_on_npu_runtime(), "cpu", SETUP)
+        device.wait_until_pinned()
     (line,) = [record.getMessage() for record in caplog.records]
     assert reason in line and "docs/ascend.md" in line
     harness.load(harness.chunks(3, 60))
@@ -146,7 +154,7 @@ def test_an_arena_that_cannot_be_registered_is_logged_once_with_the_reason(monke
 def test_an_arena_whose_copies_block_is_not_used_directly(acl, monkeypatch, submitted, is_used):
     """ACL may take the memory, and yet copy it in the thread that asks for the copy."""
     clock = iter((0.0, submitted, 0.010) * 2)
-    monkeypatch.setattr(runtime_module.time, "perf_counter", lambda: next(clock))
+    monkeypatch.setattr(time, "perf_counter", lambda: next(clock))
     error = runtime_of().register(np.zeros(5 * 2**20, np.uint8))
     assert error is None if is_used else "hold up the thread" in error
     assert bool(acl.registered) == is_used

@@ -66,13 +66,14 @@ def compiled(heads: int, width: int, dtype: str, rules: AttentionRules) -> dict[
     keys = torch.zeros(4, heads, 16, width).to(kind)
     values = 0 if rules.latent else width
     layout = KVLayout(layers=1, kv_heads=heads, key_dim=width, value_dim=values, dtype=dtype, chunk_tokens=16)
-    kernel = attention.attend_chosen
-    attention.attend_chosen = compiling = Compiling(kernel)  # type: ignore[assignment]
+    patched: Any = attention
+    kernel = patched.attend_chosen
+    patched.attend_chosen = compiling = Compiling(kernel)
     try:
         pages = Pages((Planes(keys, keys, None),), 4, None, keys.device)
         attention.CudaAttention(pages, layout, [rules], torch.bfloat16)
     finally:
-        attention.attend_chosen = kernel
+        patched.attend_chosen = kernel
     return compiling.shared
 
 

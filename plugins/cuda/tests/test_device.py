@@ -2,6 +2,7 @@
 
 import ctypes
 import threading
+from typing import Any
 
 import blendhub_cuda
 import msgspec
@@ -105,7 +106,8 @@ def test_kernels_use_host_addresses_only_where_the_driver_says_that_they_may(mon
     monkeypatch.setattr(torch.version, "hip", hip)
     for value, status, expected in ((1, 0, True), (0, 0, False), (1, 101, False)):
         driver = Driver(value, status)
-        assert kernels_use_host_addresses(torch.device("cuda", 2), lambda name, driver=driver: driver) is expected
+        load: Any = lambda name, driver=driver: driver  # noqa: E731
+        assert kernels_use_host_addresses(torch.device("cuda", 2), load) is expected
         assert driver.asked == [(attribute, 2)]
     for no_driver in (lambda name: object(), lambda name: ctypes.CDLL("lib-not-there.so")):
         assert not kernels_use_host_addresses(torch.device("cuda", 2), no_driver)
@@ -130,8 +132,8 @@ def test_aligned_pages_of_a_real_model_s_widths(dtype, offset):
         Rotary(width=128),
         Rotary(width=64, offset=offset, neox=False),
     )
-    sizes = {"kv_heads": 2, "key_dim": 128, "value_dim": 128, "block_size": 16, "chunk_tokens": 32, "n_blocks": 8}
-    harness = harness_of(DeviceSetup(dtype=dtype, rotations=rotations, **sizes))
+    wide = DeviceSetup(kv_heads=2, key_dim=128, value_dim=128, block_size=16, chunk_tokens=32, n_blocks=8)
+    harness = harness_of(replace(wide, dtype=dtype, rotations=rotations))
     segments = [
         replace(one, shard=number * harness.layout.shard_bytes) for number, one in enumerate(harness.chunks(3, 80))
     ]

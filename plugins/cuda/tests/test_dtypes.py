@@ -8,7 +8,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-from blendhub_cuda.kernels import decode, encode
+from blendhub_cuda.dtypes import decode, encode
 
 HAS_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if HAS_GPU else "cpu"

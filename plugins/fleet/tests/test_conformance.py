@@ -18,6 +18,8 @@ pytestmark = needs_redis
 
 
 class TestDirectory(SharedStoreSuite):
+    url: str
+
     @pytest.fixture(autouse=True)
     def server(self, redis_server: RedisServer) -> None:
         type(self).url = redis_server.url

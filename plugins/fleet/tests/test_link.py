@@ -2,6 +2,7 @@
 
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 from blendhub_fleet.directory import open_store
@@ -14,7 +15,7 @@ from harness.servers.redis_server import RedisServer, needs_redis
 pytestmark = needs_redis
 
 
-def opened(url: str, path: Path, **options: object):
+def opened(url: str, path: Path, **options: Any):
     return open_store(DirectoryOptions(catalogue=url, path=str(path), deadline_s=10.0, **options))
 
 

@@ -1,9 +1,7 @@
 """What the tests share: processes of Mooncake, an arena, and the bytes between them."""
 
 import contextlib
-import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 from blendhub_mooncake import probe
@@ -14,8 +12,6 @@ from blendhub.client.arena_view import HEADER_BYTES, SHM
 from blendhub.contracts import ArenaFile
 from blendhub.hub.memory.arena import Arena
 from harness.servers.mooncake_cluster import Cluster
-
-sys.path.insert(0, str(Path(__file__).parent))
 
 PATIENT_S = 20.0
 

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from members import FOUND_S, Member
 
 from benchmarks.soak.clients import SMALL
 from harness.namespaces import network_or_skip
@@ -15,6 +14,7 @@ from harness.servers.mooncake_cluster import Cluster, wait_until
 from harness.servers.network import Machine, Network
 from harness.servers.redis_server import RedisServer, needs_redis
 from harness.servers.served_hub import ServedHub
+from plugins.mooncake.tests.members import FOUND_S, Member
 
 pytestmark = [
     pytest.mark.slow,

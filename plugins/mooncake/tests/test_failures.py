@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 from blendhub_mooncake.bytes import MooncakeBytes
 from blendhub_mooncake.frames import ChildSetup
-from members import stopped
 
 from blendhub.core.errors import StoreFailed
 from blendhub.hub.memory.arena import Arena
 from harness.servers.mooncake_cluster import Cluster, wait_until
+from plugins.mooncake.tests.members import stopped
 
 pytestmark = [pytest.mark.slow, pytest.mark.alone]
 MIB = 2**20

@@ -11,18 +11,18 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from members import CHUNK, DOCUMENT, FOUND_S, Member, prompt
 
 from benchmarks.soak.clients import SMALL, write
 from blendhub.core.errors import ArenaFull
 from harness.servers.mooncake_cluster import Cluster, wait_until
 from harness.servers.redis_server import RedisServer, needs_redis
 from harness.servers.served_hub import ServedHub
+from plugins.mooncake.tests.members import CHUNK, DOCUMENT, FOUND_S, Member, prompt
 
 pytestmark = [pytest.mark.slow, needs_redis]
 SOAKED_S = float(os.environ.get("SOAKED_S", "30"))
 """``make soak`` sets five minutes."""
-OPERATE = Path(__file__).parents[3] / "docs/operate.md"
+WATCH = Path(__file__).parents[3] / "docs/watch.md"
 WATCHED = ("fleet_fetched_bytes", "fleet_mooncake_starts", "store_corrupted")
 
 
@@ -48,7 +48,7 @@ def test_what_one_hub_stores_another_reads_at_any_place_of_a_prompt(join: Callab
     other.store(4)
     one.find(4)
     # All but those of the store whose bytes are in a directory.
-    documented = set(re.findall(r"`blendhub_(fleet_(?!directory_)\w+)`", OPERATE.read_text(encoding="utf-8")))
+    documented = set(re.findall(r"`blendhub_(fleet_(?!directory_)\w+)`", WATCH.read_text(encoding="utf-8")))
     stats = one.client.stats()
     shown = {f"{name}_total" for name in stats.counters} | set(stats.gauges)
     assert documented == {name for name in shown if name.startswith("fleet_")}

@@ -7,6 +7,7 @@ import os
 import stat
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from blendhub_stores.file_format import FORMAT, MAGIC
@@ -19,7 +20,7 @@ from blendhub.testing.stores.base import chunk, content, key, listed, loaded, ru
 HOST = PluginHost.discover()
 
 
-def disk(path: Path, **options: object) -> Store:
+def disk(path: Path, **options: object) -> Any:
     return HOST.create("store", "disk", {"path": str(path), "capacity_gib": 0.001, **options})
 
 

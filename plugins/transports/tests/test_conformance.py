@@ -3,6 +3,7 @@
 import struct
 import time
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -99,4 +100,5 @@ class TestHostileHeaders(HostileTests):
 
     def send_raw(self, endpoint: str, frames: list[bytes]) -> None:
         header = struct.pack("<2sHHBxQId", b"BH", PROTOCOL, 1, len(frames[0]) % 4, 7, 1000, time.time())
-        ZmqSuite.send_raw(self, endpoint, [header + frames[0], *frames[1:]])
+        suite: Any = self
+        ZmqSuite.send_raw(suite, endpoint, [header + frames[0], *frames[1:]])

@@ -1,11 +1,13 @@
 """The adapter with a model on a device that is neither CPU nor CUDA; ``test_platform.py`` runs this with vLLM 0.23."""
 
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from tests.stand_in import StandIn
 from tests.vllm.ascend import strict_npu  # noqa: F401  (before vllm_ascend)
 
 import vllm_ascend.ops  # noqa: F401  # isort: skip  (before the others, which it imports in the one order that works)
@@ -76,9 +78,9 @@ class Model(torch.nn.Module):
             query, key, value = (hidden @ one for one in weights)
             query, key = (rotated(one.view(len(hidden), -1, 128), cos[:, None], sin[:, None]) for one in (query, key))
             output = torch.empty_like(query)
-            metadata = get_forward_context().attn_metadata[layer.layer_name]
+            metadata: Any = get_forward_context().attn_metadata
             value = value.view(len(hidden), -1, 128)
-            output = layer.impl.forward(layer, query, key, value, layer.kv_cache, metadata, output)
+            output = layer.impl.forward(layer, query, key, value, layer.kv_cache, metadata[layer.layer_name], output)
             hidden = hidden + output.flatten(1)
         return hidden
 
@@ -94,8 +96,8 @@ def engine_model(tmp_path_factory):
     for name in ("_npu_reshape_and_cache", "npu_fused_infer_attention_score"):
         monkeypatch.setattr(torch_npu, name, native(getattr(torch_npu, name)))
     monkeypatch.setattr(torch.npu, "Event", Event)
-    wide = {"head_dim": 128, "num_attention_heads": 2, "num_key_value_heads": 1, "torch_dtype": "bfloat16"}
-    model = make_tiny_model(tmp_path / "wide", num_hidden_layers=2, **wide)
+    widths: dict[str, Any] = {"head_dim": 128, "num_attention_heads": 2, "num_key_value_heads": 1}
+    model = make_tiny_model(tmp_path / "wide", num_hidden_layers=2, torch_dtype="bfloat16", **widths)
     config = EngineArgs(str(model), skip_tokenizer_init=True, block_size=128, max_model_len=2048).create_engine_config()
     with set_current_vllm_config(config), NpuMemory(), torch.inference_mode():
         init_distributed_environment(1, 0, f"file://{tmp_path}/store", 0, "gloo")
@@ -135,7 +137,7 @@ def test_tensors_of_two_devices_do_not_mix():
 def test_the_checks_at_the_start_pass(engine_model):
     groups, rotations = groups_and_rotations(engine_model, 256)
     check = check_model(
-        engine_model, groups, rotations, SimpleNamespace(probe_layer=1, attended_layers=()), Ranks(get_tp_group())
+        engine_model, groups, rotations, StandIn(probe_layer=1, attended_layers=()), Ranks(get_tp_group())
     )
     assert check.support.reasons == () and check.support.blends
     assert all(rotation.neox for rotation in check.rotations)
@@ -144,8 +146,8 @@ def test_the_checks_at_the_start_pass(engine_model):
 
 def test_a_forward_over_spans_and_a_probe(engine_model):
     tokens, blocks = np.arange(20, 320, dtype=np.uint32), np.array([2, 1, 3], np.int64)
-    hidden = engine_model.forward(Chosen([Part(tokens, blocks, [Span(0, 140), Span(140, 141), Span(141, 300)])]))
-    last = Chosen([Part(tokens, blocks, [Span(130, 300)])])
+    hidden = engine_model.forward(Chosen([Part(tokens, [blocks], [Span(0, 140), Span(140, 141), Span(141, 300)])]))
+    last = Chosen([Part(tokens, [blocks], [Span(130, 300)])])
     keys, values = engine_model.forward_until(1, last)
     assert {one.device.type for one in (hidden, keys, values)} == {"npu"} and keys.shape == (170, 1, 128)
     engine_model.write(1, keys, values, engine_model.slots(last))

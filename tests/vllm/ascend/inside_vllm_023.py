@@ -2,6 +2,7 @@
 
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -109,7 +110,7 @@ def test_the_hook_finds_what_mla_writes_and_nothing_is_written():
 @pytest.mark.parametrize("layer", [dense_layer(), mla_layer()], ids=["dense", "mla"])
 def test_what_is_written_is_found_in_the_pages(layer):
     one, n = platform(layer), 150
-    model = SimpleNamespace(
+    model: Any = SimpleNamespace(
         layer_names=[layer.layer_name],
         layer=lambda name: layer,
         page_size_of=lambda name: TOKENS,
@@ -273,7 +274,7 @@ def test_the_options_are_vllm_ascends(options):
 def test_other_pages_are_refused(pages, words):
     layer = dense_layer()
     layer.kv_cache = list(pages)
-    model = SimpleNamespace(
+    model: Any = SimpleNamespace(
         layer_names=["layers.0"],
         layer=lambda name: layer,
         page_size_of=lambda name: TOKENS,

@@ -4,24 +4,18 @@ the NPU's.
 ``put_in_place`` is called in an engine's process, after ``strict_npu`` and ``engine_stand_ins`` were imported.
 """
 
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import msgspec
 import torch
 
-STAND_INS = Path(__file__).parents[3] / "plugins" / "ascend" / "tests"
-
 
 def put_in_place():
     """The connector takes vLLM's platform for that of an NPU, and the plugin ``npu`` finds one."""
-    sys.path.insert(0, str(STAND_INS))
-    import npu_stand_ins
-    import strict_ops
     from blendhub_ascend import device
 
     from blendhub.vllm import connector
+    from plugins.ascend.tests import npu_stand_ins, strict_ops
 
     strict_ops.define()
     torch.npu.is_available = lambda: True

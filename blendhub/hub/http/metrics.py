@@ -1,0 +1,169 @@
+"""The text of `/metrics` for Prometheus: each number of the hub with its type and its meaning."""
+
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+
+from prometheus_client import CollectorRegistry, Metric, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+
+from blendhub.client.wire import HubStats
+from blendhub.hub.counters import BUCKETS_S, Counters, Latencies
+from blendhub.outcome.agreement import wilson
+
+PREFIX = "blendhub_"
+COUNTERS: Mapping[str, str] = MappingProxyType(
+    {
+        "lookups_that_found": "Lookups that found something; divided by all lookups, this is the hit rate",
+        "tokens_exact": "Tokens found at the same position after the same tokens",
+        "tokens_settled": "Tokens found after the same tokens, whose KV was blended before or computed behind such KV",
+        "tokens_moved": "Tokens found at another position or after other tokens",
+        "tokens_too_old": "Tokens stored too many moves from exact KV for an engine's max_generation",
+        "tokens_deleted": "Tokens that were deleted with their request or salt",
+        "keeps_refused": "Chunks that were not kept as requests asked, because others took the share of their "
+        "namespace or of all",
+        "evictions": "Chunks that left the arena to make room",
+        "forgotten_chunks": "Evicted chunks that no store had, and that are no longer matchable",
+        "index_evictions": "Chunks that were dropped because the index took too much memory beyond its KV",
+        "store_saves": "Chunks saved to the store",
+        "store_loads": "Chunks loaded from the store",
+        "store_skipped": "Chunks that were not saved because too many waited for the store",
+        "store_failures": "Failed operations of the store",
+        "store_corrupted": "Damaged entries that the store dropped",
+        "fleet_published_chunks": "Chunks of other hubs that became matchable in this hub",
+        "fleet_dropped_chunks": "Chunks that other hubs dropped",
+        "fleet_snapshots": "How often the hub read the whole catalogue",
+        "fleet_failures": "Failed calls to follow the log of the catalogue",
+        "fleet_refused_runs": "Runs of the catalogue whose descriptions or chunks this hub cannot use",
+    }
+)
+GAUGES: Mapping[str, str] = MappingProxyType(
+    {
+        "arena_bytes": "Size of the arena when all of it is reserved",
+        "arena_reserved_bytes": "Bytes of the arena that are reserved by now",
+        "arena_free_bytes": "Free bytes of what is reserved of the arena",
+        "arena_missing_bytes": "Bytes that the arena was to have, and for which memory did not suffice",
+        "arena_quarantined_bytes": "Bytes of slots of revoked leases that a process may still write into",
+        "chunks": "Matchable chunks",
+        "chunks_in_arena": "Matchable chunks in memory",
+        "matcher_bytes": "Memory of the matchers",
+        "sessions": "Registered processes",
+        "engines": "Engines of the registered processes",
+        "read_leases": "Current leases to read",
+        "write_leases": "Current leases to write",
+        "store_bytes": "Bytes in the store",
+        "store_waiting_chunks": "Chunks that wait to be saved",
+        "store_later_chunks": "Chunks that are saved when the store is available again, unless they are evicted before",
+        "fleet_hubs": "Live hubs of the fleet, including this one",
+        "fleet_behind": "Changes of the fleet that are still to be applied",
+        "fleet_in_step": "1 while the shared store answers, 0 while the hub serves alone",
+    }
+)
+OF_NAMESPACE: Mapping[str, str] = MappingProxyType(
+    {
+        "namespace_variants": "Variants of a model, each a LoRA adapter with a salt, that have stored KV",
+        "namespace_runs": "Stored runs of a model, with all LoRA adapters and salts",
+        "namespace_chunks": "Stored chunks of a model",
+        "namespace_tokens": "Stored tokens of a model",
+        "namespace_recent_audits": "The last audits that engines of a model reported, at most 512",
+        "namespace_recent_audit_disagreements": "Those of the last audits whose first tokens differed",
+    }
+)
+"""The gauges with the label ``namespace``, the digest of a model's namespace."""
+
+COUNTERS_OF_NAMESPACE: Mapping[str, str] = MappingProxyType(
+    {
+        "namespace_audits": "Audits that engines of a model reported",
+        "namespace_audit_disagreements": "Audits whose first tokens differed",
+    }
+)
+AGREEMENT: Mapping[str, str] = MappingProxyType(
+    {
+        "namespace_agreement_ratio": "Share of a model's last audits in which reuse did not change the first tokens",
+        "namespace_agreement_low_ratio": "The lower end of the 95% confidence interval of that share",
+        "namespace_agreement_high_ratio": "The upper end of the 95% confidence interval of that share",
+    }
+)
+"""The gauges of models that were audited."""
+
+REFUSED = ("refused_requests", "Requests refused, by the class of the error")
+HISTOGRAMS: Mapping[str, str] = MappingProxyType(
+    {
+        "request_seconds": "Time in the hub, by the kind of request: lookup, reserve, fetch and so on",
+        "store_read_seconds": "Time of the reads from the store or the fleet, each of one chunk or several",
+    }
+)
+OLD = "Until version 0.2, the old name of "
+"""How the help of a metric begins that was renamed."""
+
+
+def exposition(stats: HubStats, counters: Counters) -> bytes:
+    """The numbers in Prometheus' text format."""
+    registry = CollectorRegistry()
+    registry.register(_Collector(stats, counters))
+    return generate_latest(registry)
+
+
+class _Collector:
+    """Hands the numbers to Prometheus' client for one answer."""
+
+    def __init__(self, stats: HubStats, counters: Counters) -> None:
+        self._stats = stats
+        self._counters = counters
+
+    def collect(self) -> Iterator[Metric]:
+        yield from self._totals()
+        for name, value in sorted(self._stats.gauges.items()):
+            if about := GAUGES.get(name):
+                yield GaugeMetricFamily(PREFIX + name, about, value)
+        yield from self._of_namespaces()
+        yield self._histogram("request_seconds", self._counters.requests, "kind")
+        yield self._histogram("store_read_seconds", {"": self._counters.reads})
+
+    def _totals(self) -> Iterator[Metric]:
+        name, about = REFUSED
+        refused = CounterMetricFamily(PREFIX + name, about, labels=["error"])
+        for name, value in sorted(self._stats.counters.items()):
+            kind, _, rest = name.partition("_")
+            if kind == "refused":
+                refused.add_metric([rest], value)
+                yield CounterMetricFamily(PREFIX + name, _old(f'refused_requests_total{{error="{rest}"}}'), value)
+            elif kind == "requests":
+                yield CounterMetricFamily(PREFIX + name, _old(f'request_seconds_count{{kind="{rest}"}}'), value)
+            else:
+                # Stores of others count what they like.
+                about = COUNTERS.get(name) or f"Counted by the shared store: {name.replace('_', ' ')}"
+                yield CounterMetricFamily(PREFIX + name, about, value)
+        yield refused
+
+    def _of_namespaces(self) -> Iterator[Metric]:
+        numbers = sorted(self._stats.namespaces.items())
+        for name, about in OF_NAMESPACE.items():
+            family = GaugeMetricFamily(PREFIX + name, about, labels=["namespace"])
+            for digest, of_namespace in numbers:
+                family.add_metric([digest], of_namespace[name.removeprefix("namespace_")])
+            yield family
+        for name, about in COUNTERS_OF_NAMESPACE.items():
+            total = CounterMetricFamily(PREFIX + name, about, labels=["namespace"])
+            old = GaugeMetricFamily(PREFIX + name, _old(f"{name}_total"), labels=["namespace"])
+            for digest, of_namespace in numbers:
+                total.add_metric([digest], of_namespace[name.removeprefix("namespace_")])
+                old.add_metric([digest], of_namespace[name.removeprefix("namespace_")])
+            yield from (total, old)
+        families = [GaugeMetricFamily(PREFIX + name, about, labels=["namespace"]) for name, about in AGREEMENT.items()]
+        for digest, of_namespace in numbers:
+            if audits := of_namespace["recent_audits"]:
+                agreed = audits - of_namespace["recent_audit_disagreements"]
+                for family, value in zip(families, (agreed / audits, *wilson(agreed, audits)), strict=True):
+                    family.add_metric([digest], value)
+        yield from families
+
+    def _histogram(self, name: str, latencies: Mapping[str, Latencies], *label: str) -> Metric:
+        seconds = HistogramMetricFamily(PREFIX + name, HISTOGRAMS[name], labels=label)
+        for kind, of_kind in latencies.items():
+            buckets = list(zip([*map(str, BUCKETS_S), "+Inf"], of_kind.within, strict=True))
+            seconds.add_metric([kind] if label else [], buckets, of_kind.total_s)
+        return seconds
+
+
+def _old(new: str) -> str:
+    return f"{OLD}{PREFIX}{new}"

@@ -1,0 +1,179 @@
+"""Scratch: blocks that vLLM's pool lends while a prompt is blended, for the tokens that have left a window.
+
+vLLM keeps the blocks of a layer with an attention window for the last window only. Tokens that are recomputed in the
+middle of a prompt attend to keys before that. So the prompt is loaded and recomputed with more blocks than vLLM has
+allocated: free ones of the pool, which it gets back after that, and those of its prefix cache that end where the load
+begins. Nothing is reserved, so the KV capacity is what it is without BlendHub.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+from vllm.v1.core.kv_cache_utils import KVCacheBlock
+
+from blendhub.vllm.messages import NULL_BLOCK
+from blendhub.vllm.scheduler.block_tables import MOST_BORROWED, BlockTables
+from blendhub.vllm.scheduler.prefix_cache import RequestBlocks, Tables
+from blendhub.vllm.scheduler.request_state import RequestState
+
+LEAST_FREE = 0.25
+"""With a smaller share of free blocks, vLLM gets them back although blended KV is not stored yet."""
+MOST_LOANS = 8
+"""How often blocks are borrowed for a request for which vLLM then does not find its own."""
+
+
+class Lost(NamedTuple):
+    """The blocks of one table that vLLM does not keep for a request, and that recomputed tokens attend to."""
+
+    cached: range
+    """The numbers of those before the load, which vLLM's prefix cache has."""
+    loaded: range
+    """The numbers of those of the load."""
+
+
+def lost_blocks(size: int, window: int | None, start: int, end: int) -> Lost:
+    """What a table lacks of the tokens that the tokens ``[start, end)`` attend to. ``start`` begins a block."""
+    # As vLLM counts: the blocks whose tokens the one at ``end`` does not attend to.
+    n_dropped = max(0, end - window + 1) // size if window else 0
+    first = max(0, start - (window or 0) + 1) // size
+    border = min(start // size, n_dropped)
+    return Lost(range(min(first, border), border), range(border, n_dropped))
+
+
+class Loan(NamedTuple):
+    """The blocks that are held for a request."""
+
+    borrowed: list[KVCacheBlock]
+    """Blocks that hold what this request loads and computes."""
+    pinned: list[KVCacheBlock]
+    """Blocks of vLLM's prefix cache that the request reads."""
+    numbers: list[dict[int, int]]
+    """For each block table, the blocks by their places in it."""
+
+
+class Scratch:
+    """All methods are called by the scheduler's thread, between vLLM's own calls."""
+
+    def __init__(self, blocks: RequestBlocks, tables: BlockTables, patience_s: float) -> None:
+        """``patience_s``: for how long blocks are kept after a load until the hub has room for what is stored."""
+        self._blocks = blocks
+        self._tables = tables
+        self._patience_s = patience_s
+        self._asked: dict[str, Loan] = {}
+        """The loans of requests for which vLLM has not allocated blocks yet in this step."""
+        self._held: dict[str, Loan] = {}
+        self._kept_until: dict[str, float] = {}
+        """The requests that are loaded, of those that hold blocks."""
+        self._n_failed: dict[str, int] = {}
+        """How often vLLM has found no blocks beside those that were borrowed, by request."""
+
+    @property
+    def n_borrowed(self) -> int:
+        return sum(len(loan.borrowed) for loan in [*self._asked.values(), *self._held.values()])
+
+    def borrow(self, state: RequestState) -> bool | None:
+        """Borrow what the request's decision needs; False: there is too little, None: there may be more in a step.
+
+        Called with each decision that vLLM is told of, before it allocates blocks.
+        """
+        self._give_back(self._asked, state.id)
+        decision, request = state.decision, state.request
+        if not decision or not decision.recomputes:
+            return True
+        end = decision.claimed_end(request.num_tokens)
+        tables = zip(self._tables.block_sizes, self._tables.windows, strict=True)
+        lost = [lost_blocks(size, window, decision.start, end) for size, window in tables]
+        n_lost = sum(len(one.loaded) for one in lost)
+        if not any(one.cached or one.loaded for one in lost):
+            return True
+        pool = self._blocks.pool
+        if pool is None or self._n_failed.get(state.id, 0) >= MOST_LOANS:
+            return False
+        most = int(MOST_BORROWED * pool.num_gpu_blocks)
+        hit: Sequence[Sequence[KVCacheBlock]] = [()] * len(lost)
+        if decision.start:
+            hit = self._blocks.cached_blocks(request.block_hashes, request.num_tokens - 1)
+        cached = [dict(_at(of_table, one.cached)) for of_table, one in zip(hit, lost, strict=True)]
+        if n_lost > most or any(len(one.cached) > len(cached[table]) for table, one in enumerate(lost)):
+            return False
+        # vLLM will take what it has found, and takes notice only then that it is in use.
+        pinned = [block for of_table in hit for block in of_table if not block.is_null]
+        n_free = pool.get_num_free_blocks() - sum(block.ref_cnt == 0 for block in pinned)
+        if n_lost + self.n_borrowed > most or n_lost + self._needed(decision.start, request.num_tokens) > n_free:
+            return None if self._held else False
+        pool.touch(pinned)
+        borrowed = pool.get_new_blocks(n_lost)
+        left = iter(borrowed)
+        numbers = [{at: next(left).block_id for at in one.loaded} for one in lost]
+        for of_table, places in zip(cached, numbers, strict=True):
+            places |= {at: block.block_id for at, block in of_table.items()}
+        self._asked[state.id] = Loan(borrowed, pinned, numbers)
+        return True
+
+    def allocated(self, request: str) -> None:
+        """vLLM has allocated blocks for a request that will be loaded."""
+        if loan := self._asked.pop(request, None):
+            self._held[request] = loan
+
+    def complete(self, request: str, tables: Tables) -> Tables:
+        """A request's tables, with what is borrowed for it where vLLM has dropped blocks."""
+        loan = self._held.get(request)
+        if loan is None:
+            return tables
+        return [
+            [numbers.get(at, NULL_BLOCK) if block == NULL_BLOCK else block for at, block in enumerate(blocks)]
+            for blocks, numbers in zip(tables, loan.numbers, strict=True)
+        ]
+
+    def loaded(self, request: str) -> None:
+        """A request is loaded; its blended KV may still be stored from the blocks, for a while."""
+        if request in self._held:
+            self._kept_until[request] = time.monotonic() + self._patience_s
+
+    def end_step(self, are_needed: Callable[[str], bool]) -> None:
+        """vLLM has planned a step, and this says which requests that are loaded have something to store.
+
+        Given back are their other blocks, and those of requests for which vLLM has not allocated its own.
+        """
+        for request in list(self._asked):
+            self._n_failed[request] = self._n_failed.get(request, 0) + 1
+            self._give_back(self._asked, request)
+        for request, until in list(self._kept_until.items()):
+            if not are_needed(request) or self._is_short or time.monotonic() > until:
+                self.give_back(request)
+
+    def give_back(self, request: str) -> None:
+        """Give back the blocks of a request: no step that is still to be planned will use them."""
+        self._kept_until.pop(request, None)
+        self._give_back(self._held, request)
+
+    def ended(self, request: str) -> None:
+        """A request has ended, which will not be asked for again."""
+        self._give_back(self._asked, request)
+        self._n_failed.pop(request, None)
+
+    @property
+    def _is_short(self) -> bool:
+        """Whether vLLM may need the blocks for the requests that it has."""
+        pool = self._blocks.pool
+        return pool is None or pool.get_num_free_blocks() < LEAST_FREE * pool.num_gpu_blocks
+
+    def _needed(self, start: int, n_tokens: int) -> int:
+        """About how many blocks vLLM allocates for a request of so many tokens, of which it has the first."""
+        return sum(
+            min(-(-n_tokens // size) - start // size, -(-window // size) + 1 if window else n_tokens)
+            for size, window in zip(self._tables.block_sizes, self._tables.windows, strict=True)
+        )
+
+    def _give_back(self, loans: dict[str, Loan], request: str) -> None:
+        if loan := loans.pop(request, None):
+            assert self._blocks.pool
+            self._blocks.pool.free_blocks([*loan.borrowed, *loan.pinned])
+
+
+def _at(blocks: Sequence[KVCacheBlock], places: range) -> Iterator[tuple[int, KVCacheBlock]]:
+    """The blocks at these places that are there, and not null."""
+    for at in places:
+        if at < len(blocks) and not blocks[at].is_null:
+            yield at, blocks[at]

@@ -1,0 +1,3 @@
+"""What operators see of the adapter: its statistics, vLLM's metrics of them, and spans of traces. Nothing here decides
+what is reused.
+"""

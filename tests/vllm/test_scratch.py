@@ -1,0 +1,214 @@
+"""Blocks that vLLM's own manager lends while a prompt of a model with windows is blended."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("vllm", reason="the adapter's tests need vLLM; `make setup` installs it")
+
+import math
+
+import torch
+from vllm import SamplingParams
+from vllm.utils.hashing import sha256
+from vllm.v1.core.kv_cache_manager import KVCacheManager
+from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, SlidingWindowSpec
+from vllm.v1.request import Request
+
+from blendhub import Match, Span
+from blendhub.vllm.decision import Decision
+from blendhub.vllm.scheduler.block_tables import block_tables_of
+from blendhub.vllm.scheduler.prefix_cache import RequestBlocks
+from blendhub.vllm.scheduler.scratch import Scratch, lost_blocks
+from tests.stand_in import StandIn
+
+init_none_hash(sha256)
+MODELS = {
+    "two windows": [(4, None), (4, 10), (4, 3)],
+    "large blocks of full attention": [(8, None), (4, 9)],
+    "large blocks of a window": [(4, None), (8, 20)],
+    "no full attention": [(4, 6)],
+}
+"""The tokens of a block and the window of each table."""
+LONGEST = 96
+
+
+@given(st.integers(1, 9), st.integers(1, 40), st.integers(0, 12), st.integers(0, 80))
+def test_what_is_lost_is_what_vllm_drops_of_all_that_tokens_of_the_load_attend_to(size, window, n_cached, n_loaded):
+    start, end = n_cached * size, n_cached * size + n_loaded
+    seen = {at for token in range(start, end) for at in range(max(0, token - window + 1), token + 1)}
+    # vLLM keeps what the next token attends to.
+    kept = {at // size for at in range(max(0, end - window + 1), end + size)}
+    lost = {at // size for at in seen} - kept
+    cached, loaded = lost_blocks(size, window, start, end)
+    assert lost <= {*cached, *loaded} and not {*cached, *loaded} & kept
+    assert all(at * size < start for at in cached) and all(at * size >= start for at in loaded)
+    assert lost_blocks(size, None, start, end) == (range(0), range(0))
+
+
+class Served:
+    """A request that vLLM has allocated blocks for."""
+
+    def __init__(self, engine, request, local, end):
+        self.request, self.local, self.end = request, local, end
+        self.tables = engine.scratch.complete(request.request_id, engine.manager.get_block_ids(request.request_id))
+        self.is_loaded = False
+
+
+class Engine:
+    """vLLM's manager of blocks and what its scheduler does with it."""
+
+    def __init__(self, shape, n_blocks):
+        common: dict[str, Any] = {"num_kv_heads": 1, "head_size": 8, "dtype": torch.float32}
+        specs = [
+            SlidingWindowSpec(block_size=size, sliding_window=window, **common)
+            if window
+            else FullAttentionSpec(block_size=size, **common)
+            for size, window in shape
+        ]
+        groups = [KVCacheGroupSpec([f"layer {number}"], spec) for number, spec in enumerate(specs)]
+        config = KVCacheConfig(num_blocks=n_blocks, kv_cache_tensors=[], kv_cache_groups=groups)
+        sizes = [size for size, _ in shape]
+        self.shape, self.hash_size = shape, math.gcd(*sizes)
+        self.manager = KVCacheManager(
+            config,
+            max_model_len=LONGEST,
+            scheduler_block_size=math.lcm(*sizes),
+            hash_block_size=self.hash_size,
+        )
+        blocks = RequestBlocks()
+        blocks.ask(self.manager)
+        self.scratch = Scratch(blocks, block_tables_of(config), patience_s=10.0)
+        self.served = {}
+        self.n_asked = 0
+
+    @property
+    def n_free(self):
+        return self.manager.block_pool.get_num_free_blocks()
+
+    def ask(self, tokens, end):
+        """A request whose prompt is moved text up to ``end``; returns what ``borrow`` answered."""
+        self.n_asked += 1
+        hasher = get_request_block_hasher(self.hash_size, sha256)
+        request = Request(f"r{self.n_asked}", tokens, SamplingParams(max_tokens=1), None, block_hasher=hasher)
+        blocks, local = self.manager.get_computed_blocks(request)[:2]
+        if end <= local:
+            return None
+        decision = Decision(local, end, (Match(Span(local, end), 1, 0, False),), 0.5)
+        lent = self.scratch.borrow(StandIn(id=request.request_id, request=request, decision=decision))
+        if lent:
+            tables = self.manager.allocate_slots(
+                request, 0, local, blocks, num_external_computed_tokens=end - local, delay_cache_blocks=True
+            )
+            if tables is not None:
+                self.scratch.allocated(request.request_id)
+                self.served[request.request_id] = Served(self, request, local, end)
+        self.scratch.end_step(lambda name: False)
+        return lent
+
+    def loaded(self, name):
+        """The load has ended, and vLLM computes the rest of the prompt if it has room."""
+        one = self.served[name]
+        one.is_loaded, one.request.num_computed_tokens = True, one.end
+        self.scratch.loaded(name)
+        self.scratch.end_step(lambda name: False)
+        self.manager.cache_blocks(one.request, one.end)
+        if self.manager.allocate_slots(one.request, one.request.num_tokens - one.end):
+            one.request.num_computed_tokens = one.request.num_tokens
+
+    def end(self, name):
+        """The request has ended, or was aborted while it was loaded."""
+        one = self.served.pop(name)
+        self.scratch.ended(name)
+        self.scratch.give_back(name)
+        self.manager.free(one.request)
+
+    def check(self):
+        """What is loaded has blocks for all that recomputed tokens attend to, and none of them has another use."""
+        uses = {}
+        for name, one in self.served.items():
+            tables = self.manager.get_block_ids(name) if one.is_loaded else one.tables
+            for number, ((size, window), table) in enumerate(zip(self.shape, tables, strict=True)):
+                if not one.is_loaded:
+                    first = max(0, one.local - (window or LONGEST) + 1)
+                    assert all(table[at // size] for at in range(first, one.end))
+                for place, block in enumerate(table):
+                    text = tuple(one.request.prompt_token_ids[: (place + 1) * size])
+                    is_shared = (place + 1) * size <= one.local
+                    if block:
+                        assert self.manager.block_pool.blocks[block].ref_cnt > 0
+                        use = uses.setdefault(block, (number, place, text if is_shared or one.is_loaded else name))
+                        assert use[:2] == (number, place)
+                        assert is_shared or one.is_loaded or use[2] == name
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.sampled_from(sorted(MODELS)), st.integers(24, 120), st.data())
+def test_no_block_has_two_uses_and_all_are_given_back(model, n_blocks, data):
+    engine = Engine(MODELS[model], n_blocks)
+    n_free = engine.n_free
+    for _ in range(data.draw(st.integers(1, 12))):
+        loading = [name for name, one in engine.served.items() if not one.is_loaded]
+        action = data.draw(st.sampled_from(["ask", "ask", "loaded", "end"]))
+        if action == "ask":
+            # Texts begin alike, so that vLLM's cache has the beginnings of some.
+            n, same = data.draw(st.integers(2, LONGEST - 1)), data.draw(st.integers(0, LONGEST))
+            tokens = [7 if at < same else 1000 * engine.n_asked + at for at in range(n)]
+            engine.ask(tokens, data.draw(st.integers(1, n - 1)))
+        elif action == "loaded" and loading:
+            engine.loaded(data.draw(st.sampled_from(loading)))
+        elif action == "end" and engine.served:
+            engine.end(data.draw(st.sampled_from(sorted(engine.served))))
+        engine.check()
+        most = n_blocks // 2
+        assert engine.scratch.n_borrowed <= most
+    for name in list(engine.served):
+        engine.end(name)
+    assert engine.scratch.n_borrowed == 0 and engine.n_free == n_free
+
+
+@pytest.mark.parametrize("n_blocks", range(76, 96))
+def test_what_vllm_has_found_in_its_cache_is_not_lent(n_blocks):
+    """vLLM finds blocks first and takes them last. These were used longest ago, so they would be lent first."""
+    engine = Engine([(4, None), (4, 8)], n_blocks)
+    prefix, others = [7] * 40, [list(range(1000 * number, 1000 * number + LONGEST - 1)) for number in range(3)]
+    for tokens in ([*prefix, 1], others[0]):
+        name = f"r{engine.n_asked + 1}"
+        assert engine.ask(tokens, len(tokens) - 1) is True
+        engine.loaded(name)
+        engine.end(name)
+    engine.ask(others[1], 94)  # it takes blocks that nothing is cached in
+    engine.ask([*prefix, *others[2][40:]], 94)
+    engine.check()
+
+
+def test_a_request_waits_for_others_scratch_and_does_without_if_there_is_none():
+    """vLLM must never wait for ever: with nothing lent, what does not fit is refused."""
+    engine = Engine([(4, None), (4, 8)], 60)
+    tokens = [list(range(1000 * number, 1000 * number + LONGEST - 1)) for number in range(4)]
+    assert engine.ask(tokens[0], 94) is True  # 24 blocks, and 21 borrowed
+    assert engine.ask(tokens[1], 94) is None and len(engine.served) == 1
+    assert engine.ask(tokens[2], 8) is True  # it needs none
+    engine.loaded("r1")
+    engine.end("r1")
+    assert engine.ask(tokens[1], 94) is True
+    engine.end("r4")
+    engine.end("r3")
+    small = Engine([(4, None), (4, 8)], 30)
+    assert small.ask(tokens[0], 94) is False and not small.served
+
+
+def test_a_request_for_which_vllm_finds_no_blocks_beside_those_borrowed_does_without(monkeypatch):
+    """Its estimate of what vLLM needs may be too low, and vLLM asks again in each step."""
+    engine = Engine([(4, None), (4, 8)], 60)
+    monkeypatch.setattr(engine.manager, "allocate_slots", lambda *given, **named: None)
+    monkeypatch.setattr(engine, "n_asked", 0)
+    n_free, answers = engine.n_free, []
+    for _ in range(20):
+        engine.n_asked = 0
+        answers.append(engine.ask(list(range(LONGEST - 1)), 94))
+        assert engine.n_free == n_free
+    assert answers[0] is True and answers[-1] is False
