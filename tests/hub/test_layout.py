@@ -84,7 +84,7 @@ def test_namespaces_are_told_apart_by_every_field():
     digests = {Namespace(**{**base, **other}).digest for other in [{}, *others]}
     assert len(digests) == len(others) + 1
     for other in others:
-        (name,) = other
+        name = next(iter(other))
         with pytest.raises(LayoutMismatch, match=f"engine 'e' is registered with another namespace: {name} is"):
             check_same(Namespace(**base), Namespace(**{**base, **other}), "engine 'e'")
     check_same(Namespace(**base), Namespace(**base), "engine 'e'")
