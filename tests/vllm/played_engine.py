@@ -127,7 +127,7 @@ class PlayedEngine:
         """``media``: its images. ``asked`` is what it says to BlendHub."""
         hasher = get_request_block_hasher(BLOCK, sha256)
         sampling = SamplingParams(max_tokens=99, extra_args={"kv_transfer_params": {"blendhub": asked}})
-        known = {"cache_salt": salt, "block_hasher": hasher, "lora_request": lora, "mm_features": media}
+        known: dict[str, Any] = {"cache_salt": salt, "block_hasher": hasher, "lora_request": lora, "mm_features": media}
         return Request(name, prompt, sampling, None, **known)
 
     def settle(self) -> None:

@@ -31,6 +31,7 @@ from blendhub.vllm.model.attention_metadata import AttentionMetadata
 from blendhub.vllm.model.chosen import Chosen, Part
 from blendhub.vllm.model.platforms.upstream import Upstream
 from harness.engines.shapes import DEEPSEEK, QWEN3
+from tests.stand_in import StandIn
 
 CUDA = importlib.util.find_spec("vllm.platforms.cuda")
 DOCS = Path(__file__).parents[2] / "docs" / "vllm.md"
@@ -123,7 +124,7 @@ def test_a_span_is_to_the_backend_what_a_request_is(name, monkeypatch, tmp_path)
     dims = {"q_lora_rank": None, "kv_lora_rank": 512, "qk_nope_head_dim": 32, "qk_rope_head_dim": 64, "v_head_dim": 32}
     layer = SimpleNamespace(**dims, num_heads=4, prefill_backend=Prefill())
     config.compilation_config.static_forward_context["layer"] = layer
-    shape = {"block_size": PAGE, "dtype": torch.bfloat16}
+    shape: dict[str, Any] = {"block_size": PAGE, "dtype": torch.bfloat16}
     spec = (
         MLAAttentionSpec(num_kv_heads=1, head_size=576, **shape)
         if is_mla
@@ -132,18 +133,18 @@ def test_a_span_is_to_the_backend_what_a_request_is(name, monkeypatch, tmp_path)
     with set_current_vllm_config(config):
         theirs = AttentionGroup(backend, ["layer"], spec, 0)
         theirs.create_metadata_builders(config, torch.device("cpu"), PAGE)
-        runner = SimpleNamespace(
+        runner = StandIn(
             block_groups=[SimpleNamespace(kv_cache_spec=spec)],
             attention_groups=[[theirs]],
             kernel_block_sizes=[PAGE],
             device=torch.device("cpu"),
         )
         metadata = AttentionMetadata(runner, Upstream(), config)
-        first = Part(np.zeros(700, np.uint32), np.arange(20, 31), [Span(0, 600), Span(640, 641)])
-        second = Part(np.zeros(300, np.uint32), np.arange(40, 45), [Span(130, 131), Span(200, 203)])
+        first = Part(np.zeros(700, np.uint32), [np.arange(20, 31)], [Span(0, 600), Span(640, 641)])
+        second = Part(np.zeros(300, np.uint32), [np.arange(40, 45)], [Span(130, 131), Span(200, 203)])
         chosen = Chosen([first, second])
         slots = torch.from_numpy(chosen.slots(PAGE))
-        found = metadata.build(chosen, torch.from_numpy(chosen.positions), slots)["layer"]
+        found = metadata.build(chosen, torch.from_numpy(chosen.positions), [slots])["layer"]
     # The spans of one token come first.
     ends, lengths = [641, 131, 203, 600], [1, 1, 3, 600]
     assert found.num_actual_tokens == len(chosen) == sum(lengths)

@@ -4,8 +4,6 @@ import pytest
 
 pytest.importorskip("vllm", reason="the adapter's tests need vLLM; `make setup` installs it")
 
-from types import SimpleNamespace
-
 import torch
 from blendhub_cpu import CpuOptions
 from blendhub_cpu.device import CpuDevice
@@ -14,6 +12,7 @@ from blendhub.core.errors import Unsupported
 from blendhub.vllm.model.engine_model import EngineModel
 from blendhub.vllm.model.layer_groups import attach, pages_of
 from blendhub.vllm.model.model_check import _check_layout, check_model, groups_and_rotations
+from tests.stand_in import StandIn
 from tests.vllm.stand_in_model import BLOCK, BLOCKS, HEADS, WIDTH, StandInModel
 from tests.vllm.two_ranks import ALONE
 
@@ -115,7 +114,7 @@ def test_kv_that_only_the_backend_can_read_is_copied_and_not_moved():
     device = CpuDevice(CpuOptions())
     attach(device, groups, pages_of(model, groups))
     device.close()
-    support = check_model(model, groups, candidates, SimpleNamespace(probe_layer=0, attended_layers=()), ALONE).support
+    support = check_model(model, groups, candidates, StandIn(probe_layer=0, attended_layers=()), ALONE).support
     assert support.layouts and not support.blends
     assert "keys cannot be moved; exact prefixes are reused" in support.reasons[0]
 
@@ -127,7 +126,7 @@ def test_a_token_whose_bytes_depend_on_those_beside_it_is_not_copied():
 
 def test_pages_that_only_the_model_s_own_forward_writes_are_refused():
     model = StandInModel()
-    indexer = SimpleNamespace(kv_cache=torch.zeros(BLOCKS, BLOCK, 132, dtype=torch.uint8))
+    indexer = StandIn(kv_cache=torch.zeros(BLOCKS, BLOCK, 132, dtype=torch.uint8))
     model._layers[model.layer_names[1]] = indexer
-    with pytest.raises(Unsupported, match=r"layers\.1\.attn is a SimpleNamespace, whose KV only the model's own"):
+    with pytest.raises(Unsupported, match=r"layers\.1\.attn is a StandIn, whose KV only the model's own"):
         groups_and_rotations(model, 32)

@@ -12,6 +12,7 @@ import torch
 
 from blendhub.core.errors import Unsupported
 from blendhub.vllm.model import model_check
+from tests.stand_in import StandIn
 
 
 def configured(*, parallel=None, model=None, speculative=None):
@@ -46,12 +47,12 @@ def configured(*, parallel=None, model=None, speculative=None):
 )
 def test_configurations_in_which_text_cannot_be_moved(changed, words):
     with pytest.raises(Unsupported, match=words):
-        model_check._refuse_to_blend(SimpleNamespace(config=configured(**changed), module=torch.nn.Module()))
+        model_check._refuse_to_blend(StandIn(config=configured(**changed), module=torch.nn.Module()))
 
 
 def test_a_model_that_keeps_features_of_images_between_embedding_and_forward_moves_no_text():
     """Such as Qwen3-VL's: the runner embeds a step's tokens, then calls the connector, and then the model."""
-    model = SimpleNamespace(config=configured(), module=torch.nn.Module())
+    model = StandIn(config=configured(), module=torch.nn.Module())
     model.module.language = torch.nn.Module()
     model.module.deepstack_input_embeds = []
     with pytest.raises(Unsupported, match="a forward of BlendHub in between would take them"):
@@ -63,7 +64,7 @@ def test_a_model_that_keeps_features_of_images_between_embedding_and_forward_mov
 )
 def test_others_are_not_refused(changed):
     facts = {"module": torch.nn.Module(), "frees_blocks_early": False, "has_one_table": True}
-    model: Any = SimpleNamespace(config=configured(**changed), **facts)
+    model = StandIn(config=configured(**changed), **facts)
     model_check._refuse_to_blend(model)
     model_check._refuse_to_reuse(model)
 

@@ -158,8 +158,8 @@ def _check_layout(model: EngineModel, layers: Sequence[LayerPages]) -> None:
     for index, layer in enumerate(layers):
         if model.keeps_latent(index) and not model.has_one_table:
             raise Unsupported(
-                f"{layer.name} keeps a latent, of which BlendHub knows the tokens of a block only if all layers share a "
-                "block table; --disable-hybrid-kv-cache-manager may have text reused, and costs KV capacity"
+                f"{layer.name} keeps a latent, of which BlendHub knows the tokens of a block only if all layers "
+                "share a block table; --disable-hybrid-kv-cache-manager may have text reused, and costs KV capacity"
             )
         if what := misplaced(model, index, layer):
             raise Unsupported(

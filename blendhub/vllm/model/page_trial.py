@@ -15,9 +15,11 @@ def misplaced(model: EngineModel, index: int, layer: LayerPages) -> str:
     layout, slots = layer.layout, torch.arange(layer.page_size, device=model.device)
     drawn = (one.to(layer.dtype) for one in _drawn(model, layer, layout.kv_heads, layout.key_dim, layout.value_dim))
     # 8-bit floats of a layer with a small scale could not keep numbers around 1.
-    given = [one.to(model.dtype) for one in model.unscaled(layer.name, *drawn)]
-    model.write(index, *given, slots)
-    for what, written, found in zip(("keys", "values"), given, read_as_computed(model, layer, slots), strict=True):
+    keys, values = (one.to(model.dtype) for one in model.unscaled(layer.name, *drawn))
+    model.write(index, keys, values, slots)
+    for what, written, found in zip(
+        ("keys", "values"), (keys, values), read_as_computed(model, layer, slots), strict=True
+    ):
         same = torch.equal(written, found) if layer.dtype is model.dtype else error_of(found, written) < COARSE
         if not same:
             return what
@@ -28,10 +30,10 @@ def _misplaced_bytes(model: EngineModel, index: int, layer: LayerPages) -> str:
     """The bytes of a token must not depend on its slot, nor on what the slots beside it hold."""
     slots, attention = torch.arange(layer.page_size, device=model.device), model.layer(layer.name)
     drawn = _drawn(model, layer, attention.num_kv_heads, attention.head_size, value_width(attention))
-    given = [one.to(model.dtype) for one in drawn]
+    keys, values = (one.to(model.dtype) for one in drawn)
     found = []
     for order in (slots, slots.flip(0)):
-        model.write(index, *given, order)
+        model.write(index, keys, values, order)
         found.append(read(layer, order)[0])
     return "" if torch.equal(*found) else "bytes"
 
