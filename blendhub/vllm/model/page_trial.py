@@ -17,9 +17,8 @@ def misplaced(model: EngineModel, index: int, layer: LayerPages) -> str:
     # 8-bit floats of a layer with a small scale could not keep numbers around 1.
     keys, values = (one.to(model.dtype) for one in model.unscaled(layer.name, *drawn))
     model.write(index, keys, values, slots)
-    for what, written, found in zip(
-        ("keys", "values"), (keys, values), read_as_computed(model, layer, slots), strict=True
-    ):
+    both = read_as_computed(model, layer, slots)
+    for what, written, found in zip(("keys", "values"), (keys, values), both, strict=True):
         same = torch.equal(written, found) if layer.dtype is model.dtype else error_of(found, written) < COARSE
         if not same:
             return what
