@@ -9,9 +9,9 @@ from blendhub_cpu import CpuOptions
 from blendhub_cpu.device import CpuDevice
 
 from blendhub.core.errors import Unsupported
+from blendhub.vllm.model.checks.model_check import _check_layout, check_model, groups_and_rotations
 from blendhub.vllm.model.engine_model import EngineModel
 from blendhub.vllm.model.layer_groups import attach, pages_of
-from blendhub.vllm.model.model_check import _check_layout, check_model, groups_and_rotations
 from tests.stand_in import StandIn
 from tests.vllm.stand_in_model import BLOCK, BLOCKS, HEADS, WIDTH, StandInModel
 from tests.vllm.two_ranks import ALONE

@@ -11,7 +11,7 @@ pytest.importorskip("vllm", reason="the adapter's tests need vLLM; `make setup` 
 import torch
 
 from blendhub.core.errors import Unsupported
-from blendhub.vllm.model import model_check
+from blendhub.vllm.model.checks import model_check
 from tests.stand_in import StandIn
 
 

@@ -20,7 +20,7 @@ from blendhub.core.layout import KVLayout
 from blendhub.core.spans import Span
 from blendhub.testing.devices.device_harness import Rotary
 from blendhub.vllm.model import layer_groups
-from blendhub.vllm.model.model_check import _check_layout
+from blendhub.vllm.model.checks.model_check import _check_layout
 from blendhub.vllm.model.pages import LayerPages, read
 from blendhub.vllm.model.rotary import rotated
 from tests.vllm.stand_in_model import StandInModel

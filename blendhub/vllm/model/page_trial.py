@@ -4,7 +4,9 @@ import torch
 
 from blendhub.vllm.model.engine_model import EngineModel
 from blendhub.vllm.model.pages import BYTES, LayerPages, read, read_as_computed, value_width
-from blendhub.vllm.model.parts_check import COARSE
+
+COARSE = 2e-1
+"""The largest error of 8-bit floats, relative to the largest number."""
 
 
 def misplaced(model: EngineModel, index: int, layer: LayerPages) -> str:

@@ -286,9 +286,8 @@ class SaveScheduler:
         ``before``: the tokens before this step. The last token that was sampled is not computed yet.
         """
         computed = min(before, request.request.num_tokens - 1)
-        exact = request.first_approximate is None
         if not request.has_media:
-            save_plan.add_answer(request.prompt_end, computed, exact, self._piece_tokens)
+            save_plan.add_answer(request.prompt_end, computed, request.first_approximate is None, self._piece_tokens)
         return computed
 
     def _is_of_one_adapter(self, saves: RequestSaves) -> bool:

@@ -14,12 +14,12 @@ from blendhub.contracts import Rotation, Selector
 from blendhub.core.errors import BlendHubError, Unsupported
 from blendhub.core.spans import Span
 from blendhub.vllm.model.attention_probe import Asking, AttentionProbe, ProbeAttention
+from blendhub.vllm.model.checks.parts_check import TOKEN, check_parts, tolerance, trial_part, trial_tokens
 from blendhub.vllm.model.chosen import Chosen
 from blendhub.vllm.model.engine_model import EngineModel
 from blendhub.vllm.model.layer_groups import LayerGroup, layer_groups, pages_of
 from blendhub.vllm.model.page_trial import error_of, misplaced
 from blendhub.vllm.model.pages import BYTES, LayerPages, read_as_computed
-from blendhub.vllm.model.parts_check import TOKEN, check_parts, tolerance, trial_part, trial_tokens
 from blendhub.vllm.model.platforms import Tensors
 from blendhub.vllm.model.rotary import digest, rotated, rotations_of
 from blendhub.vllm.model.states import StateGroup
