@@ -133,9 +133,3 @@ MAMBA2 = COMMON | {
     "use_conv_bias": True,
     "tie_word_embeddings": False,
 }
-QWEN2_VL = LLAMA | {
-    "architectures": ["Qwen2VLForConditionalGeneration"],
-    "model_type": "qwen2_vl",
-    "rope_scaling": {"type": "mrope", "mrope_section": [4, 6, 6]},
-    "vision_config": {"depth": 1, "embed_dim": 32, "hidden_size": 128, "num_heads": 2},
-}
