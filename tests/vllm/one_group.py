@@ -5,7 +5,7 @@ from blendhub.vllm.model.layer_groups import LayerGroup, pages_of
 
 def one_group(layout, block_size):
     """The groups of such a model."""
-    return (LayerGroup(0, tuple(range(layout.layers)), layout, block_size, block_size),)
+    return (LayerGroup(0, tuple(range(layout.layers)), layout, block_size, block_size, "packed_heads"),)
 
 
 def pages_in(model, layout, block_size):

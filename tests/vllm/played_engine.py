@@ -116,12 +116,19 @@ class PlayedEngine:
         self.side.close()
 
     def request(
-        self, name: str, prompt: list[int], salt: str | None = None, lora: LoRARequest | None = None, **asked: Any
+        self,
+        name: str,
+        prompt: list[int],
+        salt: str | None = None,
+        lora: LoRARequest | None = None,
+        media: list[Any] | None = None,
+        **asked: Any,
     ) -> Request:
-        """``asked`` is what it says to BlendHub."""
+        """``media``: its images. ``asked`` is what it says to BlendHub."""
         hasher = get_request_block_hasher(BLOCK, sha256)
         sampling = SamplingParams(max_tokens=99, extra_args={"kv_transfer_params": {"blendhub": asked}})
-        return Request(name, prompt, sampling, None, cache_salt=salt, block_hasher=hasher, lora_request=lora)
+        known: dict[str, Any] = {"cache_salt": salt, "block_hasher": hasher, "lora_request": lora, "mm_features": media}
+        return Request(name, prompt, sampling, None, **known)
 
     def settle(self) -> None:
         """Until the hub has answered all that the scheduler side asked."""

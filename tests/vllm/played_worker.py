@@ -100,8 +100,7 @@ class Model(Anything):
 
     def __init__(self) -> None:
         self.kv = torch.zeros((N_BLOCKS, LAYOUT.kv_heads, BLOCK, LAYOUT.key_dim + LAYOUT.value_dim))
-        backend = SimpleNamespace(get_name=lambda: "FLASH_ATTN")
-        self._layer = SimpleNamespace(kv_cache=self.kv, get_attn_backend=lambda: backend)
+        self._layer = SimpleNamespace(kv_cache=self.kv, impl=None)
 
     def layer(self, name: str) -> Any:
         return self._layer

@@ -20,13 +20,13 @@ def rotary(n_positions: int = LONGEST, base: float = 10000.0, width: int = WIDTH
 
 
 class Layer(Anything):
-    num_kv_heads, head_size = HEADS, WIDTH
+    num_kv_heads, head_size, impl = HEADS, WIDTH, None
 
     def __init__(self) -> None:
         self.kv_cache = torch.zeros(BLOCKS, HEADS, BLOCK, 2 * WIDTH)
 
     def get_attn_backend(self) -> Any:
-        return SimpleNamespace(get_name=lambda: "FLASH_ATTN")
+        return SimpleNamespace(get_name=lambda: "ANY")
 
 
 class StandInModel(Anything):
@@ -51,9 +51,7 @@ class StandInModel(Anything):
         self._rotation: Rotation = rotations_of(self.module, WIDTH, LONGEST)[0]
         self._embedding = torch.randn(1000, 2 * n_layers, HEADS, WIDTH, generator=torch.Generator().manual_seed(1))
         parallel = dict.fromkeys(["pipeline_parallel_size", "decode_context_parallel_size", "data_parallel_size"], 1)
-        model = dict.fromkeys(
-            ["is_encoder_decoder", "enable_sleep_mode", "enable_cumem_allocator", "uses_mrope"], False
-        )
+        model = dict.fromkeys(["is_encoder_decoder", "enable_sleep_mode", "enable_cumem_allocator"], False)
         self.config = SimpleNamespace(
             parallel_config=SimpleNamespace(**parallel),
             model_config=SimpleNamespace(dtype=torch.float32, max_model_len=LONGEST, **model),

@@ -18,7 +18,7 @@ from blendhub.core.layout import KVLayout, Namespace, Variant
 from blendhub.vllm.messages import LoadedAdapter
 from blendhub.vllm.model_support import ModelSupport
 from blendhub.vllm.plugin import register
-from blendhub.vllm.scheduler.admission import Admission
+from blendhub.vllm.scheduler.admission import Admission, text_end
 from blendhub.vllm.settings import NOWHERE, Settings
 
 register()
@@ -27,7 +27,6 @@ BASE = Namespace(model="m", layout=LAYOUT)
 BLENDS = ModelSupport((LAYOUT,), True, ())
 EXACT_ONLY = ModelSupport((LAYOUT,), False, ("keys cannot be moved",))
 PROMPT = list(range(40))
-IMAGE = MultiModalFeatureSpec(data=None, modality="image", identifier="i", mm_position=PlaceholderRange(0, 4))
 
 
 def admission(role: Any = "kv_both", support: ModelSupport = BLENDS, **settings) -> Admission:
@@ -38,6 +37,10 @@ def admission(role: Any = "kv_both", support: ModelSupport = BLENDS, **settings)
 def request(asked: dict | None = None, prompt: list[int] | None = PROMPT, **facts) -> Request:
     extra = {"kv_transfer_params": {"blendhub": asked}} if asked is not None else None
     return Request("r", prompt, SamplingParams(max_tokens=1, extra_args=extra), None, **facts)
+
+
+def image(at: int) -> MultiModalFeatureSpec:
+    return MultiModalFeatureSpec(data=None, modality="image", identifier="i", mm_position=PlaceholderRange(at, 4))
 
 
 def pooling() -> Request:
@@ -98,7 +101,10 @@ def test_keys_of_other_connectors_are_logged_once_each(caplog):
 @pytest.mark.parametrize(
     "unsupported, reason",
     [
-        (request(mm_features=[IMAGE]), "prompts with images, sound or video are not supported"),
+        (
+            request(mm_features=[image(20), image(0)]),
+            "the prompt begins with an image, sound or video, and only text before the first of them is reused",
+        ),
         (request(prompt=None, prompt_embeds=torch.zeros(40, 8)), "prompts given as embeddings are not supported"),
         (
             request(prompt_embeds=torch.zeros(40, 8), prompt_is_token_ids=[True] * 39 + [False]),
@@ -113,6 +119,13 @@ def test_requests_whose_kv_does_not_follow_from_token_ids_are_neither_reused_nor
     terms, refusal = admission().admit(unsupported)
     assert (refusal.why, refusal.reason) == ("request", reason)
     assert not terms.stores
+
+
+def test_a_prompt_with_images_takes_part_up_to_the_first():
+    with_images = request(mm_features=[image(30), image(20)])
+    terms, refusal = admission().admit(with_images)
+    assert refusal is None and terms.stores and terms.mode == "blend"
+    assert text_end(with_images) == 20 and text_end(request()) is None
 
 
 def test_a_model_whose_keys_cannot_be_moved_is_served_with_exact_reuse():

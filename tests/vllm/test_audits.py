@@ -32,7 +32,13 @@ class Clock:
 def state(name: str, asks: bool = False) -> Any:
     terms, decision = SimpleNamespace(audit=asks, ratio=None), SimpleNamespace(ratio=0.15, generation=1)
     return SimpleNamespace(
-        id=name, audit=None, has_begun_to_answer=False, is_sample=False, terms=terms, decision=decision
+        id=name,
+        audit=None,
+        has_begun_to_answer=False,
+        has_media=False,
+        is_sample=False,
+        terms=terms,
+        decision=decision,
     )
 
 

@@ -8,7 +8,7 @@ import pytest
 from harness.engines import Engine, largest_difference
 from harness.engines.shapes import DEEPSEEK, GEMMA3, LLAMA, OPT
 from harness.engines.tiny_model import make_tiny_model
-from tests.vllm.conftest import PROBING, SETTINGS
+from tests.vllm.conftest import FROM_HERE, PROBING, SETTINGS
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -62,6 +62,20 @@ def test_a_model_that_learned_its_positions_reuses_exact_prefixes_only(start, te
         assert engine.one([*document, *texts.new(9)]).report["exact_tokens"] == 300
         engine.forget()
         assert engine.one([*texts.new(40), *document, *texts.new(9)]).report["moved_tokens"] == 0
+
+
+@NO_AMX
+def test_a_backend_that_makes_no_metadata_for_blendhub_reuses_exact_prefixes_only(start, texts):
+    """No forward is needed to find out where the latent lies."""
+    document = texts.new(300)
+    with start(DEEPSEEK, arrange=["tests.vllm.failing_builders:fail"], **FROM_HERE) as engine:
+        assert "builder failed: ValueError: there is one workspace only; exact prefixes are reused" in engine.log
+        engine.one(document)
+        engine.forget()
+        expected = engine.full_prefill(document)
+        exact = engine.one([*document, *texts.new(9)], store=False)
+        assert exact.report["exact_tokens"] == 300
+        assert largest_difference(exact.kv(299), expected) < 1e-5
 
 
 def test_a_model_whose_every_layer_has_a_window_is_blended(tmp_path, texts):

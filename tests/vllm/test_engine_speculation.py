@@ -105,10 +105,7 @@ def speculating(model, speculation):
 @pytest.mark.parametrize("method", ["ngram", "suffix", "eagle", "eagle3", "eagle of another shape"])
 def test_the_answer_behind_blended_text_is_that_without_speculation(model, prompts, expected, tmp_path, method):
     if method == "suffix" and not importlib.util.find_spec("arctic_inference"):
-        pytest.skip(
-            "vLLM's suffix decoding needs arctic_inference, which is built from source against another torch: "
-            "docs/testing.md says how"
-        )
+        pytest.skip("vLLM's suffix decoding needs arctic_inference, which `make setup` leaves out: docs/testing.md")
     first, blended = prompts
     if method == "eagle of another shape":
         speculation = head_of(tmp_path, "eagle", num_key_value_heads=4)

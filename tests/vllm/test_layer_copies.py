@@ -36,7 +36,9 @@ def models(draw):
             layers=layers, kv_heads=heads, key_dim=width, value_dim=width, dtype="float32", chunk_tokens=CHUNK
         )
         page = draw(st.sampled_from([2, 4]))
-        made.append(LayerGroup(table, tuple(range(layers)), layout, page * draw(st.integers(1, 2)), page))
+        made.append(
+            LayerGroup(table, tuple(range(layers)), layout, page * draw(st.integers(1, 2)), page, "packed_heads")
+        )
     return made
 
 

@@ -4,7 +4,7 @@ import pytest
 
 pytest.importorskip("vllm", reason="the adapter's tests need vLLM; `make setup` installs it")
 
-from blendhub.vllm.model.model_check import check_model, groups_and_rotations
+from blendhub.vllm.model.checks.model_check import check_model, groups_and_rotations
 from tests.stand_in import StandIn
 from tests.vllm.stand_in_model import StandInModel
 from tests.vllm.two_ranks import ENDED, forward_together, on_two_ranks

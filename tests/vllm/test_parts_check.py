@@ -7,9 +7,9 @@ pytest.importorskip("vllm", reason="the adapter's tests need vLLM; `make setup` 
 import torch
 
 from blendhub.core.errors import Unsupported
+from blendhub.vllm.model.checks.model_check import groups_and_rotations
+from blendhub.vllm.model.checks.parts_check import check_parts
 from blendhub.vllm.model.layer_groups import pages_of
-from blendhub.vllm.model.model_check import groups_and_rotations
-from blendhub.vllm.model.parts_check import check_parts
 from tests.vllm.stand_in_model import StandInModel
 
 EXPERTS = 64

@@ -8,8 +8,11 @@ import pytest
 
 pytest.importorskip("vllm", reason="the adapter's tests need vLLM; `make setup` installs it")
 
+import torch
+
 from blendhub.core.errors import Unsupported
-from blendhub.vllm.model import model_check
+from blendhub.vllm.model.checks import model_check
+from tests.stand_in import StandIn
 
 
 def configured(*, parallel=None, model=None, speculative=None):
@@ -20,7 +23,7 @@ def configured(*, parallel=None, model=None, speculative=None):
         "data_parallel_size": 1,
         "is_moe_model": False,
     }
-    one_model = dict.fromkeys(["is_encoder_decoder", "uses_mrope", "enable_sleep_mode"], False)
+    one_model = dict.fromkeys(["is_encoder_decoder", "enable_sleep_mode"], False)
     return SimpleNamespace(
         parallel_config=SimpleNamespace(**one | (parallel or {})),
         model_config=SimpleNamespace(**one_model | (model or {})),
@@ -40,20 +43,29 @@ def configured(*, parallel=None, model=None, speculative=None):
             {"parallel": {"data_parallel_size": 2, "is_moe_model": None}},
             "experts are spread over data-parallel engines",
         ),
-        ({"model": {"uses_mrope": True}}, "M-RoPE"),
     ],
 )
 def test_configurations_in_which_text_cannot_be_moved(changed, words):
     with pytest.raises(Unsupported, match=words):
-        model_check._refuse_to_blend(configured(**changed))
+        model_check._refuse_to_blend(StandIn(config=configured(**changed), module=torch.nn.Module()))
+
+
+def test_a_model_that_keeps_features_of_images_between_embedding_and_forward_moves_no_text():
+    """Such as Qwen3-VL's: the runner embeds a step's tokens, then calls the connector, and then the model."""
+    model = StandIn(config=configured(), module=torch.nn.Module())
+    model.module.language = torch.nn.Module()
+    model.module.deepstack_input_embeds = []
+    with pytest.raises(Unsupported, match="a forward of BlendHub in between would take them"):
+        model_check._refuse_to_blend(model)
 
 
 @pytest.mark.parametrize(
     "changed", [{}, {"parallel": {"data_parallel_size": 2}}, {"speculative": "eagle"}], ids=["usual", "data", "eagle"]
 )
 def test_others_are_not_refused(changed):
-    model_check._refuse_to_blend(configured(**changed))
-    model: Any = SimpleNamespace(config=configured(**changed), frees_blocks_early=False, has_one_table=True)
+    facts = {"module": torch.nn.Module(), "frees_blocks_early": False, "has_one_table": True}
+    model = StandIn(config=configured(**changed), **facts)
+    model_check._refuse_to_blend(model)
     model_check._refuse_to_reuse(model)
 
 

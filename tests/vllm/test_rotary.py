@@ -1,5 +1,7 @@
 """Tables of rotary embeddings: no more rows than the engine has positions, and no table twice."""
 
+from types import SimpleNamespace
+
 import pytest
 
 pytest.importorskip("vllm", reason="the adapter's tests need vLLM; `make setup` installs it")
@@ -8,9 +10,11 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbedding
+from vllm.model_executor.layers.rotary_embedding.mrope import MRotaryEmbedding
 from vllm.model_executor.layers.rotary_embedding.yarn_scaling_rope import YaRNScalingRotaryEmbedding
 
-from blendhub.vllm.model.rotary import digest, rotations_of
+from blendhub.vllm.model.rotary import digest, rotated, rotations_of
+from blendhub.vllm.model.runner import Runner
 
 TEN_MILLION, SERVED, WIDTH = 10_485_760, 8192, 16
 
@@ -85,3 +89,20 @@ def test_engines_of_different_lengths_name_a_rotation_alike():
     (short, _), (long, _) = (rotations_of(module_of(Rotary()), WIDTH, n) for n in (SERVED, 2 * SERVED))
     (other, _) = rotations_of(module_of(Rotary(base=10000.0)), WIDTH, SERVED)
     assert digest(short) == digest(long) != digest(other)
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_the_keys_of_text_with_positions_of_three_dimensions_move_like_others(interleaved):
+    """vLLM's class for M-RoPE: text has the same position in each dimension."""
+    with set_current_vllm_config(VllmConfig()):
+        embedding = MRotaryEmbedding(WIDTH, WIDTH, SERVED, 10000.0, True, torch.float32, [2, 3, 3], interleaved)
+    rotation, _ = rotations_of(module_of(embedding), WIDTH, SERVED)
+    assert rotation.neox and len(rotation.cos_sin) == SERVED
+    runner = Runner.__new__(Runner)
+    runner._runner = SimpleNamespace(model_config=SimpleNamespace(uses_mrope=True, mrope_num_dims=3))
+    keys, old, new = torch.randn(5, 2 * WIDTH), torch.arange(5), torch.arange(SERVED - 5, SERVED)
+    at_old, at_new = (
+        embedding.forward_native(runner.dimensions(at, 8), keys.clone(), keys.clone())[1].view(5, 2, WIDTH)
+        for at in (old, new)
+    )
+    torch.testing.assert_close(rotated(at_old, rotation, old, new), at_new, rtol=1e-4, atol=1e-4)

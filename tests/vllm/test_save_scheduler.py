@@ -7,6 +7,7 @@ import pytest
 
 pytest.importorskip("vllm", reason="the adapter's tests need vLLM; `make setup` installs it")
 
+from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
 from vllm.v1.core.sched.output import CachedRequestData, SchedulerOutput
 
 from blendhub.vllm.messages import WorkerReport
@@ -36,6 +37,24 @@ def test_blended_text_is_never_stored_as_exact(engine):
     # Before the first moved token all is as the model alone computes it.
     assert engine.found(prompt, exact=True) == set(range(64))
     assert set(range(160, 224)) <= engine.found(prompt, exact=False)
+
+
+def test_of_a_prompt_with_images_the_text_before_the_first_is_stored_and_found(engine):
+    """An image's tokens are placeholders, so neither they nor what stands behind them follow from token ids."""
+    images = [
+        MultiModalFeatureSpec(data=None, modality="image", identifier=name, mm_position=PlaceholderRange(at, 40))
+        for name, at in (("second", 200), ("first", 110))
+    ]
+    before, behind = text(0, 110), [7] * 40 + text(1, 50) + [7] * 40 + text(2, 30)
+    report = engine.serve_and_report("a", before + behind, media=images, audit=True)
+    assert engine.found(before + behind, exact=True) == set(range(110))
+    assert report["exact_tokens"] == 0
+    # In another place, before another image, and in a prompt without images.
+    moved = engine.serve_and_report("b", text(3, 40) + before[:96] + behind, media=images[:1], audit=True)
+    assert (moved["moved_tokens"], moved.get("audit")) == (96, None)
+    assert engine.serve_and_report("c", before + text(4, 64))["exact_tokens"] == 110
+    # What stands behind the image was not stored: not even text that is the same.
+    assert engine.serve_and_report("d", text(1, 50) + text(2, 30) + text(5, 16))["moved_tokens"] == 0
 
 
 def test_only_the_computed_part_of_an_aborted_request_is_stored(engine):

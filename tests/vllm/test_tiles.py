@@ -3,8 +3,6 @@
 The kernel that writes pages moves memory only, so it runs on CPUs without AMX, too.
 """
 
-from types import SimpleNamespace
-
 import pytest
 
 pytest.importorskip("vllm", reason="the adapter's tests need vLLM; `make setup` installs it")
@@ -18,13 +16,12 @@ from hypothesis import strategies as st
 from vllm import _custom_ops as ops
 
 from blendhub.contracts import PagedLayer, Rotation, Segment
-from blendhub.core.errors import Unsupported
 from blendhub.core.layout import KVLayout
 from blendhub.core.spans import Span
 from blendhub.testing.devices.device_harness import Rotary
 from blendhub.vllm.model import layer_groups
-from blendhub.vllm.model.model_check import _check_layout
-from blendhub.vllm.model.pages import LayerPages, paged_layer, read
+from blendhub.vllm.model.checks.model_check import _check_layout
+from blendhub.vllm.model.pages import LayerPages, read
 from blendhub.vllm.model.rotary import rotated
 from tests.vllm.stand_in_model import StandInModel
 
@@ -35,13 +32,14 @@ N_BLOCKS = 5
 DTYPES = {"auto": torch.bfloat16, "fp8_e4m3": torch.float8_e4m3fn}
 
 
-def write(pages, keys, values, slots, dtype="auto"):
-    """As vLLM's layer does, with the instructions of AMX."""
+def write(pages, keys, values, slots, dtype="auto", instructions="amx"):
+    """As vLLM's layer does."""
     n, heads, block, _ = pages.shape
     kept = pages.view(torch.uint8) if dtype != "auto" else pages
     key_pages, value_pages = kept.view(n, heads, 2 * block, -1).chunk(2, dim=2)
+    scales = {"k_scale": 1.0, "v_scale": 1.0}
     ops.cpu_attn_reshape_and_cache(
-        keys, values, key_pages, value_pages, slots, "amx", k_scale=1.0, v_scale=1.0, kv_cache_dtype=dtype
+        keys, values, key_pages, value_pages, slots, instructions, **scales, kv_cache_dtype=dtype
     )
 
 
@@ -130,33 +128,27 @@ def test_moved_keys_are_turned_in_their_tiles(neox):
     assert (pages != expected).float().mean() < 0.01
 
 
-class Amx(StandInModel):
-    """A layer of vLLM's CPU backend on such a machine, with its own kernel."""
+class OnCpus(StandInModel):
+    """A layer of vLLM's CPU backend, with its own kernel for these instructions."""
 
-    block_size, block_sizes = 32, (32,)
+    block_size, block_sizes, dtype = 32, (32,), torch.bfloat16
 
-    def __init__(self, isa: str) -> None:
+    def __init__(self, instructions: str) -> None:
         super().__init__(n_layers=1)
-        self.config.model_config.dtype = torch.bfloat16
         (layer,) = self._layers.values()
-        layer.kv_cache, layer.isa, layer.head_size = pages_of(2, 32, 32), isa, 32
-        layer.get_attn_backend = lambda: SimpleNamespace(get_name=lambda: "CPU_ATTN")
+        layer.kv_cache, layer.head_size = pages_of(2, 32, 32), 32
+        self._instructions = instructions
 
     def page_size_of(self, name):
         return self.block_size
 
     def write(self, index, keys, values, slots):
-        write(self.layer(self.layer_names[index]).kv_cache, keys, values, slots)
+        write(self.layer(self.layer_names[index]).kv_cache, keys, values, slots, instructions=self._instructions)
 
 
-def layers_of(model):
-    return layer_groups.pages_of(model, layer_groups.layer_groups(model, 64))
-
-
-def test_the_start_up_check_proves_the_tiles_by_what_the_layer_writes():
-    model = Amx("amx")
-    assert paged_layer(model, 0).format == "packed_tiles"
-    _check_layout(model, layers_of(model))
-    mistaken = Amx("vec")
-    with pytest.raises(Unsupported, match="keys are not where BlendHub expects them in pages of format"):
-        _check_layout(mistaken, layers_of(mistaken))
+@pytest.mark.parametrize("instructions, format", [("amx", "packed_tiles"), ("vec", "packed_transposed")])
+def test_what_the_layer_writes_shows_the_format_of_its_pages(instructions, format):
+    model = OnCpus(instructions)
+    (group,) = layer_groups.layer_groups(model, 64)
+    assert group.format == format
+    _check_layout(model, layer_groups.pages_of(model, [group]))

@@ -13,8 +13,8 @@ import torch
 from blendhub import PluginHost
 from blendhub.core.errors import InvalidInput, Unsupported
 from blendhub.core.plugin_choice import PluginChoice
+from blendhub.vllm.model.checks.model_check import groups_and_rotations
 from blendhub.vllm.model.device_memory import DeviceMemory
-from blendhub.vllm.model.model_check import groups_and_rotations
 from blendhub.vllm.model_support import Neighbours, neighbours_of
 from blendhub.vllm.settings import Settings
 from blendhub.vllm.worker import worker_start

@@ -47,9 +47,12 @@ class EngineModel:
         """Whether other blocks may stand for those that vLLM has taken, while a prompt is blended."""
         self.block_sizes = tuple(int(group.kv_cache_spec.block_size) for group in self._runner.block_groups)
         """The tokens of a block in each of the block tables that vLLM keeps for a request."""
-        self._only_metadata = None
+        self._only_metadata, self._why_no_metadata = None, "vLLM frees blocks that forwards would need"
         if self.can_have_scratch:
-            self._only_metadata = AttentionMetadata(self._runner, self._platform, config)
+            try:
+                self._only_metadata = AttentionMetadata(self._runner, self._platform, config)
+            except Exception as error:  # a backend of a new kind: exact prefixes are reused without forwards
+                self._why_no_metadata = f"the attention backend's builder failed: {type(error).__name__}: {error}"
         self.device = self._runner.device
         self.max_tokens: int = config.scheduler_config.max_num_batched_tokens
         self.attention: ChosenAttention | None = None
@@ -67,8 +70,10 @@ class EngineModel:
 
     @property
     def _metadata(self) -> AttentionMetadata:
-        """For forwards, which there are only where blocks may stand for those that vLLM has taken."""
-        assert self._only_metadata
+        """For forwards, which there are only where blocks may stand for those that vLLM has taken, and with a builder
+        that works."""
+        if not self._only_metadata:
+            raise Unsupported(self._why_no_metadata)
         return self._only_metadata
 
     @property
@@ -176,7 +181,8 @@ class EngineModel:
         positions, slots = self.sent(chosen.positions), self.slots_of_tables(chosen)
         metadata, sent = self._metadata.build(chosen, positions, slots), self.sent(ids)
         with self._platform.forward_context(metadata, self.config, sent, positions, self._by_layer(slots)):
-            drafter.model(input_ids=sent, positions=positions, inputs_embeds=None, **given)
+            placed = self._runner.dimensions(positions, self.max_tokens) if drafter.uses_mrope else positions
+            drafter.model(input_ids=sent, positions=placed, inputs_embeds=None, **given)
 
     def _over_pages(self, attention: ChosenAttention, chosen: Chosen) -> Attend:
         table = chosen.table(int(chosen.positions.max()) // self.block_size + 1)
@@ -210,7 +216,8 @@ class EngineModel:
         ids = self.sent(chosen.ids)
         context = self._platform.forward_context(metadata, self.config, ids, positions, slots)
         with self._without_adapters(len(chosen)), context, attention or nullcontext():
-            return self._runner.forward(**self._inputs(ids), positions=positions, intermediate_tensors=None)
+            placed = self._runner.dimensions(positions, self.max_tokens)
+            return self._runner.forward(**self._inputs(ids), positions=placed, intermediate_tensors=None)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor | None:
         """What the model predicts behind each of these tokens; None on a rank to which vLLM sends no predictions.

@@ -1,13 +1,17 @@
 """The groups of a model's layers, as devices copy them: layers of one shape that share a block table."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
-from blendhub.contracts import Device, Rotation
+from msgspec.structs import replace
+
+from blendhub.contracts import Device, PageFormat, Rotation
 from blendhub.core.layout import KVLayout
 from blendhub.vllm.model.chosen import Blocks, pages_in
 from blendhub.vllm.model.engine_model import EngineModel
-from blendhub.vllm.model.pages import LayerPages, paged_layer, shape_of
+from blendhub.vllm.model.page_trial import misplaced
+from blendhub.vllm.model.pages import LayerPages, possible_pages, shape_of
 
 
 class LayerGroup(NamedTuple):
@@ -22,6 +26,7 @@ class LayerGroup(NamedTuple):
     """The tokens of a block, as vLLM counts."""
     page_size: int
     """The tokens of a page: attention kernels may keep a block in several pages."""
+    format: PageFormat
 
     def pages(self, blocks: Blocks) -> Blocks:
         """The pages of these blocks."""
@@ -30,27 +35,34 @@ class LayerGroup(NamedTuple):
 
 def layer_groups(model: EngineModel, chunk_tokens: int) -> tuple[LayerGroup, ...]:
     """The groups, in the order of their first layers; raises Unsupported for pages that are not known."""
-    members: dict[tuple[int, int, tuple[int, int, int, str]], list[int]] = {}
+    members: dict[tuple[int, int, KVLayout, PageFormat], list[int]] = {}
     for number, name in enumerate(model.layer_names):
-        key = model.table_of(name), model.page_size_of(name), shape_of(model, number)
+        heads, key_dim, value_dim, dtype = shape_of(model, number)
+        layout = KVLayout(
+            layers=1, kv_heads=heads, key_dim=key_dim, value_dim=value_dim, dtype=dtype, chunk_tokens=chunk_tokens
+        )
+        key = model.table_of(name), model.page_size_of(name), layout, _format_of(model, number, layout)
         members.setdefault(key, []).append(number)
     return tuple(
         LayerGroup(
-            table,
-            tuple(layers),
-            KVLayout(
-                layers=len(layers),
-                kv_heads=heads,
-                key_dim=key_dim,
-                value_dim=value_dim,
-                dtype=dtype,
-                chunk_tokens=chunk_tokens,
-            ),
-            model.block_sizes[table],
-            page_size,
+            table, tuple(layers), replace(layout, layers=len(layers)), model.block_sizes[table], page_size, format
         )
-        for (table, page_size, (heads, key_dim, value_dim, dtype)), layers in members.items()
+        for (table, page_size, layout, format), layers in members.items()
     )
+
+
+def _format_of(model: EngineModel, number: int, layout: KVLayout) -> PageFormat:
+    """The format in which a layer's KV is found. If it is found in none, the start-up check says so on all ranks."""
+    possible = possible_pages(model, number)
+    if len(possible) == 1:
+        return next(iter(possible))
+    page_size = model.page_size_of(model.layer_names[number])
+    for format, pages in possible.items():
+        # What raises here raises in the start-up check, too.
+        with suppress(Exception):
+            if not misplaced(model, number, LayerPages(pages, layout, page_size)):
+                return format
+    return "packed_heads"
 
 
 def pages_of(
@@ -60,8 +72,10 @@ def pages_of(
     found: dict[int, LayerPages] = {}
     for group in groups:
         for number in group.layers:
-            layer = paged_layer(model, number, rotations[number] if rotations else None)
-            found[number] = LayerPages(layer, group.layout, group.page_size)
+            pages = possible_pages(model, number)[group.format]
+            if rotations:
+                pages = replace(pages, rotation=rotations[number])
+            found[number] = LayerPages(pages, group.layout, group.page_size)
     return [found[number] for number in sorted(found)]
 
 

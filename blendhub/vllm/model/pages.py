@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from blendhub.contracts import PagedLayer, PageFormat, Rotation
+from blendhub.contracts import PagedLayer, PageFormat
 from blendhub.core.errors import Unsupported
 from blendhub.core.layout import KVLayout
 from blendhub.devices import planes_of, rows_at
@@ -18,10 +18,14 @@ DTYPES = {
     torch.bfloat16: "bfloat16",
     torch.float8_e4m3fn: "float8_e4m3",
     torch.float8_e5m2: "float8_e5m2",
+    torch.uint8: "int8",
 }
 FP8 = {"fp8": torch.float8_e4m3fn, "fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
 SPLIT_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
-PACKED_HEADS = ("FLASH_ATTN", "FLASHINFER", "TRITON_ATTN", "FLEX_ATTENTION")
+FORMATS_OF_CPUS: tuple[PageFormat, ...] = ("packed_transposed", "packed_tiles")
+"""What pages ``[blocks, heads, tokens, keys and values]`` may be on CPUs, which have another order within a head."""
+BYTES = "int8"
+"""The dtype of KV in a form that only the backend knows: it is copied, and not moved."""
 
 
 class LayerPages(NamedTuple):
@@ -41,30 +45,31 @@ class LayerPages(NamedTuple):
         return self.paged.tensors[0].dtype
 
 
-def paged_layer(model: EngineModel, index: int, rotation: Rotation | None = None) -> PagedLayer:
-    """The pages of one layer; raises Unsupported for a backend whose pages are not known."""
+def possible_pages(model: EngineModel, index: int) -> dict[PageFormat, PagedLayer]:
+    """The pages of one layer in each format that its tensors may have: what the layer writes shows which it is.
+
+    Raises Unsupported for tensors that have no known format. The name of the attention backend does not matter.
+    """
     name = model.layer_names[index]
     layer = model.layer(name)
     pages = layer.kv_cache
+    if not hasattr(layer, "impl"):
+        raise Unsupported(f"{name} is a {type(layer).__name__}, whose KV only the model's own forward writes")
     if isinstance(pages, tuple | list):
-        return PagedLayer(name, "split", _split_pages(model, index, pages), rotation)
+        return {"split": PagedLayer(name, "split", _split_pages(model, index, pages))}
     if not isinstance(pages, torch.Tensor):
         raise Unsupported(f"{name} keeps its KV in a {type(pages).__name__}, not in tensors of pages")
-    cache_dtype = model.config.cache_config.cache_dtype
-    if pages.dtype is torch.uint8:
-        if cache_dtype not in FP8:
-            raise Unsupported(f"the KV cache dtype {cache_dtype!r} is not known to BlendHub")
-        pages = pages.view(FP8[cache_dtype])
-    backend = layer.get_attn_backend().get_name()
-    if backend == "CPU_ATTN":
-        blocks, heads, tokens, width = pages.shape
-        format: PageFormat = "packed_tiles" if getattr(layer, "isa", "") == "amx" else "packed_transposed"
-        return PagedLayer(name, format, (pages.view(blocks, heads, tokens * width),), rotation)
-    if backend in PACKED_HEADS:
-        return PagedLayer(name, "packed_heads", (pages,), rotation)
-    if "MLA" in backend:
-        return PagedLayer(name, "latent", (pages,), rotation)
-    raise Unsupported(f"{name} uses the attention backend {backend}, whose pages BlendHub does not know")
+    if pages.dtype in (torch.uint8, torch.int8):
+        pages = pages.view(FP8.get(model.config.cache_config.cache_dtype, torch.uint8))
+    if pages.ndim == 3:
+        return {"latent": PagedLayer(name, "latent", (pages,))}
+    if pages.ndim != 4:
+        raise Unsupported(f"{name} has pages of the shape {list(pages.shape)}, which BlendHub does not know")
+    found: dict[PageFormat, PagedLayer] = {"packed_heads": PagedLayer(name, "packed_heads", (pages,))}
+    if pages[0, 0].is_contiguous() and pages.dtype is not torch.uint8:
+        joint = (pages.flatten(2),)
+        found |= {format: PagedLayer(name, format, joint) for format in FORMATS_OF_CPUS}
+    return found
 
 
 def _split_pages(model: EngineModel, index: int, pages: Sequence[Any]) -> Tensors:
@@ -91,17 +96,20 @@ def _split_pages(model: EngineModel, index: int, pages: Sequence[Any]) -> Tensor
 
 def shape_of(model: EngineModel, index: int) -> tuple[int, int, int, str]:
     """The heads of a layer's KV, the widths of their keys and values, and the dtype."""
-    layer, pages = model.layer(model.layer_names[index]), paged_layer(model, index)
-    dtype = DTYPES[pages.tensors[0].dtype]
+    layer, pages = model.layer(model.layer_names[index]), next(iter(possible_pages(model, index).values()))
+    dtype, first = DTYPES[pages.tensors[0].dtype], pages.tensors[0]
     if pages.format == "latent":
-        return 1, pages.tensors[0].shape[-1], 0, dtype
+        return 1, first.shape[-1], 0, dtype
+    if dtype == BYTES:
+        return first.shape[1], first.shape[-1], 0, dtype
     if pages.format == "split":
         keys, values = pages.tensors
         return *keys.shape[2:], values.shape[-1], dtype
-    return layer.num_kv_heads, layer.head_size, _value_width(layer), dtype
+    return layer.num_kv_heads, layer.head_size, value_width(layer), dtype
 
 
-def _value_width(layer: Any) -> int:
+def value_width(layer: Any) -> int:
+    """The width of the values of one of vLLM's layers."""
     return int(getattr(layer, "head_size_v", None) or layer.head_size)
 
 

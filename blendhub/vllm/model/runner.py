@@ -88,6 +88,17 @@ class Runner:
         """The function that the runner itself calls to compute a step."""
         return self._runner.model
 
+    def dimensions(self, positions: torch.Tensor, max_tokens: int) -> torch.Tensor:
+        """Positions of text as the model takes them: with M-RoPE, the same ones in each dimension."""
+        config = self._runner.model_config
+        if not config.uses_mrope:
+            return positions
+        n_dimensions: int = getattr(config, "mrope_num_dims", 3)
+        # A compiled model may rely on rows being as far apart as in the runner's own buffer.
+        rows = positions.new_zeros(n_dimensions, max_tokens + 1)
+        rows[:, : len(positions)] = positions
+        return rows[:, : len(positions)]
+
     @property
     def drafter(self) -> Any:
         """What proposes tokens with a draft model; None without one, and in V2."""

@@ -216,8 +216,8 @@ def _why_unknown(lora: LoRARequest) -> str:
 
 def _why_unsupported(request: Request) -> str:
     """Why a request's KV does not follow from its token ids, or is useless to other requests; empty if it is useful."""
-    if request.mm_features:
-        return "prompts with images, sound or video are not supported"
+    if request.mm_features and not text_end(request):
+        return "the prompt begins with an image, sound or video, and only text before the first of them is reused"
     if request.prompt_embeds is not None or request.prompt_token_ids is None:
         return "prompts given as embeddings are not supported"
     if request.pooling_params is not None:
@@ -225,6 +225,12 @@ def _why_unsupported(request: Request) -> str:
     if getattr(request, "resumable", False):  # not every vLLM has these
         return "prompts whose parts come one after the other are not supported"
     return ""
+
+
+def text_end(request: Request) -> int | None:
+    """The end of the text before the first image, sound or video; None without any. Behind it, KV and positions do not
+    follow from the token ids."""
+    return min((feature.mm_position.offset for feature in request.mm_features or ()), default=None)
 
 
 def _keep(known: dict[K, V], key: K, value: V) -> None:

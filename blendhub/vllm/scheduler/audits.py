@@ -61,7 +61,7 @@ class Audits:
 
     def wants(self, state: RequestState) -> bool:
         """Whether to audit this request if it is blended; also notes whether it stands for all requests."""
-        if not self._possible or state.audit is not None or state.has_begun_to_answer:
+        if not self._possible or state.audit is not None or state.has_begun_to_answer or state.has_media:
             return False
         share = self._settings.audit_share
         is_due = self._clock() >= self._last_at + LONGEST_PAUSE_S

@@ -16,7 +16,7 @@ from blendhub.outcome.reasons import NotReused, Why
 from blendhub.outcome.report import AuditOutcome, Outcome, ReusedSpans
 from blendhub.vllm.decision import Choice, Decision, Refusal
 from blendhub.vllm.messages import Adapter, LoadResult
-from blendhub.vllm.scheduler.admission import Terms
+from blendhub.vllm.scheduler.admission import Terms, text_end
 from blendhub.vllm.scheduler.prefix_cache import RequestHashes, Settled
 
 if TYPE_CHECKING:
@@ -90,7 +90,10 @@ class RequestState:
         blended blocks."""
         self._generation_before = 0
         """``generation`` of the same."""
-        self._prompt = np.asarray(request.prompt_token_ids or (), np.uint32)
+        end = text_end(request)
+        self.has_media = end is not None
+        """Whether the prompt has images, sound or video."""
+        self._prompt = np.asarray(request.prompt_token_ids or (), np.uint32)[:end]
 
     # Transitions.
 
@@ -264,9 +267,14 @@ class RequestState:
         params = self.request.sampling_params
         return frozenset(params.all_stop_token_ids if params else ())
 
+    @property
+    def prompt_end(self) -> int:
+        """The end of the part of the prompt whose KV is found and stored: all, or the text before the first image."""
+        return len(self._prompt)
+
     def tokens(self) -> Tokens:
-        """The prompt, and the tokens generated until now."""
-        answer = self.request.output_token_ids
+        """The prompt, and the tokens generated until now; or the text before the first image, sound or video."""
+        answer = () if self.has_media else self.request.output_token_ids
         return np.concatenate([self._prompt, np.asarray(answer, np.uint32)]) if len(answer) else self._prompt
 
     def outcome(self) -> Outcome:
@@ -311,7 +319,9 @@ class RequestState:
         if self.found is None:
             yield NotReused(Span(0, self.request.num_prompt_tokens), why)
             return
-        yield NotReused(Span(0, self.request.num_prompt_tokens), Why.NOTHING_STORED)
+        yield NotReused(Span(0, self.prompt_end), Why.NOTHING_STORED)
+        if self.has_media:
+            yield NotReused(Span(self.prompt_end, self.request.num_prompt_tokens), Why.REQUEST)
         yield from (NotReused(span, Why.ON_THE_WAY) for span in self.found.on_the_way)
         yield from (NotReused(span, Why.TOO_OLD) for span in self.found.too_old)
         if not is_loaded:

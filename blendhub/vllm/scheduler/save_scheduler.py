@@ -276,7 +276,8 @@ class SaveScheduler:
         plan, request = self._planned(saves), saves.request
         if plan and not saves.has_answer:
             saves.has_answer = True
-            plan.add_answer(request.request.num_prompt_tokens, saves.computed, request.first_approximate is None)
+            if not request.has_media:
+                plan.add_answer(request.prompt_end, saves.computed, request.first_approximate is None)
         return plan
 
     def _plan_piece(self, request: RequestState, save_plan: SavePlan, before: int) -> int:
@@ -285,8 +286,8 @@ class SaveScheduler:
         ``before``: the tokens before this step. The last token that was sampled is not computed yet.
         """
         computed = min(before, request.request.num_tokens - 1)
-        exact = request.first_approximate is None
-        save_plan.add_answer(request.request.num_prompt_tokens, computed, exact, self._piece_tokens)
+        if not request.has_media:
+            save_plan.add_answer(request.prompt_end, computed, request.first_approximate is None, self._piece_tokens)
         return computed
 
     def _is_of_one_adapter(self, saves: RequestSaves) -> bool:
@@ -362,7 +363,7 @@ class SaveScheduler:
         plan = SavePlan(partial(self._reserve, request), self._min_saved_tokens)
         if request.blended and self._arena.stores_blended:
             plan.blend(request.blended, [match.span for match in request.matches if not match.moved])
-        plan.begin(request.request.num_prompt_tokens, join_spans([*stored, *settled]), request.first_approximate)
+        plan.begin(request.prompt_end, join_spans([*stored, *settled]), request.first_approximate)
         return plan
 
     def _reserve(

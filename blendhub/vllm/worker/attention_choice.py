@@ -12,7 +12,7 @@ from blendhub.core.errors import Unsupported
 from blendhub.core.spans import Span
 from blendhub.vllm.model.chosen import Chosen, Part
 from blendhub.vllm.model.engine_model import EngineModel
-from blendhub.vllm.model.model_check import error_of
+from blendhub.vllm.model.page_trial import error_of
 from blendhub.vllm.worker.ranks import Ranks
 
 log = logging.getLogger(__name__)

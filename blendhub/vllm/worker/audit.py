@@ -7,9 +7,9 @@ from blendhub.core.errors import Unsupported
 from blendhub.core.spans import Span, gaps
 from blendhub.outcome.report import AuditOutcome
 from blendhub.vllm.decision import Decision
+from blendhub.vllm.model.checks.parts_check import trial_part
 from blendhub.vllm.model.chosen import Chosen
 from blendhub.vllm.model.engine_model import EngineModel
-from blendhub.vllm.model.parts_check import trial_part
 
 MOST_KL = 1e3
 """The divergence of predictions that cannot be compared: with NaNs, or with a token that one of them rules out."""

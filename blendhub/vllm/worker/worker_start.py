@@ -14,14 +14,14 @@ from blendhub.core.spans import Span
 from blendhub.framework.host import PluginHost
 from blendhub.vllm.messages import WorkerProof
 from blendhub.vllm.model.attention_probe import AttentionProbe
+from blendhub.vllm.model.checks.model_check import ModelCheck, check_model, groups_and_rotations
+from blendhub.vllm.model.checks.parts_check import tolerance, trial_part, trial_tokens
 from blendhub.vllm.model.chosen import Chosen
 from blendhub.vllm.model.device_memory import DeviceMemory
 from blendhub.vllm.model.engine_model import EngineModel
 from blendhub.vllm.model.fingerprint import fingerprint
 from blendhub.vllm.model.layer_groups import LayerGroup, attach, pages_of
-from blendhub.vllm.model.model_check import ModelCheck, check_model, groups_and_rotations
 from blendhub.vllm.model.pages import LayerPages
-from blendhub.vllm.model.parts_check import tolerance, trial_part, trial_tokens
 from blendhub.vllm.model.rotary import digest
 from blendhub.vllm.model.runner import find_runner
 from blendhub.vllm.model.states import StateGroup, attach_states, state_groups, tokens_only

@@ -102,7 +102,9 @@ def test_serving_compiles_nothing(compiled):
 
 
 def test_the_adapter_s_start_compiles_what_any_rotation_found_by_its_checks_needs(compiled):
-    model_check = pytest.importorskip("blendhub.vllm.model.model_check", reason="the adapter needs vLLM; `make setup`")
+    model_check = pytest.importorskip(
+        "blendhub.vllm.model.checks.model_check", reason="the adapter needs vLLM; `make setup`"
+    )
     from blendhub.vllm.model.layer_groups import attach, pages_of
     from blendhub.vllm.worker.worker_start import compile_kernels
     from tests.vllm.stand_in_model import StandInModel, rotary

@@ -23,10 +23,10 @@ from vllm_ascend.ascend_config import init_ascend_config
 from vllm_ascend.attention.attention_v1 import AscendAttentionBackend, AscendAttentionBackendImpl
 
 from blendhub.core.spans import Span
+from blendhub.vllm.model.checks.model_check import check_model, groups_and_rotations
 from blendhub.vllm.model.chosen import Chosen, Part
 from blendhub.vllm.model.engine_model import EngineModel
 from blendhub.vllm.model.fingerprint import fingerprint
-from blendhub.vllm.model.model_check import check_model, groups_and_rotations
 from blendhub.vllm.worker.ranks import Ranks
 from harness.engines.tiny_model import make_tiny_model
 from tests.vllm.ascend.npu_tensors import NPU, NpuMemory, NpuTensor, native

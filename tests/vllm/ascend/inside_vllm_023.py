@@ -26,7 +26,7 @@ from vllm_ascend.ops import rotary_embedding
 
 from blendhub.core.errors import Unsupported
 from blendhub.vllm.model.layer_groups import layer_groups, pages_of
-from blendhub.vllm.model.pages import paged_layer, read
+from blendhub.vllm.model.pages import possible_pages, read
 from blendhub.vllm.model.platforms import keeps_latent, platform_of
 from blendhub.vllm.model.platforms.ascend import Ascend
 from blendhub.vllm.model.rotary import rotated, rotations_of
@@ -281,4 +281,4 @@ def test_other_pages_are_refused(pages, words):
         keeps_latent=lambda index: False,
     )
     with pytest.raises(Unsupported, match=words):
-        paged_layer(model, 0)
+        possible_pages(model, 0)

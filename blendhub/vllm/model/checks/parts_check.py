@@ -14,13 +14,12 @@ from blendhub.core.spans import Span
 from blendhub.core.tokens import Tokens
 from blendhub.vllm.model.chosen import Chosen, Part
 from blendhub.vllm.model.engine_model import EngineModel
+from blendhub.vllm.model.page_trial import COARSE
 from blendhub.vllm.model.pages import LayerPages, read_as_computed
 from blendhub.vllm.model.platforms import Tensors
 
 TOKEN = 7
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 4e-2}
-COARSE = 2e-1
-"""The tolerance for quantised KV, and of the difference that shapes may make to most tokens."""
 NOISE_FACTOR = 3
 """How much more than the measured noise is allowed: a few shapes do not show all of it."""
 
@@ -38,6 +37,7 @@ def trial_part(model: EngineModel, tokens: Tokens, spans: Sequence[Span]) -> Par
 
 
 def tolerance(layer: LayerPages) -> float:
+    """How far KV of the layer may be off."""
     return TOLERANCE.get(layer.dtype, COARSE)
 
 

@@ -9,17 +9,17 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
-from vllm.config import VllmConfig
 
 from blendhub.contracts import Rotation, Selector
 from blendhub.core.errors import BlendHubError, Unsupported
 from blendhub.core.spans import Span
 from blendhub.vllm.model.attention_probe import Asking, AttentionProbe, ProbeAttention
+from blendhub.vllm.model.checks.parts_check import TOKEN, check_parts, tolerance, trial_part, trial_tokens
 from blendhub.vllm.model.chosen import Chosen
 from blendhub.vllm.model.engine_model import EngineModel
 from blendhub.vllm.model.layer_groups import LayerGroup, layer_groups, pages_of
-from blendhub.vllm.model.pages import LayerPages, read_as_computed
-from blendhub.vllm.model.parts_check import COARSE, TOKEN, check_parts, tolerance, trial_part, trial_tokens
+from blendhub.vllm.model.page_trial import error_of, misplaced
+from blendhub.vllm.model.pages import BYTES, LayerPages, read_as_computed
 from blendhub.vllm.model.platforms import Tensors
 from blendhub.vllm.model.rotary import digest, rotated, rotations_of
 from blendhub.vllm.model.states import StateGroup
@@ -83,7 +83,10 @@ def check_model(
                 "vLLM frees the blocks of chunks that attention has left, which tokens recomputed later would need; "
                 "--disable-hybrid-kv-cache-manager has text reused anywhere, and costs KV capacity"
             )
-        _refuse_to_blend(model.config)
+        _refuse_to_blend(model)
+        if any(layout.dtype == BYTES for layout in layouts):
+            dtype = model.config.cache_config.cache_dtype
+            raise Unsupported(f"only vLLM's kernels can read KV of the dtype {dtype!r}, so that keys cannot be moved")
         # Several tokens first: a model that vLLM has not warmed up would be compiled for one token only.
         _checked(ranks, forward, lambda: check_parts(model, layers))
         if selector.probe_layer:
@@ -138,44 +141,32 @@ def _refuse_to_reuse(model: EngineModel) -> None:
         )
 
 
-def _refuse_to_blend(config: VllmConfig) -> None:
-    """Raise Unsupported if the configuration rules out forwards over chosen tokens."""
-    parallel = config.parallel_config
+def _refuse_to_blend(model: EngineModel) -> None:
+    """Raise Unsupported if the model or its configuration rules out forwards over chosen tokens."""
+    parallel = model.config.parallel_config
     if parallel.data_parallel_size > 1 and parallel.is_moe_model is not False:
         raise Unsupported("the experts are spread over data-parallel engines, which must step together")
-    if config.model_config.uses_mrope:
-        raise Unsupported("the model has positions of several dimensions (M-RoPE)")
+    if any(hasattr(part, "deepstack_input_embeds") for part in model.module.modules()):
+        raise Unsupported(
+            "the model adds features of images behind several layers; vLLM keeps them from the embedding of a step to "
+            "its forward, and a forward of BlendHub in between would take them"
+        )
 
 
 def _check_layout(model: EngineModel, layers: Sequence[LayerPages]) -> None:
     """A layer's writes must be read back from where BlendHub expects them."""
-    generator = torch.Generator().manual_seed(1)
-    dtype = model.config.model_config.dtype
     for index, layer in enumerate(layers):
-        if model.keeps_latent(index):
-            if not model.has_one_table:
-                raise Unsupported(
-                    f"{layer.name} keeps a latent, and where it lies shows only in a forward of BlendHub's, of which "
-                    "there are none with vLLM's hybrid allocator; --disable-hybrid-kv-cache-manager has text reused"
-                )
-            continue  # the latent is written by the forward only; the check of the rotation reads it
-        layout, slots = layer.layout, torch.arange(layer.page_size, device=model.device)
-        drawn = (
-            torch.rand((layer.page_size, layout.kv_heads, width), generator=generator).to(model.device, layer.dtype)
-            for width in (layout.key_dim, layout.value_dim)
-        )
-        # 8-bit floats of a layer with a small scale could not keep numbers around 1.
-        keys, values = (given.to(dtype) for given in model.unscaled(layer.name, *drawn))
-        model.write(index, keys, values, slots)
-        both = read_as_computed(model, layer, slots)
-        for what, given, found in zip(("keys", "values"), (keys, values), both, strict=True):
-            same = torch.equal(given, found) if layer.dtype is dtype else error_of(found, given) < COARSE
-            if not same:
-                raise Unsupported(
-                    f"{layer.name}: {what} are not where BlendHub expects them in pages of format "
-                    f"{layer.paged.format!r} (attention backend "
-                    f"{model.layer(layer.name).get_attn_backend().get_name()}); nothing is reused with this backend"
-                )
+        if model.keeps_latent(index) and not model.has_one_table:
+            raise Unsupported(
+                f"{layer.name} keeps a latent, of which BlendHub knows the tokens of a block only if all layers "
+                "share a block table; --disable-hybrid-kv-cache-manager may have text reused, and costs KV capacity"
+            )
+        if what := misplaced(model, index, layer):
+            raise Unsupported(
+                f"{layer.name}: {what} are not where BlendHub expects them in pages of format "
+                f"{layer.paged.format!r} (attention backend "
+                f"{model.layer(layer.name).get_attn_backend().get_name()}); nothing is reused with this backend"
+            )
 
 
 def _rotation_errors(
@@ -297,12 +288,3 @@ def _compare(layer: LayerPages, found: Tensors, expected: Tensors, complaint: st
     for one, other in zip(found, expected, strict=True):
         if error_of(one, other) > tolerance(layer):
             raise Unsupported(f"{layer.name}: {complaint.format(f'{error_of(one, other):.1%}')}")
-
-
-def error_of(given: torch.Tensor, expected: torch.Tensor) -> float:
-    """The largest difference, relative to the largest expected value."""
-    if not given.numel():
-        return 0.0
-    scale = float(expected.float().abs().max()) or 1.0
-    error = float((given.float() - expected.float()).abs().max()) / scale
-    return error if error == error else float("inf")
