@@ -127,7 +127,7 @@ def row_of_the_document(key: dict) -> str:
     ids=["hub", "listen", "store"],
 )
 def test_every_key_is_documented(title, struct):
-    section = (DOCS / "hub.md").read_text(encoding="utf-8").split(f"\n### `{title}`\n")[1].split("\n#")[0]
+    section = (DOCS / "hub-keys.md").read_text(encoding="utf-8").split(f"\n### `{title}`\n")[1].split("\n#")[0]
     heading = ["| key | type | default | meaning |", "|---|---|---|---|"]
     expected = [*heading, *map(row_of_the_document, describe_options(struct))]
     assert [line for line in section.splitlines() if line.startswith("|")] == expected, "\n".join(expected)

