@@ -21,9 +21,9 @@ from blendhub.vllm.messages import HubAddress, WorkerProof, WorkerReport
 from blendhub.vllm.model_support import ModelSupport, permitted, unsupported
 from blendhub.vllm.own_hub import start_own_hub
 from blendhub.vllm.scheduler.admission import Admission
-from blendhub.vllm.scheduler.block_tables import block_tables_of, capacity_line
+from blendhub.vllm.scheduler.blocks.block_tables import block_tables_of, capacity_line
+from blendhub.vllm.scheduler.blocks.prefix_cache import RequestBlocks
 from blendhub.vllm.scheduler.connector_scheduler import ConnectorScheduler, build_scheduler
-from blendhub.vllm.scheduler.prefix_cache import RequestBlocks
 from blendhub.vllm.scheduler.startup import StartupFacts, finds_prefixes
 from blendhub.vllm.settings import OWNER, Settings
 

@@ -1,6 +1,6 @@
 """Has an engine's blocks be too few to blend a prompt of a model with windows."""
 
-from blendhub.vllm.scheduler import scratch
+from blendhub.vllm.scheduler.blocks import scratch
 
 
 def lend_few():

@@ -32,9 +32,9 @@ from blendhub.vllm.messages import HubAddress, LoadJob, LoadResult, WorkerReport
 from blendhub.vllm.model_support import ModelSupport
 from blendhub.vllm.plugin import register
 from blendhub.vllm.scheduler.admission import Admission
-from blendhub.vllm.scheduler.block_tables import BlockTables
+from blendhub.vllm.scheduler.blocks.block_tables import BlockTables
+from blendhub.vllm.scheduler.blocks.prefix_cache import RequestBlocks, Tables
 from blendhub.vllm.scheduler.connector_scheduler import build_scheduler
-from blendhub.vllm.scheduler.prefix_cache import RequestBlocks, Tables
 from blendhub.vllm.scheduler.startup import StartupFacts
 from blendhub.vllm.settings import ReusePolicy, Settings
 

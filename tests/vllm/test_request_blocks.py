@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("vllm", reason="the adapter's tests need vLLM; `make setup` installs it")
 
-from blendhub.vllm.scheduler.prefix_cache import RequestBlocks
+from blendhub.vllm.scheduler.blocks.prefix_cache import RequestBlocks
 
 
 def step(resumed=(), **blocks):

@@ -11,7 +11,7 @@ from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
 from vllm.v1.core.sched.output import CachedRequestData, SchedulerOutput
 
 from blendhub.vllm.messages import WorkerReport
-from blendhub.vllm.scheduler.block_tables import BlockTables
+from blendhub.vllm.scheduler.blocks.block_tables import BlockTables
 from tests.vllm.played_engine import BLOCK, TEXT, played_engine, text
 from tests.vllm.standing_still import standing_still
 

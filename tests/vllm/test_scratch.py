@@ -20,9 +20,9 @@ from vllm.v1.request import Request
 
 from blendhub import Match, Span
 from blendhub.vllm.decision import Decision
-from blendhub.vllm.scheduler.block_tables import block_tables_of
-from blendhub.vllm.scheduler.prefix_cache import RequestBlocks
-from blendhub.vllm.scheduler.scratch import Scratch, lost_blocks
+from blendhub.vllm.scheduler.blocks.block_tables import block_tables_of
+from blendhub.vllm.scheduler.blocks.prefix_cache import RequestBlocks
+from blendhub.vllm.scheduler.blocks.scratch import Scratch, lost_blocks
 from tests.stand_in import StandIn
 
 init_none_hash(sha256)

@@ -14,16 +14,16 @@ from blendhub.vllm.hub_executor import HubExecutor
 from blendhub.vllm.messages import HubAddress, HubPlace, StepPlan, WorkerReport
 from blendhub.vllm.scheduler.admission import Admission
 from blendhub.vllm.scheduler.audits import Audits
-from blendhub.vllm.scheduler.block_tables import BlockTables
+from blendhub.vllm.scheduler.blocks.block_tables import BlockTables
+from blendhub.vllm.scheduler.blocks.prefix_cache import RequestBlocks, SettledBlocks, ShownHashes, Tables
+from blendhub.vllm.scheduler.blocks.scratch import Scratch
 from blendhub.vllm.scheduler.first_tokens import FirstTokens
 from blendhub.vllm.scheduler.hub_events import HubEvents
 from blendhub.vllm.scheduler.load_scheduler import LoadScheduler, Turns
 from blendhub.vllm.scheduler.lookups import Lookups
-from blendhub.vllm.scheduler.prefix_cache import RequestBlocks, SettledBlocks, ShownHashes, Tables
 from blendhub.vllm.scheduler.reports import Reports
 from blendhub.vllm.scheduler.request_state import RequestState, Stage
 from blendhub.vllm.scheduler.save_scheduler import SaveScheduler
-from blendhub.vllm.scheduler.scratch import Scratch
 from blendhub.vllm.scheduler.startup import ArenaWatch, StartupFacts
 from blendhub.vllm.watching.stats import BlendHubStats
 

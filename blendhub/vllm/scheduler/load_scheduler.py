@@ -14,12 +14,12 @@ from blendhub.outcome.reasons import Why
 from blendhub.vllm.decision import Choice, Refusal
 from blendhub.vllm.messages import LoadJob, LoadResult, StepPlan
 from blendhub.vllm.scheduler.audits import Audits
+from blendhub.vllm.scheduler.blocks.prefix_cache import SettledBlocks, ShownHashes, Tables
+from blendhub.vllm.scheduler.blocks.scratch import Scratch
 from blendhub.vllm.scheduler.decide import Pace, decide
 from blendhub.vllm.scheduler.lookups import Lookups, Reading
-from blendhub.vllm.scheduler.prefix_cache import SettledBlocks, ShownHashes, Tables
 from blendhub.vllm.scheduler.reports import Reports
 from blendhub.vllm.scheduler.request_state import RequestState, Stage
-from blendhub.vllm.scheduler.scratch import Scratch
 from blendhub.vllm.settings import Settings
 
 SPARE_STEPS = 2

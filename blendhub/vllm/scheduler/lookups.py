@@ -13,7 +13,7 @@ from blendhub.core.layout import Variant
 from blendhub.core.tokens import Tokens
 from blendhub.vllm.hub_executor import HubExecutor
 from blendhub.vllm.scheduler.audits import Audits
-from blendhub.vllm.scheduler.prefix_cache import RequestBlocks
+from blendhub.vllm.scheduler.blocks.prefix_cache import RequestBlocks
 from blendhub.vllm.scheduler.request_state import RequestState, Stage
 from blendhub.vllm.settings import Settings
 from blendhub.vllm.watching.stats import Times

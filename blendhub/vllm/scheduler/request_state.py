@@ -17,7 +17,7 @@ from blendhub.outcome.report import AuditOutcome, Outcome, ReusedSpans
 from blendhub.vllm.decision import Choice, Decision, Refusal
 from blendhub.vllm.messages import Adapter, LoadResult
 from blendhub.vllm.scheduler.admission import Terms, text_end
-from blendhub.vllm.scheduler.prefix_cache import RequestHashes, Settled
+from blendhub.vllm.scheduler.blocks.prefix_cache import RequestHashes, Settled
 
 if TYPE_CHECKING:
     from blendhub.vllm.scheduler.lookups import PendingLookup

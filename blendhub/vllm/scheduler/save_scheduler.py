@@ -18,12 +18,12 @@ from blendhub.outcome.report import LONGEST_NAME
 from blendhub.vllm.hub_executor import HubExecutor
 from blendhub.vllm.messages import NULL_BLOCK, SaveJob, StepPlan
 from blendhub.vllm.scheduler.admission import Admission
-from blendhub.vllm.scheduler.block_tables import BlockTables
-from blendhub.vllm.scheduler.prefix_cache import RequestBlocks, Tables
+from blendhub.vllm.scheduler.blocks.block_tables import BlockTables
+from blendhub.vllm.scheduler.blocks.prefix_cache import RequestBlocks, Tables
+from blendhub.vllm.scheduler.blocks.scratch import Scratch
 from blendhub.vllm.scheduler.reports import Reports
 from blendhub.vllm.scheduler.request_state import RequestState
 from blendhub.vllm.scheduler.save_plan import Kind, SavePlan
-from blendhub.vllm.scheduler.scratch import Scratch
 from blendhub.vllm.scheduler.startup import ArenaWatch
 from blendhub.vllm.settings import Settings
 

@@ -13,8 +13,8 @@ from typing import NamedTuple
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
 from blendhub.vllm.messages import NULL_BLOCK
-from blendhub.vllm.scheduler.block_tables import MOST_BORROWED, BlockTables
-from blendhub.vllm.scheduler.prefix_cache import RequestBlocks, Tables
+from blendhub.vllm.scheduler.blocks.block_tables import MOST_BORROWED, BlockTables
+from blendhub.vllm.scheduler.blocks.prefix_cache import RequestBlocks, Tables
 from blendhub.vllm.scheduler.request_state import RequestState
 
 LEAST_FREE = 0.25
