@@ -11,7 +11,7 @@ from pathlib import Path
 
 from benchmarks.agents.client import Reply
 from benchmarks.agents.conversations import conversations
-from benchmarks.agents.replay import Asked, model_for_times, serving
+from benchmarks.agents.replay import IDLE_S, Asked, model_for_times, serving
 from benchmarks.agents.scripts import EDITS, SCRIPTS, documents
 from benchmarks.report import Row, arguments, finish, missing_row, row
 from blendhub.tools.advice.judge import divergence
@@ -46,7 +46,7 @@ def _times(real: Path, quick: bool) -> list[Row]:
     usual: list[float] = []
     with (
         tempfile.TemporaryDirectory(prefix="blendhub-agents-") as place,
-        serving(model_for_times(real, Path(place))) as servers,
+        serving(model_for_times(real, Path(place)), IDLE_S) as servers,
     ):
         those = conversations("test", turns)
         servers.replay(list(SCRIPTS["clear"](next(conversations("training", 6)))), "warm up")

@@ -2,6 +2,7 @@
 
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import count
@@ -16,8 +17,6 @@ from harness.engines.server import NAME, Server
 from harness.engines.tiny_model import make_tiny_model
 
 OPTIONS: dict[str, Any] = {
-    # A separate worker process keeps a core busy for a second after its last step, beside the other server.
-    "distributed_executor_backend": "uni",
     "max_model_len": 8192,
     "max_num_batched_tokens": 8192,
     "max_logprobs": LOGPROBS,
@@ -25,6 +24,8 @@ OPTIONS: dict[str, Any] = {
 }
 # An audited request is answered from exact KV.
 SETTINGS = {"hub": {"arena_gib": 3.0, "metrics": ""}, "audit_share": 0.0}
+IDLE_S = 1.1
+"""After a step, vLLM's worker keeps a core busy for a second while it waits for the next one."""
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "special_tokens_map.json")
 
 
@@ -42,24 +43,30 @@ class Asked(NamedTuple):
 class Servers:
     """A server with BlendHub, and one without."""
 
-    def __init__(self, plain: Client, blending: Client) -> None:
+    def __init__(self, plain: Client, blending: Client, pause_s: float) -> None:
         self._plain = plain
         self._blending = blending
+        self._pause_s = pause_s
         self._salts = count()
 
     def replay(self, steps: Sequence[Step], said: str, tokens: int = 1) -> list[Asked]:
         """No step finds what another script has left."""
         salt, asked = f"{said} {next(self._salts)}", []
         for step in progress(steps, said):
-            cached = self._plain.ask(step.messages, salt, tokens)
-            ours = self._blending.ask(step.messages, salt, tokens)
-            full = self._plain.ask(step.messages, f"alone {next(self._salts)}", tokens) if step.is_edited else None
+            cached = self._ask(self._plain, step, salt, tokens)
+            ours = self._ask(self._blending, step, salt, tokens)
+            full = self._ask(self._plain, step, f"alone {next(self._salts)}", tokens) if step.is_edited else None
             asked.append(Asked(step, cached, ours, full))
         return asked
 
+    def _ask(self, server: Client, step: Step, salt: str, tokens: int) -> Reply:
+        time.sleep(self._pause_s)
+        return server.ask(step.messages, salt, tokens)
+
 
 @contextmanager
-def serving(model: Path) -> Iterator[Servers]:
+def serving(model: Path, pause_s: float = 0.0) -> Iterator[Servers]:
+    """``pause_s``: before each request, so that the server that was asked before does not compute any more."""
     with ExitStack() as stack:
         place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="blendhub-agents-")))
         servers = [
@@ -68,7 +75,7 @@ def serving(model: Path) -> Iterator[Servers]:
         ]
         for server in servers:
             server.wait_until_up()
-        yield Servers(*(Client(server.port, NAME) for server in servers))
+        yield Servers(*(Client(server.port, NAME) for server in servers), pause_s)
 
 
 def model_for_times(real: Path, place: Path) -> Path:

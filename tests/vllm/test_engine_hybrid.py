@@ -189,10 +189,10 @@ def test_borrowed_blocks_come_back_when_requests_are_aborted_or_preempted(start,
 
 def test_a_prompt_for_which_too_few_blocks_are_free_reuses_its_exact_prefix(start, texts):
     documents, prompts = served(texts)
-    with start(num_gpu_blocks_override=75, max_model_len=860) as engine:
-        for document in documents:
-            engine.one(document)
+    with start() as engine:
+        engine.ask(*documents)
         engine.forget()
+        engine.call("inside", "tests.vllm.few_blocks:lend_few")
         expected = engine.one(prompts[0], tokens=30, mode="off", store=False)
         engine.forget()
         found = engine.one(prompts[0], tokens=30, explain=True)
