@@ -1,6 +1,7 @@
 """Called in an engine's process: keeps the spans that are made there, beside vLLM's own exporter."""
 
 import sys
+from typing import Any
 
 from opentelemetry import trace
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
@@ -10,7 +11,8 @@ EXPORTER = InMemorySpanExporter()
 
 
 def keep() -> None:
-    trace.get_tracer_provider().add_span_processor(SimpleSpanProcessor(EXPORTER))
+    provider: Any = trace.get_tracer_provider()
+    provider.add_span_processor(SimpleSpanProcessor(EXPORTER))
 
 
 def kept() -> list[dict]:

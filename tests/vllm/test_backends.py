@@ -42,7 +42,7 @@ SIZES = ("get_device_sm_count", "get_trtllm_gen_multi_ctas_kv_counter_bytes")
 def preferred() -> set[str]:
     """The backends in vLLM's own lists. Their module asks for a GPU, so the function alone is taken from it."""
     tree = ast.parse(Path(CUDA.origin).read_text())
-    (function,) = (one for one in tree.body if getattr(one, "name", "") == "_get_backend_priorities")
+    function: Any = next(one for one in tree.body if getattr(one, "name", "") == "_get_backend_priorities")
     function.decorator_list, function.args = [], _without_types(function.args)
     function.returns = None
     names: dict[str, Any] = {"AttentionBackendEnum": AttentionBackendEnum}
@@ -119,7 +119,7 @@ def test_a_span_is_to_the_backend_what_a_request_is(name, monkeypatch, tmp_path)
     is_mla = "MLA" in name
     (tmp_path / "config.json").write_text(json.dumps(DEEPSEEK if is_mla else QWEN3))
     backend = backend_of(name, monkeypatch)
-    options = {"skip_tokenizer_init": True, "block_size": PAGE, "max_model_len": 1024}
+    options: dict[str, Any] = {"skip_tokenizer_init": True, "block_size": PAGE, "max_model_len": 1024}
     config = EngineArgs(str(tmp_path), **options).create_engine_config()
     dims = {"q_lora_rank": None, "kv_lora_rank": 512, "qk_nope_head_dim": 32, "qk_rope_head_dim": 64, "v_head_dim": 32}
     layer = SimpleNamespace(**dims, num_heads=4, prefill_backend=Prefill())

@@ -1,5 +1,7 @@
 """Spans of a real engine, in the OpenTelemetry SDK's in-memory exporter."""
 
+from typing import Any
+
 import pytest
 
 from harness.engines import Engine
@@ -14,7 +16,7 @@ MICROSECOND = 1_000
 @pytest.fixture(scope="module")
 def engine(model):
     # Nobody listens there; the spans are kept in the engine's process, too.
-    options = {"otlp_traces_endpoint": "http://127.0.0.1:9", "disable_log_stats": False}
+    options: dict[str, Any] = {"otlp_traces_endpoint": "http://127.0.0.1:9", "disable_log_stats": False}
     with Engine(model, SETTINGS, **FROM_HERE, **options) as engine:
         engine.call("inside", f"{HERE}:keep")
         yield engine
