@@ -75,7 +75,8 @@ def serving(model: Path, pause_s: float = 0.0) -> Iterator[Servers]:
         ]
         for server in servers:
             server.wait_until_up()
-        yield Servers(*(Client(server.port, NAME) for server in servers), pause_s)
+        plain, blending = (Client(server.port, NAME) for server in servers)
+        yield Servers(plain, blending, pause_s)
 
 
 def model_for_times(real: Path, place: Path) -> Path:

@@ -1,7 +1,10 @@
 """Has an engine's blocks be too few to blend a prompt of a model with windows."""
 
+from typing import Any
+
 from blendhub.vllm.scheduler.blocks import scratch
 
 
 def lend_few():
-    scratch.MOST_BORROWED = 0.001
+    module: Any = scratch
+    module.MOST_BORROWED = 0.001
