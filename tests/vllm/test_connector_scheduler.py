@@ -11,13 +11,24 @@ from vllm.v1.core.sched.output import SchedulerOutput
 
 from blendhub.vllm.messages import LoadResult, WorkerReport
 from blendhub.vllm.watching.stats import BlendHubStats
-from tests.vllm.played_engine import NAMESPACE, played_engine, text
+from tests.vllm.played_engine import BLOCK, NAMESPACE, played_engine, text
 
 
 @pytest.fixture
 def engine():
     with played_engine() as engine:
         yield engine
+
+
+def test_no_other_request_finds_blended_blocks_in_vllm_s_cache(engine):
+    engine.serve("a", text(0, 96))
+    prompt = text(1, 32) + text(0, 96) + text(2, 32)
+    blended, plain = engine.request("b", prompt), engine.request("c", prompt)
+    engine.side.arrived(blended)
+    engine.load(blended)
+    exact = 32 // BLOCK
+    assert blended.block_hashes[:exact] == plain.block_hashes[:exact]
+    assert not set(blended.block_hashes[exact:]) & set(plain.block_hashes)
 
 
 def test_a_reason_is_logged_once(engine, caplog):
