@@ -34,7 +34,7 @@ from harness.engines.shapes import DEEPSEEK, QWEN3
 from tests.stand_in import StandIn
 
 CUDA = importlib.util.find_spec("vllm.platforms.cuda")
-DOCS = Path(__file__).parents[2] / "docs" / "vllm.md"
+DOCS = Path(__file__).parents[2] / "docs" / "backends.md"
 PAGE = 64
 SIZES = ("get_device_sm_count", "get_trtllm_gen_multi_ctas_kv_counter_bytes")
 
