@@ -19,7 +19,7 @@ from benchmarks.peer import PEER_ENVIRONMENT, peer_connector, peer_server
 from benchmarks.report import Row, arguments, finish, missing_row, row
 from blendhub.vllm.settings import Settings
 from harness.engines import Engine
-from harness.engines.tiny_model import make_tiny_model
+from harness.engines.tiny_model import TIMED, make_tiny_model
 
 DOCUMENTS, DOCUMENT_TOKENS, GLUE_TOKENS, QUESTION_TOKENS = 7, 512, 26, 64
 TURNS, ANSWER_TOKENS = 6, 16
@@ -60,17 +60,8 @@ def main() -> None:
 
 
 def make_model(place: Path, quick: bool) -> Path:
-    return make_tiny_model(
-        place / "model",
-        hidden_size=128 if quick else 512,
-        num_hidden_layers=8,
-        num_attention_heads=8,
-        num_key_value_heads=4,
-        head_dim=64,
-        intermediate_size=256 if quick else 1536,
-        vocab_size=8000,
-        max_position_embeddings=LONGEST,
-    )
+    shape = TIMED | ({"hidden_size": 128, "intermediate_size": 256} if quick else {})
+    return make_tiny_model(place / "model", **shape, vocab_size=8000, max_position_embeddings=LONGEST)
 
 
 class Texts:

@@ -2,7 +2,7 @@
 
 Answers: SmolLM2 and the reader are asked about documents that the command's own code has computed, and about documents
 that stood twice behind others in prompts of other questions. Speed: a server with a random model computes documents of
-300 tokens by the command, before and behind prompts that nobody stores.
+300 tokens by the command; the server's own speed is measured before and after with prompts that are not stored.
 """
 
 import contextlib
@@ -41,7 +41,7 @@ from blendhub.tools.warm.server import Server as Asking
 from blendhub.tools.warm.warming import Warming
 from harness.engines import Engine, Server
 from harness.engines.engine import transfer_config
-from harness.engines.tiny_model import make_tiny_model
+from harness.engines.tiny_model import TIMED, make_tiny_model
 
 RATIO = 0.15
 LOST, OWN_SPEED, AGAIN = -0.03, 0.9, 50.0
@@ -143,16 +143,8 @@ def _share(one: Outcome, full: Outcome, reuse: Outcome) -> float:
 def speed(documents: int) -> list[Row]:
     rng = np.random.default_rng(0)
     with tempfile.TemporaryDirectory(prefix="blendhub-warm-") as place:
-        model = make_tiny_model(
-            Path(place) / "model",
-            hidden_size=512,
-            num_hidden_layers=8,
-            num_attention_heads=8,
-            num_key_value_heads=1,
-            head_dim=64,
-            intermediate_size=1536,
-            vocab_size=VOCABULARY,
-        )
+        shape = TIMED | {"num_key_value_heads": 1, "vocab_size": VOCABULARY}
+        model = make_tiny_model(Path(place) / "model", **shape)
         add_tokenizer(model, VOCABULARY)
         data = Path(place) / "docs.jsonl"
         texts = rng.integers(2, VOCABULARY, (documents, DOCUMENT_TOKENS)).tolist()

@@ -14,7 +14,7 @@ from benchmarks.agents.scripts import Step
 from benchmarks.timing import progress
 from harness.engines.engine import transfer_config
 from harness.engines.server import NAME, Server
-from harness.engines.tiny_model import make_tiny_model
+from harness.engines.tiny_model import TIMED, make_tiny_model
 
 OPTIONS: dict[str, Any] = {
     "max_model_len": 8192,
@@ -81,17 +81,7 @@ def serving(model: Path, pause_s: float = 0.0) -> Iterator[Servers]:
 
 def model_for_times(real: Path, place: Path) -> Path:
     """Random weights of the shape of ``benchmarks.ttft``, with the real model's tokenizer and chat template."""
-    made = make_tiny_model(
-        place,
-        hidden_size=512,
-        num_hidden_layers=8,
-        num_attention_heads=8,
-        num_key_value_heads=4,
-        head_dim=64,
-        intermediate_size=1536,
-        vocab_size=49_152,
-        max_position_embeddings=8192,
-    )
+    made = make_tiny_model(place, **TIMED, vocab_size=49_152, max_position_embeddings=8192)
     for name in TOKENIZER:
         if (real / name).exists():
             shutil.copy(real / name, made)

@@ -2,6 +2,8 @@
 
 from typing import Any, NamedTuple
 
+from harness.engines.tiny_model import TIMED
+
 
 class Sizes(NamedTuple):
     warm_up_rounds: int
@@ -36,8 +38,7 @@ FULL = Sizes(
     watched=50,
     requests=(300, 3000),
     saturated=12,
-    model={"hidden_size": 512, "num_hidden_layers": 8, "num_attention_heads": 8, "num_key_value_heads": 4,
-           "head_dim": 64, "intermediate_size": 1536, "vocab_size": 8000, "max_position_embeddings": 8192},
+    model=TIMED | {"vocab_size": 8000, "max_position_embeddings": 8192},
     options={"max_model_len": 8192, "max_num_batched_tokens": 2048},
 )  # fmt: skip
 QUICK = FULL._replace(

@@ -16,7 +16,7 @@ ENGINES = (2, 4, 8, 16, 32, 64)
 PROMPTS = 200
 """For each engine."""
 SEEDS = (0, 1, 2)
-"""Of traces for few engines; for many, one trace says enough."""
+"""The seeds of traces for few engines; for many, one trace says enough."""
 FEW = 16
 NO_WORSE = 0.99
 """Traces of the same kind differ by one per cent."""

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 
 from blendhub.core.spans import Match
-from blendhub.outcome.fates import COLOURS, LETTERS, WHY, Fate, Stretch, in_parts
+from blendhub.outcome.fates import COLOURS, LETTERS, WHY, Fate, Stretch, fate_of, in_parts
 from blendhub.outcome.reasons import NotReused, longest
 
 ON_DARK = {Fate.CACHED}
@@ -39,8 +39,7 @@ def show_sources(sources: Iterable[Match], n_sources: int) -> None:
     for match in shown:
         end = match.source_start + len(match.span)
         here, there = f"{match.span.start:,} to {match.span.end:,}", f"{match.source_start:,} to {end:,}"
-        how = "exact" if match.exact else "settled" if match.settled else "moved"
-        print(f"{here:>25} {match.run:>20} {there:>25} {match.generation:>10}  {how}")
+        print(f"{here:>25} {match.run:>20} {there:>25} {match.generation:>10}  {fate_of(match)}")
     if n_sources > len(shown):
         print(f"and {n_sources - len(shown):,} more")
 

@@ -286,7 +286,7 @@ class Found(Message, frozen=True):
     pieces: tuple[Segment, ...] = ()
     """The parts of the matches that lie in one chunk each, and where the shards of rank 0 are."""
     state: Segment | None = None
-    """Of a model with recurrent layers, the last state that is stored of a prefix whose KV is found without a gap.
+    """The last state of recurrent layers that is stored of a prefix whose KV is found without a gap.
 
     The prefix ends where ``span`` does, and before the prompt's last token. The lease covers it, too.
     """

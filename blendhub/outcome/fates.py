@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from blendhub.core.spans import Span
+from blendhub.core.spans import Match, Span
 
 
 class Fate(StrEnum):
@@ -25,6 +25,11 @@ class Fate(StrEnum):
     @property
     def label(self) -> str:
         return LABELS[self]
+
+
+def fate_of(match: Match) -> Fate:
+    """The fate of the tokens of a match that is reused as it was found."""
+    return Fate.EXACT if match.exact else Fate.SETTLED if match.settled else Fate.MOVED
 
 
 LABELS = {

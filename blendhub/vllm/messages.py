@@ -76,7 +76,7 @@ class LoadJob(msgspec.Struct, frozen=True):
     pieces: tuple[Segment, ...] = ()
     """What to load of the decision's matches, chunk by chunk, with the places of rank 0's shards."""
     state: Segment | None = None
-    """Of a model with recurrent layers, the place of their state at the decision's end."""
+    """The place of the recurrent layers' state at the decision's end; None: the model has no such layers."""
     adapter: Adapter | None = None
     """The adapter that the KV was computed with."""
     audit_tokens: int = 1

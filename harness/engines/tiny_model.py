@@ -29,6 +29,17 @@ SHAPE: dict[str, Any] = {
 }
 
 
+TIMED: dict[str, int] = {
+    "hidden_size": 512,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 64,
+    "intermediate_size": 1536,
+}
+"""The shape of the models of which benchmarks measure times."""
+
+
 def make_tiny_model(path: Path, seed: int = 0, **changes: Any) -> Path:
     """A directory that vLLM loads as a model; ``changes`` are to its ``config.json``. Made once, and then found again.
 

@@ -3,8 +3,6 @@
 import asyncio
 import json
 import os
-import subprocess
-import sys
 
 import pytest
 
@@ -14,17 +12,10 @@ from blendhub.hub.http.routes import Routes
 from blendhub.hub.http.server import MetricsServer
 from blendhub.hub.limits import DELETIONS_A_SECOND
 from tests.hub.hub_direct import CHUNK, tokens
+from tests.hub.other_users import ANOTHER_USER, request_by
 
 A = "cmpl-a-0-1a2b3c4d"
-ANOTHER_USER = 65534
-ASK = """
-import encodings.idna, os, socket, sys  # another user may not be able to import
-if sys.argv[3]:
-    os.setgid(int(sys.argv[3])), os.setuid(int(sys.argv[3]))
-with socket.create_connection((sys.argv[1], int(sys.argv[2])), timeout=10) as connection:
-    connection.sendall(b"DELETE /kv?request=cmpl-a HTTP/1.1\\r\\nHost: localhost\\r\\n\\r\\n")
-    print(connection.recv(65536).decode().splitlines()[0])
-"""
+REQUEST = "DELETE /kv?request=cmpl-a HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
 def asked(hub, *targets, method="DELETE", name="127.0.0.1:9464", address="127.0.0.1:0", by=None):
@@ -80,23 +71,15 @@ def test_too_many_and_what_the_store_cannot_do_have_their_own_answers(hub, monke
     assert status == 503 and "ask again" in body
 
 
-def request_by(user):
-    def ask(host, port):
-        command = [sys.executable, "-c", ASK, host, port, str(user or "")]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
-
-    return ask
-
-
 def test_another_process_of_this_user_may_delete(hub):
     hub.join().store(tokens(1, CHUNK), request=A)
-    (line,) = asked(hub, by=request_by(None))
+    (line,) = asked(hub, by=request_by(None, REQUEST))
     assert "200 OK" in line and hub.ask(wire.Forget(request=A)).tokens == 0
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user; run the tests as root")
 def test_another_user_of_this_machine_may_not(hub):
     hub.join().store(tokens(1, CHUNK), request=A)
-    (line,) = asked(hub, by=request_by(ANOTHER_USER))
+    (line,) = asked(hub, by=request_by(ANOTHER_USER, REQUEST))
     assert "403 Forbidden" in line
     assert hub.ask(wire.Forget(request=A)).tokens == CHUNK

@@ -3,8 +3,6 @@
 import asyncio
 import json
 import os
-import subprocess
-import sys
 import time
 
 import numpy as np
@@ -22,17 +20,9 @@ from blendhub.hub.http.score_route import ScoreRoute
 from blendhub.hub.http.server import MetricsServer
 from blendhub.hub.limits import MOST_SCORE_BYTES, MOST_SCORE_TOKENS, MOST_WAITING_TEXTS
 from tests.hub.hub_direct import CHUNK, DirectHub, namespace, tokens
+from tests.hub.other_users import ANOTHER_USER, request_by
 
-ANOTHER_USER = 65534
-ASK = """
-import encodings.idna, os, socket, sys  # another user may not be able to import
-if sys.argv[3]:
-    os.setgid(int(sys.argv[3])), os.setuid(int(sys.argv[3]))
-with socket.create_connection((sys.argv[1], int(sys.argv[2])), timeout=10) as connection:
-    head = b"POST /score HTTP/1.1\\r\\nHost: localhost\\r\\nContent-Length: 17\\r\\n\\r\\n"
-    connection.sendall(head + b'{"token_ids":[1]}')
-    print(connection.recv(65536).decode().splitlines()[0])
-"""
+REQUEST = 'POST /score HTTP/1.1\r\nHost: localhost\r\nContent-Length: 17\r\n\r\n{"token_ids":[1]}'
 
 
 class Asked:
@@ -263,21 +253,13 @@ def test_it_waits_for_no_long_lookup(make_hub):
     assert status == 429 and "long lookup" in body
 
 
-def request_by(user):
-    def ask(host, port):
-        command = [sys.executable, "-c", ASK, host, port, str(user or "")]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
-
-    return ask
-
-
 def test_only_the_own_user_may_ask_without_the_token(hub):
     hub.join()
-    assert "200 OK" in Asked(hub).ask(by=request_by(None))
+    assert "200 OK" in Asked(hub).ask(by=request_by(None, REQUEST))
     ((status, body),) = Asked(hub).ask({"token_ids": [1]}, host="evil.example")
     assert status == 403 and "score_token" in body, "a page that makes its own name mean this machine learns nothing"
     if os.geteuid() == 0:
-        assert "403 Forbidden" in Asked(hub).ask(by=request_by(ANOTHER_USER))
+        assert "403 Forbidden" in Asked(hub).ask(by=request_by(ANOTHER_USER, REQUEST))
 
 
 def test_the_token_opens_it_for_other_machines(hub):

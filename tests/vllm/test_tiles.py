@@ -33,7 +33,7 @@ DTYPES = {"auto": torch.bfloat16, "fp8_e4m3": torch.float8_e4m3fn}
 
 
 def write(pages, keys, values, slots, dtype="auto", instructions="amx"):
-    """As vLLM's layer does."""
+    """Writes as vLLM's layer does."""
     n, heads, block, _ = pages.shape
     kept = pages.view(torch.uint8) if dtype != "auto" else pages
     key_pages, value_pages = kept.view(n, heads, 2 * block, -1).chunk(2, dim=2)

@@ -18,7 +18,7 @@ def documents(*texts: str) -> list[Document]:
 
 @given(st.lists(st.lists(st.sampled_from("abcdefgh"), max_size=6), min_size=2, max_size=8))
 def test_the_neighbour_is_the_earlier_one_that_shares_most_rare_words(texts):
-    """As slow arithmetic finds it: a word that n documents have until now counts 1/n."""
+    """Finds them by slow arithmetic: a word that n documents have until now counts 1/n."""
     words = [set(one) for one in texts]
 
     def shared(one: int, other: int) -> Fraction:

@@ -17,6 +17,7 @@ from blendhub.hub.index.matched_tokens import MatchedTokens
 from blendhub.hub.index.namespace_index import Chunk, ChunkMatch, NamespaceIndex, spans_of, whole_matches
 from blendhub.hub.leases.read_leases import ReadLease
 from blendhub.hub.leases.sessions import Session
+from blendhub.outcome.fates import fate_of
 
 NOTHING = wire.Found()
 
@@ -148,17 +149,8 @@ class ReadHandlers(Handlers):
         )
 
     def _count(self, chunk_matches: list[ChunkMatch]) -> None:
-        exact = settled = moved = 0
         for found in chunk_matches:
-            if found.match.exact:
-                exact += found.end - found.start
-            elif found.match.settled:
-                settled += found.end - found.start
-            else:
-                moved += found.end - found.start
-        self.counters.totals["tokens_exact"] += exact
-        self.counters.totals["tokens_settled"] += settled
-        self.counters.totals["tokens_moved"] += moved
+            self.counters.totals[f"tokens_{fate_of(found.match)}"] += found.end - found.start
 
     def _grant(self, session: Session, ready: list[ChunkMatch], keep_s: float) -> ReadLease | None:
         lease = self.state.acquire(session, ready, self.clock() + self.config.read_lease_s)

@@ -21,7 +21,7 @@ from blendhub.hub.index.namespace_index import ChunkMatch, NamespaceIndex
 from blendhub.hub.leases.sessions import EngineEntry
 from blendhub.hub.limits import MOST_SCORE_TOKENS, SCORE_BURST_S, SCORE_SHARE
 from blendhub.hub.state import HubState
-from blendhub.outcome.fates import Fate
+from blendhub.outcome.fates import Fate, fate_of
 
 TokenId = Annotated[int, Meta(ge=0, lt=2**32)]
 
@@ -99,8 +99,7 @@ class Scorer:
         in_store = 0
         for piece in found:
             n = min(piece.end, len(tokens) - 1) - piece.start
-            match = piece.match
-            reused[Fate.EXACT if match.exact else Fate.SETTLED if match.settled else Fate.MOVED] += n
+            reused[fate_of(piece.match)] += n
             if piece.chunk.offset is None:
                 in_store += n
         return Score(model=engine.namespace.model, tokens=len(tokens), reused=reused, in_store=in_store)

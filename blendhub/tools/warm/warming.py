@@ -71,7 +71,7 @@ class Warming:
         """``stored``: None if the hub cannot be asked; then every context is asked of the server."""
         self.tally = Tally()
         self.parts: list[list[Part]] = [[] for _ in documents]
-        """Of each document; empty before it was computed, and if it cannot be."""
+        """The parts of each document; none before it was computed, and none if it cannot be."""
         self._documents = documents
         self._server = server
         self._prompts = prompts

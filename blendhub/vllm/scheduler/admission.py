@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Mapping
 from hashlib import blake2b
-from typing import TypeVar
 
 import msgspec
 from vllm.config import VllmConfig
@@ -13,14 +12,13 @@ from vllm.v1.request import Request
 from blendhub.core.errors import InvalidInput, OptionError
 from blendhub.core.layout import Namespace, Variant
 from blendhub.outcome.reasons import Why
+from blendhub.vllm.bounded import put_last
 from blendhub.vllm.decision import Refusal
 from blendhub.vllm.messages import Adapter, LoadedAdapter
 from blendhub.vllm.model_support import ModelSupport
 from blendhub.vllm.settings import KEY, Mode, RequestSettings, Settings, foreign_keys, is_brought, read_request
 
 log = logging.getLogger(__name__)
-K = TypeVar("K")
-V = TypeVar("V")
 MOVING: tuple[Mode, ...] = ("blend", "contiguous")
 """The modes in which text may be reused elsewhere than where it was computed."""
 
@@ -172,7 +170,7 @@ class Adapters:
         """The adapter of a request, if all ranks have loaded it."""
         number, name = lora.lora_int_id, lora.lora_name
         known = self._names.get(number)
-        _keep(self._names, number, name)
+        put_last(self._names, number, name, MOST_NAMED)
         # What vLLM reads for the request, if in place, is in the next report.
         if known != name and not lora.load_inplace:
             self._compare(number)
@@ -195,13 +193,13 @@ class Adapters:
             return
         log.info("LoRA adapter %s is loaded; its KV is kept under %s", name, adapter.weights)
         if name in self._weights and name not in self._replaced:
-            _keep(self._replaced, name, None)
+            put_last(self._replaced, name, None, MOST_NAMED)
             log.warning(
                 "LoRA adapter %s has other weights than before. vLLM's own prefix cache may not tell them apart, so "
                 "what is computed behind it is not stored; load changed weights under a new name",
                 name,
             )
-        _keep(self._weights, name, adapter.weights)
+        put_last(self._weights, name, adapter.weights, MOST_NAMED)
 
 
 def _why_unknown(lora: LoRARequest) -> str:
@@ -231,11 +229,3 @@ def text_end(request: Request) -> int | None:
     """The end of the text before the first image, sound or video; None without any. Behind it, KV and positions do not
     follow from the token ids."""
     return min((feature.mm_position.offset for feature in request.mm_features or ()), default=None)
-
-
-def _keep(known: dict[K, V], key: K, value: V) -> None:
-    """Put this last, and forget what came first if there is too much."""
-    known.pop(key, None)
-    known[key] = value
-    if len(known) > MOST_NAMED:
-        del known[next(iter(known))]

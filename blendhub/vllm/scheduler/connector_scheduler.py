@@ -38,15 +38,14 @@ class ConnectorScheduler:
         admission: Admission,
         loads: LoadScheduler,
         saves: SaveScheduler,
-        scratch: Scratch,
         reports: Reports,
         events: HubEvents | None = None,
     ) -> None:
-        """``requests``: empty, and shared with those that need all requests. ``events``: None: nobody wants them."""
+        """``requests``: empty, and shared with those that need all requests. ``events``: None if vLLM publishes no
+        events."""
         self.executor = executor
         self.loads = loads
         self.saves = saves
-        self._scratch = scratch
         self.reports = reports
         self._events = events
         self._requests = requests
@@ -97,7 +96,6 @@ class ConnectorScheduler:
             plan.hub, self._unsent_place = self._unsent_place, None
         self.loads.plan_step(plan, step.total_num_scheduled_tokens)
         self.saves.plan_step(plan, step)
-        self._scratch.end_step(self.saves.needs_blocks)
         return plan
 
     def process_report(self, report: WorkerReport) -> None:
@@ -123,10 +121,7 @@ class ConnectorScheduler:
             # vLLM keeps the blocks until the workers report that they have stopped.
             self.saves.abort(state)
             return False, response
-        are_needed = self.saves.end(state, tables)
-        if not are_needed:
-            self._scratch.give_back(state.id)
-        return are_needed, response
+        return self.saves.end(state, tables), response
 
     @property
     def has_work(self) -> bool:
@@ -204,4 +199,4 @@ def build_scheduler(
     saves = SaveScheduler(executor, blocks, scratch, arena, admission, reports, settings, tables, speculates=speculates)
     wants_events = config.kv_events_config is not None and config.kv_events_config.enable_kv_cache_events
     events = HubEvents(executor, facts.blends and settings.mode in ("blend", "contiguous")) if wants_events else None
-    return ConnectorScheduler(requests, executor, admission, loads, saves, scratch, reports, events)
+    return ConnectorScheduler(requests, executor, admission, loads, saves, reports, events)

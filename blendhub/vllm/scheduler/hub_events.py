@@ -54,7 +54,7 @@ class HubEvents:
     def _events(self, epoch: int, found: wire.EventsFound) -> list[KVCacheEvent]:
         taken: list[KVCacheEvent] = []
         if found.missed or epoch != self._epoch:
-            # What is still there is announced when it is stored again: to announce too little costs least.
+            # A chunk that is still there is announced when it is stored again: announcing too few costs least.
             taken += [_removed([number]) for number in self._announced]
             self._announced.clear()
         self._epoch, self._since = epoch, found.next

@@ -22,58 +22,11 @@ from blendhub.vllm.scheduler.blocks.block_tables import BlockTables
 from blendhub.vllm.scheduler.blocks.prefix_cache import RequestBlocks, Tables
 from blendhub.vllm.scheduler.blocks.scratch import Scratch
 from blendhub.vllm.scheduler.reports import Reports
+from blendhub.vllm.scheduler.request_saves import RequestSaves
 from blendhub.vllm.scheduler.request_state import RequestState
 from blendhub.vllm.scheduler.save_plan import Kind, SavePlan
 from blendhub.vllm.scheduler.startup import ArenaWatch
 from blendhub.vllm.settings import Settings
-
-
-class RequestSaves:
-    """The saves of one request."""
-
-    def __init__(self, request: RequestState) -> None:
-        self.request = request
-        self.begun_in = 0
-        """The step that computed the request's first tokens."""
-        self.plan: SavePlan | None = None
-        self.retired: list[SavePlan] = []
-        """Earlier plans. The workers finish the saves of these plans; no more saves are scheduled."""
-        self.reached = 0
-        """The number of tokens that the last step had computed."""
-        self.states: SavePlan | None = None
-        """The states of recurrent layers to store."""
-        self.due_state = 0
-        """The number of tokens behind which a state is to be stored as soon as they are known; 0: none is."""
-        self.is_dropped = False
-        """Whether the cache was reset, so that nothing that is computed for this request is stored any more."""
-
-        self.has_answer = False
-        """Whether its answer is planned, too."""
-        self.since = time.monotonic()
-        """When it was asked for first."""
-        self.since_planned = 0.0
-        """When the first of its tokens was planned to be saved."""
-        self.planned_tokens = 0
-
-    def planned(self, tokens: int) -> None:
-        """Note that a step saves so many of its tokens."""
-        self.since_planned = self.since_planned or time.monotonic()
-        self.planned_tokens += tokens
-
-    def retire(self) -> None:
-        self.retired += self.plans
-        self.plan = self.states = None
-
-    @property
-    def plans(self) -> list[SavePlan]:
-        return [plan for plan in (self.plan, self.states) if plan]
-
-    def end(self, computed: int, tables: Tables, ranks: int) -> None:
-        """The request has ended: from now on its KV up to ``computed`` is stored, from these blocks."""
-        self.computed = computed
-        self.tables = tables
-        self.uncommitted_ranks = ranks
-        self.ended_at = time.monotonic()
 
 
 class SaveScheduler:
@@ -138,6 +91,7 @@ class SaveScheduler:
             self._save_ended(saves, plan)
         while not self._failures.empty():
             self._reports.unreserved(self._failures.get())
+        self._scratch.end_step(self._needs_blocks)
 
     def prepare(self, request: RequestState, are_opening: bool) -> bool:
         """Reserve slots for a request that vLLM is about to schedule; returns whether its first step can be stored.
@@ -158,10 +112,10 @@ class SaveScheduler:
         """A request has ended; returns whether its blocks are still needed."""
         saves = self._running.pop(request.id, None)
         self._open.pop(request.id, None)
-        if saves is None:
-            return False
-        if not saves.begun_in or (saves.plan is None and (saves.is_dropped or not request.lacks_adapter)):
-            self._abandon(saves)
+        if saves is None or saves.are_over:
+            if saves:
+                self._abandon(saves)
+            self._scratch.give_back(request.id)
             return False
         # The last token was sampled but not computed; tokens that are being computed now were not sampled yet.
         computed = min(request.request.num_computed_tokens, request.request.num_tokens - 1)
@@ -182,7 +136,7 @@ class SaveScheduler:
                         name, "save", saves.since_planned, time.monotonic(), tokens=saves.planned_tokens
                     )
 
-    def needs_blocks(self, name: str) -> bool:
+    def _needs_blocks(self, name: str) -> bool:
         """Whether some of what a request has loaded or computed is still to be written."""
         saves = self._open.get(name)
         return name in self._ending or (saves is not None and (saves.plan is None or saves.plan.is_pending))
@@ -388,8 +342,7 @@ class SaveScheduler:
 
     def _note_failure(self, future: "Future[Reservation]") -> None:
         """Called by the executor's thread; counters belong to the scheduler's thread."""
-        error = future.exception()
-        if error is not None:
+        if error := future.exception():
             self._failures.put(error)
 
 

@@ -5,13 +5,13 @@ to the front end with the statistics. This module is imported only if vLLM trace
 """
 
 from collections.abc import Iterable
-from typing import TypeVar
 
 from opentelemetry import trace
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 from opentelemetry.trace import SpanContext
 
 from blendhub.outcome.request_names import names_of
+from blendhub.vllm.bounded import put_last
 from blendhub.vllm.watching.stats import Timed
 
 REQUEST, REQUEST_ID = "llm_request", "gen_ai.request.id"
@@ -19,8 +19,6 @@ REQUEST, REQUEST_ID = "llm_request", "gen_ai.request.id"
 
 MOST_NAMES = 16_384
 """The most names of requests that are kept: spans of saves come after the request's own, all others before it."""
-
-T = TypeVar("T")
 
 
 class RequestSpans(SpanProcessor):
@@ -40,7 +38,7 @@ class RequestSpans(SpanProcessor):
         request, context = (span.attributes or {}).get(REQUEST_ID), span.get_span_context()
         if span.name != REQUEST or not isinstance(request, str) or context is None:
             return
-        _keep(self._ended, request, context)
+        put_last(self._ended, request, context, MOST_NAMES)
         for timed in self._waiting.pop(request, ()):
             for name in names_of(timed.request):
                 self._waiting.pop(name, None)
@@ -54,17 +52,10 @@ class RequestSpans(SpanProcessor):
                 self._make(timed, context)
                 continue
             for name in names:
-                _keep(self._waiting, name, [*self._waiting.get(name, ()), timed])
+                put_last(self._waiting, name, [*self._waiting.get(name, ()), timed], MOST_NAMES)
 
     def _make(self, timed: Timed, parent: SpanContext) -> None:
         context = trace.set_span_in_context(trace.NonRecordingSpan(parent))
         start, end = (round(at * 1e9) for at in (timed.start, timed.end))
         span = self._tracer.start_span(f"blendhub.{timed.name}", context, start_time=start, attributes=timed.attributes)
         span.end(end)
-
-
-def _keep(kept: dict[str, T], name: str, value: T) -> None:
-    kept.pop(name, None)
-    kept[name] = value
-    if len(kept) > MOST_NAMES:
-        del kept[next(iter(kept))]

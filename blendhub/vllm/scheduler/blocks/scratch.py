@@ -75,7 +75,7 @@ class Scratch:
     def borrow(self, state: RequestState) -> bool | None:
         """Borrow what the request's decision needs; False: there is too little, None: there may be more in a step.
 
-        Called with each decision that vLLM is told of, before it allocates blocks.
+        Called with each decision, before vLLM allocates blocks for it.
         """
         self._give_back(self._asked, state.id)
         decision, request = state.decision, state.request
