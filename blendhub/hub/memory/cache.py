@@ -53,6 +53,7 @@ class Cache:
 
     def begin_filling(self, chunk: Chunk) -> int | None:
         """Allocate a slot for a chunk that is to be read from the store; None if the arena is full."""
+        assert chunk.offset is None, "a chunk that has a slot is not read into another one"
         offset = self.allocate(slot_bytes(chunk))
         if offset is not None:
             self.filling[chunk] = offset

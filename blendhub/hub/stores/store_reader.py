@@ -73,8 +73,9 @@ class StoreReader:
         batch: dict[Chunk, list[memoryview]] = {}
         while self._waiting and len(batch) < self._store.at_once:
             chunk = self._waiting.popleft()
-            # The chunk may have been dropped since the load was requested.
-            offset = self._cache.begin_filling(chunk) if chunk.saved is Saved.YES else None
+            # The chunk may have been dropped, or have arrived, since the load was requested.
+            is_in_store_only = chunk.saved is Saved.YES and chunk.offset is None
+            offset = self._cache.begin_filling(chunk) if is_in_store_only else None
             if offset is None:
                 self._ends.pop(chunk).set_result(None)
             else:
