@@ -40,7 +40,8 @@ def environment(tmp_path_factory):
 )
 def test_two_ranks_blend_as_one(batches, ranks, selector, model, plain, environment, texts):
     first, second = texts.new(400), texts.new(400)
-    prompts = [[*second, *texts.new(30 + n), *first, *texts.new(9)] for n in range(3)]
+    # Each begins with its own text: a late one would find the blended blocks of an early one.
+    prompts = [[*texts.new(7), *second, *texts.new(30 + n), *first, *texts.new(9)] for n in range(3)]
     expected = [plain.one(prompt, tokens=6) for prompt in prompts]
     with Engine(model, SETTINGS | selector, variables=environment, async_scheduling=batches == 2, **ranks) as engine:
         assert engine.call("batches_in_flight") == batches
@@ -80,7 +81,7 @@ def test_two_ranks_blend_a_model_with_windows(environment, texts, tmp_path):
 def test_ranks_whose_copies_end_at_different_times_stay_in_step(fails, model, plain, environment, texts):
     """No step waits for a copy, and what one rank does not have is computed by all."""
     first, second = texts.new(200), texts.new(200)
-    prompts = [[*second, *texts.new(30 + n), *first, *texts.new(9)] for n in range(2)]
+    prompts = [[*texts.new(7), *second, *texts.new(30 + n), *first, *texts.new(9)] for n in range(2)]
     expected = [plain.one(prompt, tokens=6) for prompt in prompts]
     settings = SETTINGS | {"device": {"name": "late", "options": {"fails": fails}}}
     with Engine(model, settings, variables=environment, **FORKED) as engine:
@@ -100,7 +101,7 @@ def test_a_rank_that_is_stopped_in_any_stage_of_a_load_delays_its_requests_by_th
 ):
     """For longer than leases last: the scheduler's session keeps the lease, and nothing stored is computed."""
     first, second = texts.new(200), texts.new(200)
-    prompts = [[*second, *texts.new(30 + n), *first, *texts.new(9)] for n in range(2)]
+    prompts = [[*texts.new(7), *second, *texts.new(30 + n), *first, *texts.new(9)] for n in range(2)]
     expected = [plain.one(prompt, tokens=6) for prompt in prompts]
     settings = SETTINGS | {"hub": SETTINGS["hub"] | {"read_lease_s": LEASE_S}}
     ranks = RANKS | {"arrange": ["tests.vllm.stopping_ranks:arrange", str(tmp_path)]}
