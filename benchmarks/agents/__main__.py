@@ -12,7 +12,7 @@ from pathlib import Path
 from benchmarks.agents.client import Reply
 from benchmarks.agents.conversations import conversations
 from benchmarks.agents.replay import IDLE_S, Asked, model_for_times, serving
-from benchmarks.agents.scripts import EDITS, SCRIPTS, documents
+from benchmarks.agents.scripts import EDITS, SCRIPTS, documents, edits_at_once
 from benchmarks.report import Row, arguments, finish, missing_row, row
 from blendhub.tools.advice.judge import divergence
 from harness.engines.real_model import NoRealModel, make_real_model
@@ -75,6 +75,7 @@ def _computed(name: str, asked: Sequence[Asked], bar: float | None) -> Row:
 
 def _answers(real: Path, quick: bool) -> list[Row]:
     losses: dict[str, list[list[float]]] = {name: [] for name in SCRIPTS}
+    at_once: list[float] = []
     with serving(real) as servers:
         moved = servers.replay(list(documents()), "documents", ANSWER_TOKENS)
         edited = _edited_steps(moved)
@@ -83,13 +84,15 @@ def _answers(real: Path, quick: bool) -> list[Row]:
                 steps = _edited_steps(servers.replay(list(script(conversation)), f"{name:>9}", ANSWER_TOKENS))
                 losses[name].append([_loss(*pair) for pair in steps])
                 edited += steps
+            (step,) = _edited_steps(servers.replay(list(edits_at_once(conversation)), "at once", ANSWER_TOKENS))
+            at_once.append(_loss(*step))
     reference = statistics.mean(_loss(*pair) for pair in _edited_steps(moved))
     rows = [_row_of_answers(name, statistics.mean(chain(*lost)), reference) for name, lost in losses.items()]
     rows.append(_row_of_answers("documents", reference, None))
-    first, last = (statistics.mean(those[number] for those in losses["edits10"]) for number in (0, EDITS - 1))
-    what = f"KL of the first token after {EDITS} edits, relative to the KL after one ({first:.4f})"
+    one, ten = statistics.mean(at_once), statistics.mean(those[-1] for those in losses["edits10"])
+    what = f"KL of the first token after {EDITS} edits, relative to one edit that leads to the same prompt ({one:.4f})"
     drift = ("edits10_drift", what, "x")
-    rows.append(row(*drift, [last / first], 1.5, "lower") if first else missing_row(*drift, 1.5, "lower"))
+    rows.append(row(*drift, [ten / one], 1.5, "lower") if one else missing_row(*drift, 1.5, "lower"))
     same = [full.tokens == ours.tokens for full, ours in edited]
     what = f"edited prompts whose {ANSWER_TOKENS} tokens are full prefill's"
     return [*rows, row("same_answers", what, "share", [statistics.mean(same)])]

@@ -103,6 +103,13 @@ def edits10(conversation: Conversation) -> Iterator[Step]:
         yield Step([system, *_said(_cleared(turns, number)), _user(last)], number > 0)
 
 
+def edits_at_once(conversation: Conversation) -> Iterator[Step]:
+    """The conversation of ``edits10`` with all of its edits made at once: they lead to the same last prompt."""
+    steps = list(edits10(conversation))
+    yield from (step for step in steps if not step.is_edited)
+    yield steps[-1]
+
+
 def documents() -> Iterator[Step]:
     """Documents in another order, without a conversation: the reference for what edits may cost."""
     for texts, asked in islice(biographies("test"), 6):
