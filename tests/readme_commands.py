@@ -34,26 +34,31 @@ def commands() -> tuple[str, str, str]:
 
 
 class Newcomer:
-    """Types commands in a copy of the checkout, where an environment is active that has nothing installed."""
+    """Types commands in an empty folder, where an environment is active that has nothing installed."""
 
     def __init__(self, folder: Path) -> None:
-        self._checkout, self._log = folder / "checkout", folder / "log"
-        listing = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-        for name in subprocess.check_output(listing, cwd=ROOT, text=True).split("\0")[:-1]:
-            (self._checkout / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(ROOT / name, self._checkout / name)
-        subprocess.run([f"{sys.base_prefix}/bin/python3", "-m", "venv", folder / "environment"], check=True)
+        self._place, self._log = folder / "place", folder / "log"
+        self._place.mkdir()
+        self.environment = folder / "environment"
+        subprocess.run([f"{sys.base_prefix}/bin/python3", "-m", "venv", self.environment], check=True)
         self._variables = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
-        self._variables["PATH"] = f"{folder}/environment/bin:{os.environ['PATH']}"
+        self._variables["PATH"] = f"{self.environment}/bin:{os.environ['PATH']}"
         # Python compiles what is imported when it is imported; most of what is installed never is.
         self._variables |= {"PIP_NO_COMPILE": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1"}
+
+    def copy_checkout(self) -> None:
+        """Have the files of the repository in the folder."""
+        listing = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+        for name in subprocess.check_output(listing, cwd=ROOT, text=True).split("\0")[:-1]:
+            (self._place / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, self._place / name)
 
     def begin(self, command: str) -> subprocess.Popen[bytes]:
         print(f"$ {command.rstrip()}", flush=True)
         with self._log.open("w") as output:
             return subprocess.Popen(
                 ["bash", "-c", command.replace("MODEL", str(MODEL))],
-                cwd=self._checkout,
+                cwd=self._place,
                 env=self._variables,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -91,12 +96,17 @@ class Newcomer:
 
 def check(newcomer: Newcomer) -> None:
     install, server, request = commands()
+    newcomer.copy_checkout()
     installed = newcomer.run(install)
     (at_once,) = re.findall(r"^Successfully installed (.*)$", installed, re.M)
     assert re.search(r" torch-\S+\+cpu ", at_once), f"torch is not the build for CPUs: {at_once}"
     assert "nvidia" not in at_once, f"libraries for GPUs were installed: {at_once}"
     said = newcomer.run("blendhub doctor --only versions")
     assert server.partition(" --kv-transfer-config")[0] in said, f"the doctor names another command: {said}"
+    serve_and_ask(newcomer, server, request)
+
+
+def serve_and_ask(newcomer: Newcomer, server: str, request: str) -> None:
     with newcomer.serving(server):
         # The server's output stays in its own log.
         asked = ["bash", "-c", request.replace("MODEL", str(MODEL))]
