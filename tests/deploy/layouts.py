@@ -1,53 +1,43 @@
-"""How the hub and an engine run in ``deploy/compose.yaml`` and in ``deploy/kubernetes``."""
+"""How hub and engine run in ``deploy/compose.yaml`` and in ``deploy/kubernetes``."""
 
 import json
 import shutil
 import subprocess
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
 
-from tests.deploy.images import ROOT, Image
+from tests.deploy.images import ROOT, USER
 
 COMPOSE = ROOT / "deploy" / "compose.yaml"
 KUBERNETES = ROOT / "deploy" / "kubernetes"
 
 
 class Container(NamedTuple):
-    image: Image
     user: int
     arguments: list[str]
     volumes: dict[str, str]
-    """What is mounted where: a path in the container, and the name or the path of the volume."""
+    """What other containers may share: paths in the container, and the volume's name or its path on the machine."""
+
+    @property
+    def transfer_config(self) -> Any:
+        return json.loads(self.arguments[self.arguments.index("--kv-transfer-config") + 1])
 
     @property
     def endpoint(self) -> str:
         """Where an engine looks for its hub."""
-        given = json.loads(self.arguments[self.arguments.index("--kv-transfer-config") + 1])
-        endpoint: str = given["kv_connector_extra_config"]["blendhub"]["endpoint"]
+        endpoint: str = self.transfer_config["kv_connector_extra_config"]["blendhub"]["endpoint"]
         return endpoint
 
 
-class Layout(NamedTuple):
-    hub: Container
-    engine: Container
-
-    @property
-    def shared(self) -> dict[str, str]:
-        return dict(self.hub.volumes.items() & self.engine.volumes.items())
-
-
-def of_compose() -> Layout:
+def of_compose() -> tuple[Container, Container]:
+    """The hub and the engine."""
     services = yaml.safe_load(COMPOSE.read_text())["services"]
-
-    def container(name: str) -> Container:
-        service, image = services[name], Image.of(services[name]["build"]["target"])
-        volumes = {volume["target"]: volume["source"] for volume in service["volumes"]}
-        return Container(image, int(service.get("user", image.user)), service["command"], volumes)
-
-    return Layout(container("hub"), container("engine"))
+    hub, engine = (
+        Container(USER, service["command"], {volume["target"]: volume["source"] for volume in service["volumes"]})
+        for service in (services["hub"], services["engine"])
+    )
+    return hub, engine
 
 
 def resources() -> list[dict[str, Any]]:
@@ -55,12 +45,8 @@ def resources() -> list[dict[str, Any]]:
     if shutil.which("kubectl"):
         made = subprocess.run(["kubectl", "kustomize", KUBERNETES], capture_output=True, text=True, check=True).stdout
         return list(yaml.safe_load_all(made))
-    return [one for file in _resource_files() for one in yaml.safe_load_all(file.read_text())]
-
-
-def _resource_files() -> Iterator[Path]:
-    for name in yaml.safe_load((KUBERNETES / "kustomization.yaml").read_text())["resources"]:
-        yield KUBERNETES / name
+    names = yaml.safe_load((KUBERNETES / "kustomization.yaml").read_text())["resources"]
+    return [one for name in names for one in yaml.safe_load_all((KUBERNETES / name).read_text())]
 
 
 def pod_of(kind: str) -> dict[str, Any]:
@@ -70,14 +56,16 @@ def pod_of(kind: str) -> dict[str, Any]:
     return spec
 
 
-def of_kubernetes() -> Layout:
-    def container(kind: str, target: str) -> Container:
-        pod = pod_of(kind)
-        (only,) = pod["containers"]
-        # All other volumes belong to their pod, whatever their names.
-        of_node = {volume["name"]: volume["hostPath"]["path"] for volume in pod["volumes"] if "hostPath" in volume}
-        mounts = only["volumeMounts"]
-        volumes = {mount["mountPath"]: of_node[mount["name"]] for mount in mounts if mount["name"] in of_node}
-        return Container(Image.of(target), pod["securityContext"]["runAsUser"], only["args"], volumes)
+def of_kubernetes() -> tuple[Container, Container]:
+    """The hub and the engine."""
+    hub, engine = map(_container, (pod_of("DaemonSet"), pod_of("Deployment")))
+    return hub, engine
 
-    return Layout(container("DaemonSet", "hub"), container("Deployment", "engine"))
+
+def _container(pod: dict[str, Any]) -> Container:
+    (only,) = pod["containers"]
+    # All other volumes belong to their pod, whatever their names.
+    of_node = {volume["name"]: volume["hostPath"]["path"] for volume in pod["volumes"] if "hostPath" in volume}
+    mounts = [mount for mount in only["volumeMounts"] if mount["name"] in of_node]
+    volumes = {mount["mountPath"]: of_node[mount["name"]] for mount in mounts}
+    return Container(pod["securityContext"]["runAsUser"], only["args"], volumes)

