@@ -3,6 +3,7 @@
 Sizes are those of the published models on one rank of eight where they are larger than a GPU.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from vllm.v1.core.kv_cache_utils import (
 from vllm.v1.kv_cache_interface import (
     CircularBufferSpec,
     FullAttentionSpec,
+    KVCacheGroupSpec,
     KVCacheSpec,
     MambaSpec,
     MLAAttentionSpec,
@@ -39,38 +41,44 @@ class _Model:
 
 def capacity(architecture: str, *, with_blendhub: bool) -> int:
     """The tokens that vLLM's KV cache holds of an architecture."""
+    config = _config(CONNECTOR if with_blendhub else None)
+    groups = groups_of(SPECS[architecture](), config)
+    return get_kv_cache_capacity(config, get_kv_cache_config_from_groups(config, groups, MEMORY))[0]
+
+
+def groups_of(layers: Sequence[KVCacheSpec], config: VllmConfig | None = None) -> list[KVCacheGroupSpec]:
+    """The groups that vLLM makes of these layers with its hybrid allocator: those with one block table."""
+    return get_kv_cache_groups(config or _config(CONNECTOR), {f"layers.{at}": spec for at, spec in enumerate(layers)})
+
+
+def _config(connector: KVTransferConfig | None) -> VllmConfig:
     register()
-    connector = CONNECTOR if with_blendhub else None
     config = VllmConfig(kv_transfer_config=connector, cache_config=CacheConfig(block_size=BLOCK))
     config.model_config = _Model()  # type: ignore[assignment]
     # The layout that can express layers of all sizes.
     config.cache_config.kv_cache_layout = "BLHNC"
-    groups = get_kv_cache_groups(config, _layers(architecture))
-    return get_kv_cache_capacity(config, get_kv_cache_config_from_groups(config, groups, MEMORY))[0]
+    return config
 
 
-def _layers(architecture: str) -> dict[str, KVCacheSpec]:
-    return {f"layers.{number}": spec for number, spec in enumerate(SPECS[architecture]())}
-
-
-def _latent(**others: Any) -> KVCacheSpec:
+def latent(**others: Any) -> KVCacheSpec:
     given: dict[str, Any] = {"block_size": BLOCK, "num_kv_heads": 1, "head_size": 576, "dtype": torch.bfloat16}
     return MLAAttentionSpec(**given | others)
 
 
 def _deepseek_v32() -> list[KVCacheSpec]:
     """The indexer keeps a key of 128 bytes, and its scale, beside each latent."""
-    return [_latent() for _ in range(61)] + [_latent(head_size=132, dtype=torch.uint8) for _ in range(61)]
+    return [latent() for _ in range(61)] + [latent(head_size=132, dtype=torch.uint8) for _ in range(61)]
 
 
 def _deepseek_v41() -> list[KVCacheSpec]:
-    """Latents of all tokens, latents of a window, and a ring of raw keys for each request."""
-    window: dict[str, Any] = {"num_kv_heads": 1, "head_size": 512, "dtype": torch.bfloat16, "sliding_window": 128}
-    ring: dict[str, Any] = {"num_kv_heads": 1, "head_size": 512, "dtype": torch.bfloat16}
+    """A latent of every two tokens, latents of a window, and a ring of raw keys for each request."""
+    common: dict[str, Any] = {"num_kv_heads": 1, "head_size": 512, "dtype": torch.bfloat16}
+    kind: dict[str, Any] = {"model_version": "deepseek_v4", "alignment": 512}
+    window: dict[str, Any] = {"block_size": BLOCK, "sliding_window": 128, "bounded_replay": True}
     return [
-        *(_latent(head_size=512) for _ in range(30)),
-        *(SlidingWindowMLASpec(block_size=BLOCK, **window) for _ in range(30)),
-        *(CircularBufferSpec(block_size=BLOCK // 2, **ring) for _ in range(30)),
+        *(latent(head_size=512, tokens_per_state=2, **kind) for _ in range(30)),
+        *(SlidingWindowMLASpec(**common, **kind, **window) for _ in range(30)),
+        *(CircularBufferSpec(block_size=BLOCK // 2, **common) for _ in range(30)),
     ]
 
 
@@ -87,9 +95,9 @@ def _qwen3_next() -> list[KVCacheSpec]:
 
 
 SPECS = {
-    "deepseek_v3": lambda: [_latent() for _ in range(61)],
+    "deepseek_v3": lambda: [latent() for _ in range(61)],
     "deepseek_v32": _deepseek_v32,
     "deepseek_v41": _deepseek_v41,
-    "kimi_k2": lambda: [_latent() for _ in range(61)],
+    "kimi_k2": lambda: [latent() for _ in range(61)],
     "qwen3_next": _qwen3_next,
 }

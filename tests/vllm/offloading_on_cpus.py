@@ -5,11 +5,15 @@ from typing import Any
 
 import torch
 from vllm import SamplingParams
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
+from vllm.distributed.kv_transfer.kv_connector.v1.simple_cpu_offload_connector import SimpleCPUOffloadConnector
 from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher
 from vllm.v1.kv_offload.base import OffloadingWorker, TransferResult
 from vllm.v1.kv_offload.cpu.spec import CPUOffloadingSpec
 from vllm.v1.request import Request
+
+from harness.engines.wide_weights import widen
 
 STORED: set[bytes] = set()
 """The keys under which OffloadingConnector has stored KV in this process."""
@@ -123,3 +127,15 @@ def stored_blocks(prompt: list[int], block_size: int = 32) -> list[bool]:
     hasher = get_request_block_hasher(block_size, get_hash_fn_by_name("sha256"))
     request = Request("asked", prompt, SamplingParams(max_tokens=1), None, block_hasher=hasher)
     return [any(key.startswith(bytes(one)) for key in STORED) for one in request.block_hashes]
+
+
+def without_cuda_and_wide() -> None:
+    """The same, for a model whose dummy weights are large."""
+    without_cuda()
+    widen()
+
+
+def find_nothing() -> None:
+    """Have the connectors of this process find nothing of what they have stored."""
+    for connector in (OffloadingConnector, SimpleCPUOffloadConnector):
+        setattr(connector, "get_num_new_matched_tokens", lambda *given: (0, False))  # noqa: B010

@@ -58,19 +58,6 @@ def test_exact_prefixes_longer_than_the_windows_equal_plain_vllm(start, texts):
         assert not any(name.startswith(("saves_failed", "loads_failed")) for name in engine.call("counts"))
 
 
-def test_chunks_of_local_attention_reuse_exact_prefixes_and_the_log_says_what_costs_what(tmp_path, texts):
-    (tmp_path / "config.json").write_text(json.dumps(LLAMA4))
-    document = texts.new(300)
-    with Engine(tmp_path, SETTINGS, load_format="dummy") as engine:
-        assert "exact prefixes are reused" in engine.log
-        assert "with --disable-hybrid-kv-cache-manager text is reused anywhere, and about" in engine.log
-        engine.one(document)
-        engine.forget()
-        assert engine.one([*document, *texts.new(9)]).report["exact_tokens"] == 300
-        engine.forget()
-        assert engine.one([*texts.new(9), *document]).report["moved_tokens"] == 0
-
-
 def test_requests_that_lose_their_blocks_are_loaded_again(start, texts):
     """vLLM has room for a few of them only, and its own prefix cache stands in front of what is stored."""
     document = texts.new(400)
@@ -145,6 +132,36 @@ def test_everything_recomputed_equals_full_prefill(start, texts, steps):
         audited = engine.one(prompts[0], tokens=150, audit=True, store=False)
         assert audited.report["audit"] and disagreement([audited], expected[:1]) < TOLERANCE
         engine.forget()
+
+
+@pytest.mark.parametrize("steps", [{}, {"max_num_batched_tokens": 160}], ids=["large steps", "small steps"])
+def test_chunks_of_local_attention_are_reused_as_windows_are(tmp_path, texts, steps):
+    """Of Llama 4: vLLM frees the blocks of a chunk when the next one begins."""
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA4))
+    documents, prompts = served(texts)
+    with Engine(tmp_path, SETTINGS, load_format="dummy", seed=7, arrange=WIDE, **steps) as engine:
+        assert "text is reused anywhere" in engine.log and "with chunks of 64" in engine.log
+        engine.ask(*documents)
+        engine.forget()
+        going_on = [*documents[0], *texts.new(70)]
+        expected = [engine.one(going_on, tokens=90, mode="off", store=False)]
+        engine.forget()
+        exact = engine.one(going_on, tokens=90, store=False)
+        assert exact.report["exact_tokens"] == len(documents[0])
+        assert disagreement([exact], expected) < TOLERANCE
+        engine.forget()
+        expected = []
+        for prompt in prompts:
+            expected.append(engine.one(prompt, tokens=90, mode="off", store=False))
+            engine.forget()
+        together = engine.ask(*prompts, tokens=90, recompute_ratio=1.0, store=False)
+        assert all(answer.report["moved_tokens"] >= 300 for answer in together)
+        assert disagreement(together, expected) < TOLERANCE
+        engine.forget()
+        engine.one([*prompts[0][:170], 1], mode="off", store=False)
+        behind = engine.one(prompts[0], tokens=90, recompute_ratio=1.0, store=False)
+        assert behind.report["engine_tokens"] == 160 and behind.report["moved_tokens"] >= 200
+        assert disagreement([behind], expected[:1]) < TOLERANCE
 
 
 @pytest.mark.parametrize("selector", [{}, PROBING], ids=["attended", "probing"])

@@ -2,6 +2,7 @@
 
 import ast
 import importlib.util
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +12,9 @@ import pytest
 pytest.importorskip("vllm", reason="the adapter's tests need vLLM; `make setup` installs it")
 
 import torch
+from vllm.v1.kv_cache_interface import CircularBufferSpec, MambaSpec, SinkFullAttentionSpec, SlidingWindowMLASpec
 
+from benchmarks.models.specs import BLOCK, SPECS, groups_of, latent
 from blendhub.core.errors import Unsupported
 from blendhub.vllm.model.runner import NEEDED, Runner, find_runner
 
@@ -99,3 +102,65 @@ def test_the_runner_is_found_up_the_stack():
 def test_where_no_runner_calls_it_is_said():
     with pytest.raises(Unsupported, match="not a model runner"):
         Connector().register()
+
+
+COMMON: dict[str, Any] = {"num_kv_heads": 1, "head_size": 576, "dtype": torch.bfloat16}
+WINDOW = SlidingWindowMLASpec(block_size=BLOCK, sliding_window=128, **COMMON)
+PAGE = latent(block_size=80 * BLOCK).page_size_bytes
+STATE = MambaSpec(
+    block_size=80 * BLOCK,
+    shapes=((3, 4096), (32, 128, 128)),
+    dtypes=(torch.bfloat16, torch.bfloat16),
+    page_size_padded=PAGE,
+    mamba_cache_mode="align",
+)
+
+
+def served(layers):
+    """A runner with the groups that vLLM makes of these layers with its hybrid allocator."""
+    groups = groups_of(layers)
+    attention = [
+        [SimpleNamespace(layer_names=[name], kv_cache_spec=spec) for name, spec in layers_of(group)] for group in groups
+    ]
+    config = SimpleNamespace(kv_cache_groups=groups, num_blocks=9)
+    return Runner(made(kernel_block_sizes=[BLOCK] * len(groups), attn_groups=attention, kv_cache_config=config))
+
+
+def layers_of(group):
+    own = getattr(group.kv_cache_spec, "kv_cache_specs", None)
+    return own.items() if own else [(name, group.kv_cache_spec) for name in group.layer_names]
+
+
+def test_latents_with_and_without_a_window_have_tables_apart():
+    runner = served([latent(), WINDOW] * 4)
+    tables = [{runner.layers[f"layers.{at}"][0] for at in range(first, 8, 2)} for first in (0, 1)]
+    assert len(runner.layers) == 8 and not tables[0] & tables[1] and not runner.recurrent
+
+
+def test_latents_beside_recurrent_layers_are_known():
+    """Kimi Linear: three layers with a state for each with a latent."""
+    runner = served([latent(block_size=80 * BLOCK) if at % 4 == 3 else STATE for at in range(28)])
+    assert len(runner.layers) == 7 and len(runner.recurrent) == 21
+    assert not {table for table, _ in runner.layers.values()} & set(runner.recurrent.values())
+
+
+RING = CircularBufferSpec(block_size=BLOCK // 2, **COMMON)
+
+
+@pytest.mark.parametrize(
+    "layers, why",
+    [
+        (SPECS["deepseek_v41"](), "MLAAttentionSpec, not a key and a value of each token"),
+        ([latent(), RING], r"ring of keys that are still being compressed \(CircularBufferSpec\)"),
+        (
+            [latent(), replace(WINDOW, bounded_replay=True)],
+            "a window that vLLM computes anew behind each reused prefix",
+        ),
+        ([SinkFullAttentionSpec(block_size=BLOCK, sink_len=4, **COMMON)], "SinkFullAttentionSpec, not a key"),
+    ],
+    ids=["deepseek_v41", "ring", "replayed", "sinks"],
+)
+def test_kv_that_is_not_that_of_each_token_is_refused(layers, why):
+    runner = served(layers)
+    with pytest.raises(Unsupported, match=f"{why}.*; the model is served without reuse"):
+        runner.layers  # noqa: B018

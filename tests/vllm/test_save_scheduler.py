@@ -10,8 +10,9 @@ pytest.importorskip("vllm", reason="the adapter's tests need vLLM; `make setup` 
 from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
 from vllm.v1.core.sched.output import CachedRequestData, SchedulerOutput
 
+from blendhub import Span
 from blendhub.vllm.messages import WorkerReport
-from blendhub.vllm.scheduler.blocks.block_tables import BlockTables
+from blendhub.vllm.scheduler.blocks.block_tables import BlockTables, Window
 from tests.vllm.played_engine import BLOCK, TEXT, played_engine, text
 from tests.vllm.standing_still import standing_still
 
@@ -199,7 +200,7 @@ def test_each_salt_reuses_its_own_text_over_one_session(engine):
 @pytest.fixture
 def windowed():
     """An engine whose second block table is of layers with a window of 64 tokens."""
-    with played_engine(tables=BlockTables((BLOCK, BLOCK), (None, 64))) as engine:
+    with played_engine(tables=BlockTables((BLOCK, BLOCK), (None, Window(64)))) as engine:
         engine.blocks.of = lambda request: tables
         tables = [list(range(1, 101)), list(range(1, 101))]
         yield engine, tables
@@ -258,6 +259,21 @@ def test_what_vllm_has_cached_is_not_stored_where_it_keeps_a_window_of_it(window
         engine.settle()
     engine.side.allocated(request, ([], []), 0)
     assert next(job.span for job in engine.step(a=(96, 64))).start == 96
+
+
+def test_what_another_connector_has_loaded_is_not_stored_where_it_loads_a_window_of_it(windowed):
+    engine, tables = windowed
+    prompt = text(0, 160)
+    tables[1][:5] = [0] * 5
+    request = engine.request("a", prompt)
+    engine.side.arrived(request)
+    while engine.side.matched(request, 0) == (None, False):
+        engine.settle()
+    engine.side.allocated(request, ([], []), 0)
+    request.num_computed_tokens = 96  # the other connector loads
+    assert not engine.step()
+    assert [job.span for job in engine.step(a=(96, 64))] == [Span(96, 160)]
+    assert not any("failed" in name for name in engine.counters)
 
 
 def calls_of_a_decode_step(engine, n_running):

@@ -15,38 +15,59 @@ from vllm import SamplingParams
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, SlidingWindowSpec
+from vllm.v1.kv_cache_interface import (
+    ChunkedLocalAttentionSpec,
+    FullAttentionSpec,
+    KVCacheConfig,
+    KVCacheGroupSpec,
+    SlidingWindowSpec,
+)
 from vllm.v1.request import Request
 
 from blendhub import Match, Span
 from blendhub.vllm.decision import Decision
-from blendhub.vllm.scheduler.blocks.block_tables import block_tables_of
+from blendhub.vllm.scheduler.blocks.block_tables import Window, block_tables_of
 from blendhub.vllm.scheduler.blocks.prefix_cache import RequestBlocks
 from blendhub.vllm.scheduler.blocks.scratch import Scratch, lost_blocks
 from tests.stand_in import StandIn
 
 init_none_hash(sha256)
 MODELS = {
-    "two windows": [(4, None), (4, 10), (4, 3)],
-    "large blocks of full attention": [(8, None), (4, 9)],
-    "large blocks of a window": [(4, None), (8, 20)],
-    "no full attention": [(4, 6)],
+    "two windows": [(4, None), (4, Window(10)), (4, Window(3))],
+    "large blocks of full attention": [(8, None), (4, Window(9))],
+    "large blocks of a window": [(4, None), (8, Window(20))],
+    "no full attention": [(4, Window(6))],
+    "chunks": [(4, None), (4, Window(12, is_chunk=True))],
+    "chunks that end within blocks": [(4, None), (4, Window(10, is_chunk=True))],
 }
 """The tokens of a block and the window of each table."""
 LONGEST = 96
 
 
-@given(st.integers(1, 9), st.integers(1, 40), st.integers(0, 12), st.integers(0, 80))
+@given(st.integers(1, 9), st.builds(Window, st.integers(1, 40), st.booleans()), st.integers(0, 12), st.integers(0, 80))
 def test_what_is_lost_is_what_vllm_drops_of_all_that_tokens_of_the_load_attend_to(size, window, n_cached, n_loaded):
+    def seen_by(token):
+        if window.is_chunk:
+            return [at for at in range(token + 1) if at // window.size == token // window.size]
+        return range(max(0, token - window.size + 1), token + 1)
+
     start, end = n_cached * size, n_cached * size + n_loaded
-    seen = {at for token in range(start, end) for at in range(max(0, token - window + 1), token + 1)}
+    seen = {at for token in range(start, end) for at in seen_by(token)}
     # vLLM keeps what the next token attends to.
-    kept = {at // size for at in range(max(0, end - window + 1), end + size)}
+    kept = {at // size for at in [*seen_by(end), *range(end, end + size)]}
     lost = {at // size for at in seen} - kept
     cached, loaded = lost_blocks(size, window, start, end)
     assert lost <= {*cached, *loaded} and not {*cached, *loaded} & kept
     assert all(at * size < start for at in cached) and all(at * size >= start for at in loaded)
     assert lost_blocks(size, None, start, end) == (range(0), range(0))
+
+
+def spec_of(window, **common):
+    if window is None:
+        return FullAttentionSpec(**common)
+    if window.is_chunk:
+        return ChunkedLocalAttentionSpec(attention_chunk_size=window.size, **common)
+    return SlidingWindowSpec(sliding_window=window.size, **common)
 
 
 class Served:
@@ -63,12 +84,7 @@ class Engine:
 
     def __init__(self, shape, n_blocks):
         common: dict[str, Any] = {"num_kv_heads": 1, "head_size": 8, "dtype": torch.float32}
-        specs = [
-            SlidingWindowSpec(block_size=size, sliding_window=window, **common)
-            if window
-            else FullAttentionSpec(block_size=size, **common)
-            for size, window in shape
-        ]
+        specs = [spec_of(window, block_size=size, **common) for size, window in shape]
         groups = [KVCacheGroupSpec([f"layer {number}"], spec) for number, spec in enumerate(specs)]
         config = KVCacheConfig(num_blocks=n_blocks, kv_cache_tensors=[], kv_cache_groups=groups)
         sizes = [size for size, _ in shape]
@@ -133,7 +149,7 @@ class Engine:
             tables = self.manager.get_block_ids(name) if one.is_loaded else one.tables
             for number, ((size, window), table) in enumerate(zip(self.shape, tables, strict=True)):
                 if not one.is_loaded:
-                    first = max(0, one.local - (window or LONGEST) + 1)
+                    first = window.begin(one.local) if window else 0
                     assert all(table[at // size] for at in range(first, one.end))
                 for place, block in enumerate(table):
                     text = tuple(one.request.prompt_token_ids[: (place + 1) * size])
@@ -173,7 +189,7 @@ def test_no_block_has_two_uses_and_all_are_given_back(model, n_blocks, data):
 @pytest.mark.parametrize("n_blocks", range(76, 96))
 def test_what_vllm_has_found_in_its_cache_is_not_lent(n_blocks):
     """vLLM finds blocks first and takes them last. These were used longest ago, so they would be lent first."""
-    engine = Engine([(4, None), (4, 8)], n_blocks)
+    engine = Engine([(4, None), (4, Window(8))], n_blocks)
     prefix, others = [7] * 40, [list(range(1000 * number, 1000 * number + LONGEST - 1)) for number in range(3)]
     for tokens in ([*prefix, 1], others[0]):
         name = f"r{engine.n_asked + 1}"
@@ -187,7 +203,7 @@ def test_what_vllm_has_found_in_its_cache_is_not_lent(n_blocks):
 
 def test_a_request_waits_for_others_scratch_and_does_without_if_there_is_none():
     """vLLM must never wait for ever: with nothing lent, what does not fit is refused."""
-    engine = Engine([(4, None), (4, 8)], 60)
+    engine = Engine([(4, None), (4, Window(8))], 60)
     tokens = [list(range(1000 * number, 1000 * number + LONGEST - 1)) for number in range(4)]
     assert engine.ask(tokens[0], 94) is True  # 24 blocks, and 21 borrowed
     assert engine.ask(tokens[1], 94) is None and len(engine.served) == 1
@@ -197,13 +213,13 @@ def test_a_request_waits_for_others_scratch_and_does_without_if_there_is_none():
     assert engine.ask(tokens[1], 94) is True
     engine.end("r4")
     engine.end("r3")
-    small = Engine([(4, None), (4, 8)], 30)
+    small = Engine([(4, None), (4, Window(8))], 30)
     assert small.ask(tokens[0], 94) is False and not small.served
 
 
 def test_a_request_for_which_vllm_finds_no_blocks_beside_those_borrowed_does_without(monkeypatch):
     """Its estimate of what vLLM needs may be too low, and vLLM asks again in each step."""
-    engine = Engine([(4, None), (4, 8)], 60)
+    engine = Engine([(4, None), (4, Window(8))], 60)
     monkeypatch.setattr(engine.manager, "allocate_slots", lambda *given, **named: None)
     monkeypatch.setattr(engine, "n_asked", 0)
     n_free, answers = engine.n_free, []

@@ -10,7 +10,7 @@ import torch
 from vllm.config import VllmConfig
 from vllm.lora.layers import LoRAMapping
 from vllm.model_executor.models.interfaces import requires_raw_input_tokens
-from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec
+from vllm.v1.kv_cache_interface import FullAttentionSpec
 
 from blendhub.contracts import AttentionRules, ChosenAttention, ChosenTokens
 from blendhub.core.errors import Unsupported
@@ -40,19 +40,17 @@ class EngineModel:
         """Where attention kernels want smaller blocks than vLLM deals in, a block is several pages."""
         self.recurrent = self._runner.recurrent
         """For each recurrent layer, the number of its block table."""
-        freed = [spec for _, group in layers.values() if not isinstance(spec := group.kv_cache_spec, FullAttentionSpec)]
-        self.frees_blocks_early = bool(freed)
+        self.frees_blocks_early = not all(
+            isinstance(group.kv_cache_spec, FullAttentionSpec) for _, group in layers.values()
+        )
         """Whether vLLM takes blocks of KV from requests that still run: those that have left the attention's window."""
-        self.can_have_scratch = all(isinstance(spec, SlidingWindowSpec) for spec in freed)
-        """Whether other blocks may stand for those that vLLM has taken, while a prompt is blended."""
         self.block_sizes = tuple(int(group.kv_cache_spec.block_size) for group in self._runner.block_groups)
         """The tokens of a block in each of the block tables that vLLM keeps for a request."""
-        self._only_metadata, self._why_no_metadata = None, "vLLM frees blocks that forwards would need"
-        if self.can_have_scratch:
-            try:
-                self._only_metadata = AttentionMetadata(self._runner, self._platform, config)
-            except Exception as error:  # a backend of a new kind: exact prefixes are reused without forwards
-                self._why_no_metadata = f"the attention backend's builder failed: {type(error).__name__}: {error}"
+        self._only_metadata, self._why_no_metadata = None, ""
+        try:
+            self._only_metadata = AttentionMetadata(self._runner, self._platform, config)
+        except Exception as error:  # a backend of a new kind: exact prefixes are reused without forwards
+            self._why_no_metadata = f"the attention backend's builder failed: {type(error).__name__}: {error}"
         self.device = self._runner.device
         self.max_tokens: int = config.scheduler_config.max_num_batched_tokens
         self.attention: ChosenAttention | None = None
@@ -70,8 +68,7 @@ class EngineModel:
 
     @property
     def _metadata(self) -> AttentionMetadata:
-        """For forwards, which there are only where blocks may stand for those that vLLM has taken, and with a builder
-        that works."""
+        """For forwards, which there are only with a builder that works."""
         if not self._only_metadata:
             raise Unsupported(self._why_no_metadata)
         return self._only_metadata

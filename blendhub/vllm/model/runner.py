@@ -1,18 +1,11 @@
 """The part of vLLM's model runner, V1 or V2, that BlendHub needs."""
 
 import sys
-from collections.abc import Collection, Mapping, Sequence
 from types import FrameType
 from typing import Any
 
 import torch
-from vllm.v1.kv_cache_interface import (
-    AttentionSpec,
-    ChunkedLocalAttentionSpec,
-    FullAttentionSpec,
-    MambaSpec,
-    SlidingWindowSpec,
-)
+from vllm.v1.kv_cache_interface import ChunkedLocalAttentionSpec, FullAttentionSpec, MambaSpec, SlidingWindowSpec
 
 from blendhub.core.errors import Unsupported
 from blendhub.system.served_vllm import SERVED
@@ -21,8 +14,11 @@ from blendhub.vllm.versions import KNOWS_LOADED_GROUPS
 NEEDED = ("device", "get_model", "model", "attn_groups", "kv_cache_config", "supports_mm_inputs", "model_config")
 KERNEL_BLOCK_SIZES = ("_kernel_block_sizes", "kernel_block_sizes")
 """The attribute's name in V1 and in V2; vllm-ascend uses that of V2."""
-OTHER_SPECS = ("CircularBufferSpec", "HiddenStateCacheSpec", "RSWASpec")
-"""Kinds of KV that vLLM derives from the known ones, and whose blocks hold other tokens."""
+KNOWN_SPECS = (FullAttentionSpec, SlidingWindowSpec, ChunkedLocalAttentionSpec)
+OTHER_SPECS = ("HiddenStateCacheSpec", "RSWASpec", "SinkFullAttentionSpec")
+"""Kinds of KV that vLLM derives from that of full attention, and whose blocks hold other tokens."""
+
+SERVED_WITHOUT = "the model is served without reuse"
 
 
 class Runner:
@@ -63,7 +59,9 @@ class Runner:
                 if not isinstance(group.kv_cache_spec, MambaSpec):
                     found |= dict.fromkeys(group.layer_names, (table, group))
         if len(self.block_groups) > 1:
-            _check_specs_beside_others(self.block_groups, found, self.recurrent)
+            known = found.keys() | self.recurrent
+            if others := [name for group in self.block_groups for name in group.layer_names if name not in known]:
+                raise Unsupported(f"{others[0]} has blocks, and no attention layer does; {SERVED_WITHOUT}")
         return found
 
     @property
@@ -111,13 +109,18 @@ class Runner:
 
 
 def _check_spec(name: str, spec: Any) -> None:
+    kind = type(spec).__name__
     if isinstance(spec, MambaSpec):
         _check_states(name, spec)
-    elif not isinstance(spec, AttentionSpec) or getattr(spec, "tokens_per_state", 1) != 1:
+    elif kind == "CircularBufferSpec":
         raise Unsupported(
-            f"{name} keeps a {type(spec).__name__}, not a key and a value of each token; the model is served without "
-            "reuse"
+            f"{name} keeps a ring of keys that are still being compressed ({kind}), of which vLLM keeps the last ones "
+            f"of a request only; {SERVED_WITHOUT}"
         )
+    elif not isinstance(spec, KNOWN_SPECS) or kind in OTHER_SPECS or getattr(spec, "tokens_per_state", 1) != 1:
+        raise Unsupported(f"{name} keeps a {kind}, not a key and a value of each token; {SERVED_WITHOUT}")
+    elif getattr(spec, "bounded_replay", False):
+        raise Unsupported(f"{name} keeps a window that vLLM computes anew behind each reused prefix; {SERVED_WITHOUT}")
 
 
 def _check_states(name: str, spec: MambaSpec) -> None:
@@ -133,21 +136,6 @@ def _check_states(name: str, spec: MambaSpec) -> None:
             f"{name} keeps its recurrent state of the last token only, because mamba_cache_mode is "
             f"{spec.mamba_cache_mode!r}; {without}. With --enable-prefix-caching vLLM keeps others (mode 'align')"
         )
-
-
-def _check_specs_beside_others(
-    block_groups: Sequence[Any], layers: Mapping[str, tuple[int, Any]], recurrent: Collection[str]
-) -> None:
-    """Several block tables: of each, it must be known which tokens its blocks hold."""
-    for name in (name for group in block_groups for name in group.layer_names if name not in recurrent):
-        spec = layers[name][1].kv_cache_spec if name in layers else None
-        kind = type(spec).__name__
-        is_known = isinstance(spec, FullAttentionSpec | SlidingWindowSpec | ChunkedLocalAttentionSpec)
-        if not is_known or kind in OTHER_SPECS or getattr(spec, "bounded_replay", False):
-            raise Unsupported(
-                f"{name} keeps its KV as {kind if spec else 'no attention layer does'}, of which BlendHub does not "
-                "know the tokens; the model is served without reuse"
-            )
 
 
 def find_runner() -> Any:

@@ -81,7 +81,7 @@ class RequestState:
         self.shown_exact = 0
         """The number of tokens whose own block hashes other connectors have seen."""
         self.brought: Span | None = None
-        """The span that another connector has loaded behind the first approximate token; it is not stored again."""
+        """The span that another connector has loaded and that is not stored again: it is approximate, or lacks KV."""
         self._settled: Settled | None = None
         """The blended prefix whose blocks vLLM looks for."""
         self._takes = 0
@@ -131,9 +131,9 @@ class RequestState:
             self._generation_before = MOST_GENERATION
             self.salt(self._approximate_before, block_size)
 
-    def bring(self, span: Span) -> None:
-        """Note that another connector has loaded this span."""
-        first = self.first_approximate
+    def bring(self, span: Span, *, is_whole: bool) -> None:
+        """Note that another connector has loaded this span, ``is_whole``: with the KV of all of its tokens."""
+        first = self.first_approximate if is_whole else span.start
         if first is not None and first < span.end:
             self.brought = Span(max(first, span.start), span.end)
 

@@ -23,7 +23,7 @@ from blendhub.vllm.scheduler.blocks.prefix_cache import RequestBlocks, Tables
 from blendhub.vllm.scheduler.blocks.scratch import Scratch
 from blendhub.vllm.scheduler.reports import Reports
 from blendhub.vllm.scheduler.request_saves import RequestSaves
-from blendhub.vllm.scheduler.request_state import RequestState
+from blendhub.vllm.scheduler.request_state import RequestState, Stage
 from blendhub.vllm.scheduler.save_plan import Kind, SavePlan
 from blendhub.vllm.scheduler.startup import ArenaWatch
 from blendhub.vllm.settings import Settings
@@ -85,6 +85,7 @@ class SaveScheduler:
         """Add the saves of what this step computes, and of requests that have ended."""
         self._arena.look()
         for name, saves in list(self._open.items()):
+            self._note_brought(saves)
             if n_scheduled := step.num_scheduled_tokens.get(name):
                 self._save_running(saves, n_scheduled, plan)
         for saves in list(self._ending.values()):
@@ -161,13 +162,25 @@ class SaveScheduler:
                 plan.drop()
             self._abandon(saves)
 
+    def _note_brought(self, saves: RequestSaves) -> None:
+        """Notice what another connector loads, or has loaded."""
+        request, before = saves.request, saves.request.request.num_computed_tokens
+        behind = max(saves.reached, request.reused_end)
+        if before <= behind or request.stage is Stage.LOADING:
+            return
+        # In windows, only the last blocks are loaded. What vLLM computes behind them is stored by a plan without them,
+        # which the hub answers while the other connector loads.
+        request.bring(Span(behind, before), is_whole=not self._piece_tokens)
+        saves.reached = before
+        if self._piece_tokens:
+            self._abandon(saves)
+            self._planned(saves)
+
     def _save_running(self, saves: RequestSaves, n_scheduled: int, plan: StepPlan) -> None:
         """Add the saves of a request of which this step computes so many tokens."""
         request, vllms = saves.request, saves.request.request
         saves.begun_in = saves.begun_in or plan.number
         before = vllms.num_computed_tokens
-        if before > (behind := max(saves.reached, request.reused_end)):
-            request.bring(Span(behind, before))
         if self._tables.of_states and before < saves.reached and saves.states:
             # It was preempted: its blocks are others than before.
             saves.states.drop()

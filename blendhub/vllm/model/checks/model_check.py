@@ -49,7 +49,7 @@ def groups_and_rotations(model: EngineModel, chunk_tokens: int) -> tuple[tuple[L
     _refuse_to_reuse(model)
     groups = layer_groups(model, chunk_tokens)
     n_positions, found = model.config.model_config.max_model_len, dict[str, Rotation]()
-    for width in {group.layout.key_dim for group in groups} if model.can_have_scratch else ():
+    for width in {group.layout.key_dim for group in groups}:
         found |= {digest(rotation): rotation for rotation in rotations_of(model.module, width, n_positions)}
     return groups, list(found.values())
 
@@ -78,11 +78,6 @@ def check_model(
     try:
         if states:
             raise Unsupported("the state of recurrent layers is that of a whole prefix, so that no text can be moved")
-        if not model.can_have_scratch:
-            raise Unsupported(
-                "vLLM frees the blocks of chunks that attention has left, which tokens recomputed later would need; "
-                "--disable-hybrid-kv-cache-manager has text reused anywhere, and costs KV capacity"
-            )
         _refuse_to_blend(model)
         if any(layout.dtype == BYTES for layout in layouts):
             dtype = model.config.cache_config.cache_dtype
@@ -156,11 +151,6 @@ def _refuse_to_blend(model: EngineModel) -> None:
 def _check_layout(model: EngineModel, layers: Sequence[LayerPages]) -> None:
     """A layer's writes must be read back from where BlendHub expects them."""
     for index, layer in enumerate(layers):
-        if model.keeps_latent(index) and not model.has_one_table:
-            raise Unsupported(
-                f"{layer.name} keeps a latent, of which BlendHub knows the tokens of a block only if all layers "
-                "share a block table; --disable-hybrid-kv-cache-manager may have text reused, and costs KV capacity"
-            )
         if what := misplaced(model, index, layer):
             raise Unsupported(
                 f"{layer.name}: {what} are not where BlendHub expects them in pages of format "

@@ -5,17 +5,35 @@ from typing import Any, NamedTuple
 
 from vllm.config import VllmConfig
 from vllm.v1.core.kv_cache_utils import get_max_concurrency_for_kv_cache_config
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, MambaSpec
+from vllm.v1.kv_cache_interface import (
+    ChunkedLocalAttentionSpec,
+    FullAttentionSpec,
+    KVCacheConfig,
+    KVCacheGroupSpec,
+    MambaSpec,
+)
 
 MOST_BORROWED = 0.5
 """The largest share of vLLM's blocks that is borrowed at a time to blend: what they had cached is lost."""
 
 
+class Window(NamedTuple):
+    """The tokens that a token attends to in layers of which vLLM frees blocks."""
+
+    size: int
+    is_chunk: bool = False
+    """Whether they begin with the token's own chunk of so many (Llama 4), and not so many before the token."""
+
+    def begin(self, position: int) -> int:
+        """The first token that the one at ``position`` attends to."""
+        return position // self.size * self.size if self.is_chunk else max(0, position - self.size + 1)
+
+
 class BlockTables(NamedTuple):
     block_sizes: tuple[int, ...]
     """The tokens of a block in each table."""
-    windows: tuple[int | None, ...]
-    """Behind how many tokens vLLM frees the blocks of each table; None: it frees none."""
+    windows: tuple[Window | None, ...]
+    """The window that blocks of each table leave, so that vLLM frees them; None: it frees none."""
     of_states: tuple[int, ...] = ()
     """The numbers of the tables of recurrent layers, of which a block holds the state behind its last token, or none.
     """
@@ -24,7 +42,7 @@ class BlockTables(NamedTuple):
     def shortest_window(self) -> int | None:
         """How many tokens back the nearest token is whose block vLLM may have freed; None: it frees none of a request
         that runs."""
-        return min((window for window in self.windows if window), default=None)
+        return min((window.size for window in self.windows if window), default=None)
 
     @property
     def of_kv(self) -> tuple[int, ...]:
@@ -46,10 +64,11 @@ def block_tables_of(config: KVCacheConfig) -> BlockTables:
     )
 
 
-def _window_of_group(group: KVCacheGroupSpec) -> int | None:
-    others = FullAttentionSpec | MambaSpec
-    windows = (_window_of(spec) or 1 for spec in _of_layers(group) if not isinstance(spec, others))
-    return max(windows, default=None)
+def _window_of_group(group: KVCacheGroupSpec) -> Window | None:
+    spec = _of_layers(group)[0]  # the layers of a group have the same
+    if isinstance(spec, FullAttentionSpec | MambaSpec):
+        return None
+    return Window(_window_of(spec), isinstance(spec, ChunkedLocalAttentionSpec))
 
 
 def _specs(config: KVCacheConfig) -> list[Any]:
@@ -63,8 +82,8 @@ def _of_layers(group: KVCacheGroupSpec) -> list[Any]:
     return list(own.values()) if own else [group.kv_cache_spec] * len(group.layer_names)
 
 
-def _window_of(spec: Any) -> int | None:
-    return getattr(spec, "sliding_window", None) or getattr(spec, "attention_chunk_size", None)
+def _window_of(spec: Any) -> int:
+    return getattr(spec, "sliding_window", None) or getattr(spec, "attention_chunk_size", None) or 0
 
 
 def capacity_line(engine: VllmConfig, config: KVCacheConfig, *, blends: bool) -> str:
@@ -77,12 +96,6 @@ def capacity_line(engine: VllmConfig, config: KVCacheConfig, *, blends: bool) ->
         line += (
             f"; while a prompt is blended, free blocks hold what has left a window, at most {MOST_BORROWED:.0%} of all"
         )
-    elif len(config.kv_cache_groups) > 1 and not any(isinstance(spec, MambaSpec) for spec in _specs(config)):
-        # Groups lie over each other: a block belongs to one of them.
-        block = max(sum(spec.page_size_bytes for spec in _of_layers(group)) for group in config.kv_cache_groups)
-        token = sum(spec.page_size_bytes / spec.block_size for spec in _specs(config))
-        others = int(config.num_blocks * block / token)
-        line += f"; with --disable-hybrid-kv-cache-manager text is reused anywhere, and about {others:,} tokens fit"
     elif any(_window_of(spec) for spec in _specs(config) if isinstance(spec, FullAttentionSpec)):
         line += "; with vLLM's hybrid allocator, which is off, more may fit"
     return line
@@ -93,4 +106,6 @@ def _kind(spec: Any) -> str:
         return "of which all tokens are kept and reused"
     if isinstance(spec, MambaSpec):
         return f"with a recurrent state, which is reused behind each {spec.block_size} tokens where vLLM ends a step"
+    if isinstance(spec, ChunkedLocalAttentionSpec):
+        return f"with chunks of {_window_of(spec)}, of which the tokens of the last chunk are reused"
     return f"with a window of {_window_of(spec)}, of which the tokens that a window still needs are reused"

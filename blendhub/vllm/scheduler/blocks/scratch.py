@@ -13,7 +13,7 @@ from typing import NamedTuple
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
 from blendhub.vllm.messages import NULL_BLOCK
-from blendhub.vllm.scheduler.blocks.block_tables import MOST_BORROWED, BlockTables
+from blendhub.vllm.scheduler.blocks.block_tables import MOST_BORROWED, BlockTables, Window
 from blendhub.vllm.scheduler.blocks.prefix_cache import RequestBlocks, Tables
 from blendhub.vllm.scheduler.request_state import RequestState
 
@@ -32,11 +32,12 @@ class Lost(NamedTuple):
     """The numbers of those of the load."""
 
 
-def lost_blocks(size: int, window: int | None, start: int, end: int) -> Lost:
+def lost_blocks(size: int, window: Window | None, start: int, end: int) -> Lost:
     """What a table lacks of the tokens that the tokens ``[start, end)`` attend to. ``start`` begins a block."""
+    if window is None:
+        return Lost(range(0), range(0))
     # As vLLM counts: the blocks whose tokens the one at ``end`` does not attend to.
-    n_dropped = max(0, end - window + 1) // size if window else 0
-    first = max(0, start - (window or 0) + 1) // size
+    n_dropped, first = window.begin(end) // size, window.begin(start) // size
     border = min(start // size, n_dropped)
     return Lost(range(min(first, border), border), range(border, n_dropped))
 
@@ -162,7 +163,7 @@ class Scratch:
     def _needed(self, start: int, n_tokens: int) -> int:
         """About how many blocks vLLM allocates for a request of so many tokens, of which it has the first."""
         return sum(
-            min(-(-n_tokens // size) - start // size, -(-window // size) + 1 if window else n_tokens)
+            min(-(-n_tokens // size) - start // size, -(-window.size // size) + 1 if window else n_tokens)
             for size, window in zip(self._tables.block_sizes, self._tables.windows, strict=True)
         )
 
