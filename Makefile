@@ -17,6 +17,10 @@ DIST := dist
 # With this variable set, every process that imports vLLM would compile vLLM again, which takes half a minute.
 unexport PYTHONDONTWRITEBYTECODE
 
+# What `make gpu-pack` has made, and where a GPU machine unpacks it.
+GPU_PACK := $(wildcard build/gpu-pack/*.whl)
+GPU_SITE := $(CURDIR)/build/gpu-site
+
 # Test files that run at the same time; more need more memory, about 4 GB each.
 WORKERS ?= 2
 # The version of vLLM for `make test-vllm`, and its directory, which is imported before the environment's own vLLM.
@@ -43,7 +47,7 @@ test $$result = passed
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: help setup docs test test-fast test-long test-vllm lint size format dist bench quality model-card gpu-check npu-check soak demo agent-demo fleet-demo clean
+.PHONY: help setup docs test test-fast test-long test-vllm lint size format dist bench quality model-card gpu-pack gpu-check npu-check soak demo agent-demo fleet-demo clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -136,8 +140,15 @@ model-card: setup ## Measure the real model with `blendhub advise`, and write do
 docs: setup ## Build the documentation as a site in build/site; a broken link is an error
 	$(BIN)/mkdocs build
 
-gpu-check: ## On a machine with a GPU and torch, test and measure PART of the CUDA device: device, attention or engine; results go to $$OUT, or build
-	PYTHONPATH=.:plugins/cuda "$(PYTHON)" plugins/cuda/gpu_check.py $(or $(PART),device)
+gpu-pack: setup ## Pack vLLM's Python and what it imports into build/gpu-pack, for `make gpu-check PART=engine` where vLLM is not installed; GPU_PYTHON=3.12 GPU_HAS=transformers say what is there
+	$(BIN)/python -m benchmarks.pack $(if $(GPU_PYTHON),--python $(GPU_PYTHON)) --has $(GPU_HAS)
+
+$(GPU_SITE): $(GPU_PACK)
+	@rm -rf $@
+	@for wheel in $^; do "$(PYTHON)" -m zipfile -e "$$wheel" $@ || exit 1; done
+
+gpu-check: $(if $(GPU_PACK),$(GPU_SITE)) ## On a machine with a GPU and torch, test and measure PART of the CUDA device: device, attention or engine; results go to $$OUT, or build
+	PYTHONPATH=.:plugins/cuda$(if $(GPU_PACK),:$(GPU_SITE)) "$(PYTHON)" plugins/cuda/gpu_check.py $(or $(PART),device)
 
 npu-check: ## On a machine with an Ascend NPU and torch_npu, test and measure the device; results go to build/npu-check
 	PYTHONPATH=.:plugins/ascend "$(PYTHON)" plugins/ascend/npu_check.py

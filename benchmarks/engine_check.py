@@ -17,7 +17,7 @@ import numpy as np
 
 from benchmarks.report import Row, missing_row
 from harness.engines import Engine, deviation
-from harness.engines.tiny_model import make_tiny_model
+from harness.engines.tiny_model import make_config, make_tiny_model
 
 ROOT = Path(__file__).parents[1]
 ROUNDING = 1e-2
@@ -90,7 +90,8 @@ def engine_of_the_checkout(
         paths = paths_of_the_checkout(Path(place) / "metadata")
         given = environment or {}
         search = [*filter(None, [given.get("PYTHONPATH")]), *map(str, paths)]
-        made = make_tiny_model(Path(place) / "model", **{**SHAPE, **model})
+        make = make_config if options.get("load_format") == "dummy" else make_tiny_model
+        made = make(Path(place) / "model", **{**SHAPE, **model})
         environment = {**given, "PYTHONPATH": os.pathsep.join(search)}
         with Engine(
             made, settings, environment=environment, **{"dtype": "bfloat16", "block_size": 128, **options}

@@ -1,7 +1,7 @@
 """What only an engine on a GPU can tell: start-up checks of other kinds of models, and what forwards of ours cost."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from importlib.util import find_spec
 from typing import Any
@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.engine_check import start_row
+from benchmarks.engine_check import SETTINGS, start_row
 from benchmarks.report import Row, missing_row, row
 from blendhub import Span
 
 MIXTURE = {
     "architectures": ["Qwen3MoeForCausalLM"],
     "model_type": "qwen3_moe",
-    "num_experts": 4,
-    "num_experts_per_tok": 2,
+    "num_experts": 64,
+    "num_experts_per_tok": 8,
     "moe_intermediate_size": 128,
     "norm_topk_prob": True,
     "decoder_sparse_step": 1,
@@ -26,6 +26,11 @@ MIXTURE = {
 CHECKS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "proofs_moe_bf16": ("a mixture of experts in bfloat16", MIXTURE, {}),
     "proofs_fp8": ("a model with weights of 8-bit floats", {}, {"quantization": "fp8"}),
+    "proofs_fp8_kv": (
+        "a model with KV in 8-bit floats, with small scales",
+        {},
+        {"kv_cache_dtype": "fp8", "arrange": ["benchmarks.gpu_engine:small_scales"]},
+    ),
 }
 """Rows about the start of an engine: the kind of model, changes to its configuration, options of the engine."""
 COSTS = {
@@ -34,16 +39,33 @@ COSTS = {
 }
 CONTEXT, SPAN, EVERY = 32_768, 32, 128
 """256 spans of 32 tokens over a context of 32,768, and one span of 8,192 tokens at its end."""
+FIRST_TOKENS = {
+    "ttft_full_s": ("time to first token of a full prefill, model of 8B", "s"),
+    "ttft_moved_15": ("of moved documents, 15% recomputed, to that of a full prefill", "x the time"),
+}
+LARGE = {
+    "hidden_size": 4096,
+    "num_hidden_layers": 36,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "intermediate_size": 12_288,
+    "vocab_size": 151_936,
+}
+"""The shape of a model of 8B; its weights are vLLM's dummies, because only times are measured."""
+DOCUMENTS, GAP, STEP = 15, 32, 8192
+"""The documents of a prompt, the new tokens before each, and the tokens of an engine's step."""
+ROUNDS = 3
+SMALL_SCALE = 2.0**-5
 
 StartEngine = Callable[..., AbstractContextManager[Any]]
 """Takes changes to the model's configuration as ``model``, and options of the engine."""
 
 
-def rows(start: StartEngine, context: int = CONTEXT) -> list[Row]:
+def rows(start: StartEngine, context: int = CONTEXT, large: Mapping[str, int] = LARGE) -> list[Row]:
     if not find_spec("vllm"):
         why = "vllm is not installed: no engine was started"
-        return [missing_row(id, why, "", None, "lower") for id in (*CHECKS, *COSTS)]
-    return [*_checks(start), *_costs(start, context)]
+        return [missing_row(id, why, "", None, "lower") for id in (*CHECKS, *COSTS, *FIRST_TOKENS)]
+    return [*_checks(start), *_costs(start, context), *_first_tokens(start, context, large)]
 
 
 def _checks(start: StartEngine) -> Iterator[Row]:
@@ -70,6 +92,60 @@ def _costs(start: StartEngine, context: int) -> list[Row]:
         "attention_256_spans": [some / one for (_, some), (_, one) in zip(short, long, strict=True)],
     }
     return [row(id, what, unit, values[id], better="lower") for id, (what, unit) in COSTS.items()]
+
+
+def _first_tokens(start: StartEngine, context: int, large: Mapping[str, int]) -> list[Row]:
+    """Of prompts of about ``context`` tokens, in turn without reuse and with documents that stand in a new order."""
+    random, length = np.random.default_rng(1), context // (DOCUMENTS + 1)
+
+    def new(n: int) -> list[int]:
+        fresh: list[int] = random.integers(10, 990, n).tolist()
+        return fresh
+
+    documents = [new(length) for _ in range(DOCUMENTS)]
+
+    def shuffled() -> list[int]:
+        in_order = [documents[number] for number in random.permutation(DOCUMENTS)]
+        return [token for document in in_order for token in [*new(GAP), *document]] + new(GAP)
+
+    full, moved = [], []
+    settings = SETTINGS | {"hub": {"arena_gib": 8.0, "metrics": ""}}
+    options = {"max_model_len": context + STEP, "max_num_batched_tokens": STEP, "gpu_memory_utilization": 0.6}
+    model = {**large, "max_position_embeddings": context + STEP}
+    try:
+        with start(settings, model=model, load_format="dummy", **options) as engine:
+            for document in documents:
+                engine.one(document, mode="exact")
+            for _ in range(ROUNDS + 1):
+                for seconds, asked in ((full, {"mode": "off", "store": False}), (moved, {"recompute_ratio": 0.15})):
+                    engine.forget()
+                    seconds.append(engine.one(shuffled(), **asked).first_token_s)
+    except Exception as error:
+        return [missing_row(id, f"not measured: {error}", "", None, "lower") for id in FIRST_TOKENS]
+    values = {
+        "ttft_full_s": full[1:],  # the first round warms up
+        "ttft_moved_15": [some / all for some, all in zip(moved[1:], full[1:], strict=True)],
+    }
+    return [
+        row(id, f"{what}, {context:,} tokens", unit, values[id], better="lower")
+        for id, (what, unit) in FIRST_TOKENS.items()
+    ]
+
+
+def small_scales() -> None:
+    """Runs in an engine's process before vLLM makes the engine: keys and values in 8-bit floats get a small scale."""
+    from vllm.model_executor.layers.attention import attention
+
+    set_scales = attention.set_default_quant_scales
+
+    def set_small_scales(layer: Any, register_buffer: bool = False) -> None:
+        set_scales(layer, register_buffer)
+        for name in ("k", "v"):
+            getattr(layer, f"_{name}_scale").fill_(SMALL_SCALE)
+            setattr(layer, f"_{name}_scale_float", SMALL_SCALE)
+            setattr(layer, f"_{name}_scale_cpu", torch.tensor(SMALL_SCALE))
+
+    setattr(attention, "set_default_quant_scales", set_small_scales)  # noqa: B010
 
 
 def forward_seconds(context: int, repeats: int = 10) -> tuple[list[tuple[float, float]], list[tuple[float, float]]]:

@@ -40,6 +40,13 @@ TIMED: dict[str, int] = {
 """The shape of the models of which benchmarks measure times."""
 
 
+def make_config(path: Path, **changes: Any) -> Path:
+    """A directory that vLLM loads as a model with dummy weights (``load_format="dummy"``)."""
+    path.mkdir(parents=True, exist_ok=True)
+    (path / "config.json").write_text(json.dumps(SHAPE | changes))
+    return path
+
+
 def make_tiny_model(path: Path, seed: int = 0, **changes: Any) -> Path:
     """A directory that vLLM loads as a model; ``changes`` are to its ``config.json``. Made once, and then found again.
 

@@ -1,10 +1,11 @@
 """On a machine with a GPU, from a plain checkout, one part at a call: the device, its attention, or engines.
 
-Each takes at most ten minutes. Engines need vLLM; without it their rows say so.
+Each takes at most ten minutes. Engines need vLLM, or the pack of ``make gpu-pack``; without them their rows say so.
 """
 
 import sys
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import blendhub_cuda
@@ -15,9 +16,17 @@ from benchmarks.engine_check import engine_of_the_checkout, rows
 from benchmarks.hardware_check import check
 from benchmarks.report import Row
 
+PACK = Path(__file__).parents[2] / "build" / "gpu-pack"
+THIN: dict[str, Any] = {
+    "environment": {"VLLM_USE_V2_MODEL_RUNNER": "0", "VLLM_USE_FLASHINFER_SAMPLER": "0"},
+    "compilation_config": {"custom_ops": ["none"]},
+    "attention_config": {"backend": "TRITON_ATTN"},
+}
+"""An engine without vLLM's compiled operators. The second model runner needs one that plain torch cannot replace."""
+
 
 def engine() -> list[Row]:
-    start = partial(engine_of_the_checkout, gpu_memory_utilization=0.3)
+    start = partial(engine_of_the_checkout, gpu_memory_utilization=0.3, **(THIN if PACK.exists() else {}))
     return [*rows("vllm", start), *gpu_engine.rows(start)]
 
 

@@ -34,3 +34,9 @@ def arrange(kernel: str = "", *stand_ins: str) -> None:
     attention_choice.is_faster = lambda ours, theirs: True
     if kernel:  # a few tokens, because both ways take seconds in the interpreter
         attention_choice.PROMPT_TOKENS, attention_choice.CHOSEN_TOKENS, attention_choice.LENGTHS = 64, 8, (1, 4)
+
+
+def arrange_for_short_spans() -> None:
+    """The device attends for spans of up to 4 tokens; the engine's attention serves longer ones."""
+    arrange()
+    attention_choice.longest_attended = lambda times: 4

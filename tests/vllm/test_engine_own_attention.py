@@ -18,6 +18,7 @@ KINDS = {
     "eager": {},
     "compiled": {"enforce_eager": False},
     "second runner": ON_THE_SECOND_RUNNER,
+    "short spans only": {"arrange": ["tests.vllm.own_attention:arrange_for_short_spans"]},
 }
 
 

@@ -1,5 +1,6 @@
 """The loaded model of a vLLM worker: its layers, its paged KV, and forwards of our own over chosen tokens."""
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any
@@ -54,7 +55,9 @@ class EngineModel:
         self.device = self._runner.device
         self.max_tokens: int = config.scheduler_config.max_num_batched_tokens
         self.attention: ChosenAttention | None = None
-        """The attention of ``forward``; None: that of the engine's backend."""
+        """The device's attention, for forwards over short spans; None: all attend by the engine's backend."""
+        self.attended_length = math.inf
+        """The longest spans, in the mean of a forward, whose tokens attend by the device."""
         self.block_size = self.block_sizes[0]
         self.n_blocks = self._runner.n_blocks
         self.samples_last = self._runner.samples_last
@@ -101,7 +104,13 @@ class EngineModel:
     @property
     def metadata_bytes(self) -> int:
         """The most device memory that a forward's metadata takes."""
-        return 0 if self.attention or not self._only_metadata else self._only_metadata.table_bytes
+        only_device = self.attention and self.attended_length == math.inf
+        return 0 if only_device or not self._only_metadata else self._only_metadata.table_bytes
+
+    def _device_attention(self, chosen: Chosen) -> ChosenAttention | None:
+        """The device's attention, if the tokens attend by it; the engine's takes a limited number of spans."""
+        is_short = len(chosen) <= self.attended_length * len(chosen.spans)
+        return self.attention if is_short or len(chosen.spans) > self._metadata.max_spans else None
 
     def rules(self) -> list[AttentionRules]:
         """How the tokens of each layer attend; raises Unsupported for what no attention but the engine's computes."""
@@ -154,9 +163,9 @@ class EngineModel:
             slots = self.slots_of_tables(chosen)
             pretended = self.sent(chosen.positions) if positions is None else positions.to(self.device)
             by_layer = self._by_layer(slots)
-            if self.attention:
+            if attention := self._device_attention(chosen):
                 nothing = dict.fromkeys(self._metadata.layer_names)
-                attend = self._over_pages(self.attention, chosen)
+                attend = self._over_pages(attention, chosen)
                 own = own_attention(self.layer_names, attend)
                 hidden = self._computed(chosen, pretended, nothing, by_layer, own)
             else:

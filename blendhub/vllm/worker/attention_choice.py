@@ -1,6 +1,7 @@
 """Whether chosen tokens attend by the device or by the engine's attention: both are measured on the loaded model."""
 
 import logging
+import math
 import time
 from collections.abc import Sequence
 
@@ -16,14 +17,14 @@ from blendhub.vllm.model.page_trial import error_of
 from blendhub.vllm.worker.ranks import Ranks
 
 log = logging.getLogger(__name__)
-PROMPT_TOKENS, CHOSEN_TOKENS, LENGTHS = 4096, 256, (1, 4, 32)
+PROMPT_TOKENS, CHOSEN_TOKENS, LENGTHS = 4096, 256, (1, 4, 32, 256)
 """The most tokens of the prompt in which the ways are compared, those of a forward, and how long its spans are."""
 RUNS = 2
 """How often a forward runs to be timed: the first run may allocate memory, and compile."""
 
 
 def choose_attention(model: EngineModel, device: Device, allowed: float, ranks: Ranks) -> None:
-    """Have the model's forwards attend by the device, if it has attention, if that is right, and if it is faster.
+    """Have the model's forwards attend by the device, if that has attention and is right, where it is faster.
 
     ``allowed``: how far hidden states may be off, relative to the largest. Writes to any pages, so it must be called
     before the first request.
@@ -36,16 +37,28 @@ def choose_attention(model: EngineModel, device: Device, allowed: float, ranks: 
     except Exception as error:
         log.warning("chosen tokens attend by the engine's attention, not by the device: %s", error)
         return
-    if chooses_device := is_faster(*times.sum(1).tolist()):
-        model.attention = attention
+    if longest := longest_attended(times.tolist()):
+        model.attention, model.attended_length = attention, longest
     ours, theirs = (", ".join(f"{1000 * seconds:.1f}" for seconds in way) for way in times.tolist())
     log.info(
         "chosen tokens attend by %s: in spans of %s tokens they take %s ms by the device, and %s ms by the engine",
-        "the device" if chooses_device else "the engine's attention",
+        _named(longest),
         ", ".join(map(str, LENGTHS)),
         ours,
         theirs,
     )
+
+
+def longest_attended(times: Sequence[Sequence[float]]) -> float:
+    """The longest spans for which the device is faster than the engine, as for all shorter ones; 0: for none."""
+    faster = [is_faster(ours, theirs) for ours, theirs in zip(*times, strict=True)]
+    return math.inf if all(faster) else (0, *LENGTHS)[faster.index(False)]
+
+
+def _named(longest: float) -> str:
+    if longest == math.inf:
+        return "the device"
+    return f"the device in spans of up to {longest} tokens" if longest else "the engine's attention"
 
 
 def is_faster(ours: float, theirs: float) -> bool:
@@ -77,10 +90,10 @@ def _forwards(model: EngineModel) -> Sequence[Chosen]:
     n = min(longest, len(blocks) * model.block_size)
     part = Part(np.arange(n, dtype=np.uint32) % 97, [blocks], [Span(0, n)])
     model.forward(Chosen([part]))
-    forwards = []
+    forwards, wanted = [], max(1, min(CHOSEN_TOKENS, n // 4))
     for length in LENGTHS:
-        n_spans = min(CHOSEN_TOKENS, n // 4) // length
-        starts = np.linspace(0, n - length, min(n_spans, model.max_spans), dtype=np.int64).tolist()
+        length = min(length, wanted)
+        starts = np.linspace(0, n - length, min(wanted // length, model.max_spans), dtype=np.int64).tolist()
         forwards.append(Chosen([part._replace(spans=[Span(start, start + length) for start in starts])]))
     return forwards
 
