@@ -77,6 +77,8 @@ def _pack_vllm(target: Path) -> None:
         wheel.writestr("vllm/_C.py", "from vllm.torch_ops import register\n\nregister()\n")
         for module in COMPILED[1:]:
             wheel.writestr(f"vllm/{module}.py", "import vllm._C\n")
+        # FlashAttention is looked up, but not called.
+        wheel.writestr("vllm/vllm_flash_attn/_vllm_fa2_C.py", "")
         about = f"Metadata-Version: 2.1\nName: vllm\nVersion: {version_of_vllm()}\n"
         wheel.writestr(f"{name}.dist-info/METADATA", about)
 

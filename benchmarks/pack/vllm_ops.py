@@ -80,7 +80,12 @@ def moe_sum(
     torch.sum(given, 1, out=out)
 
 
-COMPUTED: dict[str, tuple[str, Callable[..., Any]]] = {
+def is_supported(capability: int) -> bool:
+    """Whether there is a kernel for 8-bit or 4-bit floats."""
+    return False
+
+
+OPERATORS: dict[str, tuple[str, Callable[..., Any]]] = {
     "_C::silu_and_mul": ("Tensor(a!) out, Tensor given", silu_and_mul),
     "_C::rms_norm": ("Tensor(a!) out, Tensor given, Tensor? weight, float epsilon", rms_norm),
     "_C::fused_add_rms_norm": (
@@ -101,8 +106,12 @@ COMPUTED: dict[str, tuple[str, Callable[..., Any]]] = {
         "Tensor given, Tensor(a!) out, Tensor? experts=None, Tensor? expert_map=None",
         moe_sum,
     ),
+    **{
+        f"_C::cutlass_scaled_mm_supports_{kind}": ("int capability", is_supported)
+        for kind in ("fp4", "fp8", "block_fp8")
+    },
 }
-"""The operators by their names: what they take, and what computes them."""
+"""The operators by their names: what they take, and what computes them. vLLM asks for the last ones at its import."""
 
 LIBRARIES: list[torch.library.Library] = []
 """What was registered is forgotten with its library."""
@@ -110,9 +119,9 @@ LIBRARIES: list[torch.library.Library] = []
 
 def register() -> None:
     """Register the operators, as the import of a compiled module does."""
-    for name, (arguments, compute) in COMPUTED.items():
+    for name, (arguments, compute) in OPERATORS.items():
         namespace, _, operator = name.partition("::")
         library = torch.library.Library(namespace, "FRAGMENT")
-        library.define(f"{operator}({arguments}) -> ()")
+        library.define(f"{operator}({arguments}) -> {'bool' if compute is is_supported else '()'}")
         library.impl(operator, compute, "CompositeExplicitAutograd")
         LIBRARIES.append(library)

@@ -1,4 +1,4 @@
-"""The engine that `make gpu-pack` packs: vLLM without its compiled parts, on the CPU and imported as on a GPU."""
+"""The engine that `make gpu-pack` packs: vLLM without its compiled parts, on the CPU, and its models as on a GPU."""
 
 import os
 import subprocess
@@ -11,10 +11,11 @@ import pytest
 
 pytest.importorskip("vllm", reason="the pack is made of the installed vLLM; `make setup` installs it")
 
-from benchmarks.engine_check import paths_of_the_checkout
+from benchmarks.engine_check import SHAPE, paths_of_the_checkout
+from benchmarks.gpu_engine import MIXTURE
 from benchmarks.pack import __main__ as pack
 from harness.engines import Engine, largest_difference
-from harness.engines.tiny_model import make_tiny_model
+from harness.engines.tiny_model import make_config, make_tiny_model
 from tests.vllm.conftest import PROBING, SETTINGS
 
 pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(900)]
@@ -25,27 +26,6 @@ ON_THE_MACHINE = """
 """
 """What a machine for GPUs has beside the pack."""
 FEW = {"num_gpu_blocks_override": 24, "max_model_len": 256, "max_num_batched_tokens": 256}
-AS_ON_A_GPU = """
-import vllm.third_party.pynvml as driver
-
-driver.nvmlInit = driver.nvmlShutdown = lambda: None
-driver.nvmlDeviceGetCount = lambda: 1
-driver.nvmlDeviceGetHandleByIndex = lambda number: number
-driver.nvmlDeviceGetCudaComputeCapability = lambda handle: (9, 0)
-driver.nvmlDeviceGetName = lambda handle: "H100"
-
-import vllm.entrypoints.llm
-import vllm.model_executor.models.qwen3_moe
-import vllm.v1.attention.backends.triton_attn
-import vllm.v1.worker.gpu_worker
-from vllm.config import CompilationConfig, VllmConfig, set_current_vllm_config
-from vllm.model_executor.layers.activation import SiluAndMul
-from vllm.platforms import current_platform
-
-assert current_platform.is_cuda(), current_platform
-with set_current_vllm_config(VllmConfig(compilation_config=CompilationConfig(custom_ops=["none"]))):
-    SiluAndMul()
-"""
 
 
 @pytest.fixture(scope="module")
@@ -107,8 +87,11 @@ def test_it_starts_and_blends_as_a_full_prefill(tmp_path, site, machine, texts):
         assert largest_difference(blended.kv(len(prompt) - 1), expected) < 1e-5
 
 
-def test_vllm_can_be_imported_for_a_gpu(tmp_path, site, machine):
-    """The operators that it looks up are there."""
+def test_vllm_makes_models_for_a_gpu(tmp_path, site, machine):
+    """The operators that vLLM looks up for a GPU are there."""
+    # The first one decides whether vLLM makes a group of ranks for experts.
+    models = [make_config(tmp_path / "experts", **SHAPE, **MIXTURE), make_config(tmp_path / "dense", **SHAPE)]
     environment = os.environ | variables(tmp_path, site)
-    done = subprocess.run([machine, "-P", "-c", AS_ON_A_GPU], env=environment, capture_output=True, text=True)
+    script = Path(__file__).with_name("models_for_a_gpu.py")
+    done = subprocess.run([machine, "-P", script, *models], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
