@@ -1,9 +1,15 @@
 """Has vLLM make models as for an H100 on a machine without a GPU: a script, whose arguments are the models."""
 
 import sys
+from typing import Any
 
 import torch
 import vllm.third_party.pynvml as driver
+
+WITHOUT_COMPILED_OPERATORS: dict[str, Any] = {
+    "compilation_config": {"custom_ops": ["none"]},
+    "attention_config": {"backend": "TRITON_ATTN"},
+}
 
 
 def find_a_gpu() -> None:
@@ -32,8 +38,7 @@ def make(path: str) -> None:
         dtype="bfloat16",
         block_size=128,
         max_model_len=2048,
-        compilation_config={"custom_ops": ["none"]},
-        attention_config={"backend": "TRITON_ATTN"},
+        **WITHOUT_COMPILED_OPERATORS,
     ).create_engine_config()
     with set_current_vllm_config(config):
         if not torch.distributed.is_initialized():

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import sysconfig
 from pathlib import Path
+from typing import Any
 from zipfile import ZipFile
 
 import pytest
@@ -25,7 +26,7 @@ ON_THE_MACHINE = """
     markupsafe filelock fsspec setuptools _distutils_hack pkg_resources typing_extensions typing_extensions.py
 """
 """What a machine for GPUs has beside the pack."""
-FEW = {"num_gpu_blocks_override": 24, "max_model_len": 256, "max_num_batched_tokens": 256}
+FEW: dict[str, Any] = {"num_gpu_blocks_override": 24, "max_model_len": 256, "max_num_batched_tokens": 256}
 
 
 @pytest.fixture(scope="module")
