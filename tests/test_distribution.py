@@ -45,7 +45,7 @@ def test_every_package_has_a_wheel_and_a_source_distribution(built):
 @pytest.mark.alone
 @pytest.mark.timeout(600)
 def test_the_wheels_run_the_first_example_of_the_readme(built, tmp_path):
-    """In an environment that has the wheels, made of the source distributions, and otherwise what this one has."""
+    """The environment has the wheels, which the source distributions give as well, and this one's other packages."""
     newcomer = Newcomer(tmp_path)
     environment = f"{newcomer.environment}/bin/python"
     pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
