@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +88,8 @@ def begin(home: Path) -> Iterator[Callable[..., subprocess.Popen]]:
     for process in begun:
         if process.poll() is None:
             # Not by `--kill-child`, which no longer works after the change of the user.
-            os.kill(python_of(process), signal.SIGKILL)
+            with suppress(IndexError, ProcessLookupError):  # it ends just now
+                os.kill(python_of(process), signal.SIGKILL)
         process.communicate()
 
 

@@ -19,7 +19,7 @@ from harness.servers.prometheus import Prometheus, needs_prometheus
 from harness.servers.redis_server import RedisServer, needs_redis
 from tests.dashboard import ALERTS, queries
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), needs_prometheus, needs_redis]
+pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(900), needs_prometheus, needs_redis]
 SHOWN_S = 240.0
 """How long the traffic goes on until every query has a value: some need evictions, audits and reads from the store."""
 

@@ -11,7 +11,7 @@ from blendhub.cli import main
 from harness.engines.engine import ENVIRONMENT
 from harness.engines.tiny_model import SHAPE, make_tiny_model
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(900)]
 ENGINE = {"dtype": "float32", "block_size": 32, "max_model_len": 1024, "enforce_eager": True}
 
 

@@ -16,6 +16,7 @@ def start(model, **options):
     return engine_of_the_checkout(model={**model, "torch_dtype": "float32"}, dtype="float32", **options)
 
 
+@pytest.mark.long
 def test_every_row_is_measured_or_says_why_not():
     rows = {row.id: row for row in gpu_engine.rows(start, 4096, TIMED)}
     assert list(rows) == [*gpu_engine.CHECKS, *gpu_engine.COSTS, *gpu_engine.FIRST_TOKENS]

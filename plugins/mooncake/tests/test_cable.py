@@ -99,7 +99,10 @@ class Reading:
 COUNTED = {"Redis": "fleet_catalogue_failures", "Mooncake": "fleet_mooncake_get_failures"}
 
 
-@pytest.mark.parametrize("pulled", ["other hub", "Redis", "Mooncake"])
+@pytest.mark.parametrize(
+    "pulled",
+    [pytest.param("other hub", marks=pytest.mark.long), pytest.param("Redis", marks=pytest.mark.long), "Mooncake"],
+)
 def test_a_cable_that_is_pulled_while_bytes_are_under_way(
     pulled: str, network: Network, machines: dict[str, Machine], join: Callable[[str, float], Member]
 ) -> None:

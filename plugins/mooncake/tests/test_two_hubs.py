@@ -64,6 +64,7 @@ def test_what_a_killed_hub_stored_is_still_found_and_a_new_hub_finds_it_too(join
     join("third").find(11, 12)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(SOAKED_S + 240)
 def test_no_byte_is_wrong_while_mooncake_evicts_and_what_moves_the_bytes_is_killed(
     join: Callable[..., Member], cluster: Cluster
