@@ -24,10 +24,11 @@ from typing import Any
 from rich.console import Console
 from rich.progress import Progress
 
-from benchmarks.soak.clients import LARGE, SMALL, Report, work
+from benchmarks.soak.clients import Report, work
 from benchmarks.soak.hub import HubProcess
 from benchmarks.soak.intruder import intrude
 from blendhub.client.hub_client import HubClient
+from harness.servers.verifying_client import LARGE, SMALL
 
 SETTLE_S = 30.0
 QUIET_S = 10.0

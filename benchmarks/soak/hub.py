@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.memory import own_bytes
-from benchmarks.soak.clients import SMALL
 from blendhub.hub.config import HubConfig, Listen, StoreChoice
 from blendhub.hub.hub import Hub
 from blendhub.hub.process_tuning import tune_process
+from harness.servers.verifying_client import SMALL
 
 _processes = multiprocessing.get_context("spawn")
 START_S = 120.0
