@@ -13,6 +13,7 @@ from blendhub.tools.analysis.analyzer import Analyzer, Sizes
 from blendhub.tools.analysis.formats import Prompt
 from blendhub.tools.analysis.lines import Place
 from blendhub.tools.analysis.simulated_hub import MOST_SLOTS, SimulatedHub
+from blendhub.tools.analysis.tallies import Costs
 
 HOST = PluginHost.discover()
 WINDOW = 64
@@ -106,7 +107,23 @@ def test_the_analyzer_adds_up_what_was_played():
     (system,) = analyzer.systems.by_name.values()
     assert system.share == total and system.first_seen == Place("log", 1)
     largest = analyzer.hub.arenas[-1]
-    assert largest.reused == (total.exact, total.moved)
+    assert (largest.reused.exact, largest.reused.moved + largest.reused.settled) == (total.exact, total.moved)
+
+
+def test_what_was_blended_counts_as_settled_behind_the_same_prefix_and_costs_what_exact_text_costs():
+    random = np.random.default_rng(11)
+    document, start, answer, question = (text(random, length) for length in (600, 70, 80, 90))
+    analyzer = Analyzer(HOST, Sizes(arenas=()), Costs(0.0, 0.5))
+    (arena,) = analyzer.hub.arenas
+    seen = [tuple(arena.reused)]
+    for number, parts in enumerate(([document], [start, document], [start, document, answer, question]), 1):
+        prompt = np.concatenate(parts)
+        analyzer.add(Prompt(Place("log", number), ids=prompt), prompt)
+        seen.append(tuple(arena.reused))
+    second, third = (tuple(np.subtract(seen[at], seen[at - 1])) for at in (2, 3))
+    assert second == (0, 599, 0)
+    assert third == (70, 0, 600)
+    assert analyzer.ratios.quantile(0.01) == pytest.approx(170 / 840, abs=1e-3)
 
 
 @pytest.mark.parametrize("only_beginnings", [False, True])

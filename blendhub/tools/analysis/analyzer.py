@@ -51,11 +51,11 @@ class Analyzer:
 
     def add(self, prompt: Prompt, tokens: Tokens) -> None:
         place = prompt.place
-        played = self.hub.play(tokens, place)
         cached = self.prefix_cache.play(tokens, place).reused
         prefix = cached[self._cache].exact
+        played = self.hub.play(tokens, place, kept=prefix)
         reused = played.reused[-1]
-        share = ReusedTokens(1, len(tokens), prefix, reused.exact, reused.moved)
+        share = ReusedTokens(1, len(tokens), prefix, reused.exact, reused.moved + reused.settled)
         self.total.add(share)
         if (begins := prompt.conversation) is not None:
             self.edits.add(name_of(begins.encode()), len(tokens), cached[-1].exact, played.matches)
@@ -64,7 +64,7 @@ class Analyzer:
             self.first = prompt.time if self.first is None else min(self.first, prompt.time)
             self.last = prompt.time if self.last is None else max(self.last, prompt.time)
             self.days.add(datetime.fromtimestamp(prompt.time, UTC).strftime("%Y-%m-%d"), share, place, tokens)
-        self.ratios.add(self.costs.ratio(len(tokens), reused.exact, reused.moved))
+        self.ratios.add(self.costs.ratio(len(tokens), *reused))
         for match in played.matches:
             self.texts.add(match, tokens, self.hub.places.get(match.run, place))
 

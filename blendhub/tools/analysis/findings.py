@@ -242,7 +242,7 @@ def _first_token(seen: Analyzer) -> FirstToken:
     """The time to the first token of all prompts together; the quantiles are over single prompts."""
     total = seen.total
     prefix_cache = 1 - total.prefix / (total.tokens or 1)
-    mean = seen.costs.ratio(total.tokens, total.exact, total.moved)
+    mean = seen.costs.ratio(total.tokens, *seen.hub.arenas[-1].reused)
     return FirstToken(seen.costs, prefix_cache, mean, seen.ratios.quantile(0.5), seen.ratios.quantile(0.9))
 
 

@@ -2,8 +2,8 @@
 
 The index holds what the largest arena holds. Each arena has an eviction policy by itself, which says which chunks of
 the index it holds too. Where an arena has evicted what a prompt repeats, the engine would compute and store it again:
-the chunk comes back into that arena. Blended KV is not stored: what it stands for counts as moved again, and so does
-what was computed behind the same text.
+the chunk comes back into that arena. Blended KV is not stored: what it stands for is moved again, and so is what was
+computed behind the same text; where an engine has it settled, it is counted as that.
 """
 
 import itertools
@@ -40,6 +40,8 @@ class Reused(NamedTuple):
 
     exact: int
     moved: int
+    settled: int
+    """Text that an arena holds as moved, behind the whole prefix behind which an engine has blended it before."""
 
 
 class Simulated(NamedTuple):
@@ -68,6 +70,7 @@ class FoundChunk(NamedTuple):
     chunk: SimulatedChunk
     exact: int
     moved: int
+    settled: int
 
 
 class LRU:
@@ -113,7 +116,7 @@ class SimulatedArena:
 
     def __init__(self, number: int, slots: int, policy: LRU | S3FIFO[SimulatedChunk]) -> None:
         self.slots = slots
-        self.reused = Reused(0, 0)
+        self.reused = Reused(0, 0, 0)
         self.evictions = 0
         self._bit = 1 << number
         self._policy = policy
@@ -132,8 +135,8 @@ class SimulatedArena:
         bit, hold, touch = self._bit, self._policy.hold, self._policy.touch
         held: list[SimulatedChunk] = []
         missing: list[SimulatedChunk] = []
-        exact = moved = 0
-        for chunk, n_exact, n_moved in pieces:
+        exact = moved = settled = 0
+        for chunk, n_exact, n_moved, n_settled in pieces:
             if chunk.arenas & bit:
                 held.append(chunk)
                 hold(chunk)
@@ -141,11 +144,12 @@ class SimulatedArena:
                 if not (only_beginning and missing):
                     exact += n_exact
                     moved += n_moved
+                    settled += n_settled
             else:
                 missing.append(chunk)
-        self.reused = Reused(self.reused.exact + exact, self.reused.moved + moved)
+        self.reused = Reused(self.reused.exact + exact, self.reused.moved + moved, self.reused.settled + settled)
         self._held = held
-        return Reused(exact, moved), missing
+        return Reused(exact, moved, settled), missing
 
     @property
     def room(self) -> int:
@@ -222,10 +226,10 @@ class SimulatedHub:
         """Where in the logs each run in the index was computed."""
         self._ids = itertools.count(1)
 
-    def play(self, tokens: Tokens, place: Place) -> Simulated:
-        """Look a prompt up as an engine would, and store what is new in it."""
+    def play(self, tokens: Tokens, place: Place, kept: int = 0) -> Simulated:
+        """Look a prompt up as an engine would, and store what is new in it. ``kept``: how much the engine has of it."""
         matches = self._index.match(tokens, 0.0, self._max_generation).matches
-        pieces = self._pieces(matches, len(tokens) - 1)
+        pieces = self._pieces(matches, len(tokens) - 1, kept)
         read = [arena.read(pieces, self._only_beginnings) for arena in self.arenas]
         largest = self.arenas[-1]
         evictions = largest.evictions
@@ -243,9 +247,9 @@ class SimulatedHub:
         """The tokens of a prompt that the largest arena would reuse. Nothing changes."""
         matches = self._index.match(tokens, 0.0, self._max_generation).matches
         pieces = self._pieces(matches, len(tokens) - 1)
-        return Reused(sum(piece.exact for piece in pieces), sum(piece.moved for piece in pieces))
+        return Reused(*(sum(piece[at] for piece in pieces) for at in (1, 2, 3)))  # type: ignore[misc]
 
-    def _pieces(self, matches: Sequence[Match], end: int) -> list[FoundChunk]:
+    def _pieces(self, matches: Sequence[Match], end: int, kept: int = 0) -> list[FoundChunk]:
         """The part of a prompt, whose last token is at ``end``, in each chunk. A prefix cache goes on up to a gap."""
         counted: dict[Chunk, list[int]] = {}
         reached = 0
@@ -255,7 +259,10 @@ class SimulatedHub:
             reached = found.end
             # The engine computes the last token in any case: it needs the logits.
             tokens = (reached if reached < end else end) - found.start
-            counted.setdefault(found.chunk, [0, 0])[not found.match.exact] += tokens
+            settled = 0 if found.match.exact else min(max(kept - found.start, 0), tokens)
+            counts = counted.setdefault(found.chunk, [0, 0, 0])
+            counts[not found.match.exact] += tokens - settled
+            counts[2] += settled
         return [FoundChunk(chunk, *tokens) for chunk, tokens in counted.items()]  # type: ignore[arg-type]
 
     def check_integrity(self) -> None:

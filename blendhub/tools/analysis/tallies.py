@@ -161,10 +161,10 @@ class Costs(msgspec.Struct, frozen=True):
     of_user: bool = True
     """Whether the user measured the costs; if not, they are those of another model."""
 
-    def ratio(self, tokens: int, exact: int, moved: int) -> float:
-        """The time of a prompt, relative to that of its full prefill."""
-        computed = tokens - exact - moved
-        return (computed + self.exact * exact + self.moved * moved) / tokens if tokens else 1.0
+    def ratio(self, tokens: int, exact: int, moved: int, settled: int = 0) -> float:
+        """The time of a prompt, relative to that of its full prefill. Settled text is loaded like exact text."""
+        computed = tokens - exact - moved - settled
+        return (computed + self.exact * (exact + settled) + self.moved * moved) / tokens if tokens else 1.0
 
     def sentence(self) -> str:
         source = "as you measured" if self.of_user else "as measured with another model; --token-costs takes yours"
