@@ -142,6 +142,13 @@ def test_what_a_request_stored_is_forgotten_by_the_command_and_over_http(serve, 
         assert "name one" in capsys.readouterr().err
 
 
+def test_a_deletion_without_a_hub_says_so_soon(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("blendhub.cli.forget.ANSWER_S", 0.2)
+    begun = time.monotonic()
+    assert main(["forget", "chatcmpl-one", "--endpoint", f"ipc://{tmp_path}/none.sock"]) == 2
+    assert "is the hub running?" in capsys.readouterr().err and time.monotonic() - begun < SOON_S
+
+
 def page(served: Served, path: str) -> str:
     with urllib.request.urlopen(served.rows["metrics"].removesuffix("/metrics") + path, timeout=SOON_S) as answer:
         return answer.read().decode()

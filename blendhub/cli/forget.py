@@ -11,7 +11,8 @@ from blendhub.core.errors import OptionError
 from blendhub.framework.host import PluginHost
 from blendhub.system.default_paths import default_endpoint
 
-TIMEOUT_S = 60.0
+ANSWER_S, DELETED_S = 5.0, 60.0
+"""A hub that is not there is named soon; one that deletes in a store or a fleet has more time."""
 
 
 def add_parser(commands: Any) -> None:
@@ -33,8 +34,9 @@ def run(arguments: argparse.Namespace) -> int:
     if bool(arguments.request) == bool(arguments.salt):
         raise OptionError("name one: a request's id, or --salt with a cache salt that is not empty")
     options, endpoint = read_object("--options", arguments.options), arguments.endpoint or default_endpoint()
-    with HubClient(endpoint, options=options, host=PluginHost.discover(), timeout=TIMEOUT_S) as client:
-        gone = client.forget(request=arguments.request or "", salt=arguments.salt or "")
+    with HubClient(endpoint, options=options, host=PluginHost.discover(), timeout=ANSWER_S) as client:
+        client.stats()
+        gone = client.forget(request=arguments.request or "", salt=arguments.salt or "", timeout=DELETED_S)
     if arguments.json:
         print(msgspec.json.encode({"tokens": gone.tokens, "chunks": gone.chunks}).decode())
     else:

@@ -236,9 +236,10 @@ class HubClient(HubSession):
         message = wire.Preview(engine=engine or own, variant=variant)
         return self._call(wire.Previewed, message, [as_tokens(tokens).data])
 
-    def forget(self, *, request: str = "", salt: str = "") -> wire.Forgotten:
+    def forget(self, *, request: str = "", salt: str = "", timeout: float | None = None) -> wire.Forgotten:
         """Delete what a request stored, or all requests with a cache salt; needs no registration."""
-        return self._call(wire.Forgotten, wire.Forget(request=request[:LONGEST_NAME], salt=salt))
+        message = wire.Forget(request=request[:LONGEST_NAME], salt=salt)
+        return self._submit(wire.Forgotten, message, (), timeout).result()
 
     def events(self, since: int = 0) -> wire.EventsFound:
         """What was stored and dropped in this engine's namespaces, from a number of this hub's epoch on.
