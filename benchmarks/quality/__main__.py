@@ -8,6 +8,7 @@ from benchmarks.quality.compared import SELECTORS
 from benchmarks.quality.kept import kept
 from benchmarks.quality.real import figures, tables
 from benchmarks.quality.real import run as real_run
+from benchmarks.quality.real.workloads import WORKLOADS
 from benchmarks.report import finish
 from harness.engines.real_model import NoRealModel
 
@@ -18,12 +19,13 @@ def main() -> None:
     parser = argparse.ArgumentParser("python -m benchmarks.quality", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="few questions: shows that it runs, measures little")
     parser.add_argument("--until", type=int, metavar="N", help="only so many questions of each workload")
+    parser.add_argument("--only", nargs="+", choices=WORKLOADS, metavar="WORKLOAD", help="these only, and no reader")
     parser.add_argument("--out", type=Path, default=Path("build/quality"), help="default build/quality")
     parser.add_argument("--json", type=Path, metavar="FILE", help="default report.json in that folder")
     given = parser.parse_args()
     questions = given.until or (real_run.FEW if given.quick else real_run.MANY)
     try:
-        outcomes = kept(real_run.run(questions), given.out)
+        outcomes = kept(real_run.run(questions, workloads=given.only or real_run.ALL), given.out)
     except NoRealModel as error:
         raise SystemExit(str(error)) from None
     found = figures.won_back(figures.of_real_model(outcomes))

@@ -24,13 +24,12 @@ from harness.engines.real_model import make_real_model
 RATIOS = (0.05, 0.15, 0.3)
 OPTIONS: dict[str, Any] = PLAIN | forced.OPTIONS
 
+ALL = (*WORKLOADS, READER)
 MANY, FEW = 200, 8
 """Questions of each workload."""
 
 
-def run(
-    questions: int, selectors: Sequence[Compared] = SELECTORS, workloads: Sequence[str] = (*WORKLOADS, READER)
-) -> Iterator[Outcome]:
+def run(questions: int, selectors: Sequence[Compared] = SELECTORS, workloads: Sequence[str] = ALL) -> Iterator[Outcome]:
     for name in workloads:
         model, longest, cases, visits, more = subject(name, questions)
         with folder() as place:
