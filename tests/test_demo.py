@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from blendhub.system.served_vllm import server_command
 from harness.engines.real_model import GGUF, MODEL
 
 ROOT = Path(__file__).parent.parent
@@ -52,7 +53,7 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert all(what in said.getvalue() for what in ("full prefill", "blended", "reused as is", "the same answer"))
     assert "answered 6 questions" in said.getvalue() and "times sooner" in said.getvalue()
     *_, measure, serve = said.getvalue().splitlines()
-    assert "blendhub advise --model MODEL" in measure and "vllm serve MODEL --kv-transfer-config" in serve
+    assert "blendhub advise --model MODEL" in measure and f"{server_command()} --kv-transfer-config" in serve
     return out
 
 

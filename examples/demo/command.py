@@ -13,6 +13,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 from benchmarks.quality.real.workloads import LONGEST
 from benchmarks.quality.serving import PLAIN
+from blendhub.system.served_vllm import server_command
 from examples.demo import report
 from examples.demo.experiment import Measured
 from examples.demo.workload import Workload
@@ -20,10 +21,10 @@ from harness.engines import Engine
 from harness.engines.real_model import NoRealModel, make_real_model
 
 NEEDED = ("vllm", "torch", "gguf", "matplotlib")
-CONFIG = '{"kv_connector": "BlendHubConnector", "kv_role": "kv_both"}'
+CONFIG = {"kv_connector": "BlendHubConnector", "kv_role": "kv_both"}
 NEXT = f"""\
 Measure your own model: blendhub advise --model MODEL --data FILE
-Serve your own model: vllm serve MODEL --kv-transfer-config '{CONFIG}'"""
+Serve your own model: {server_command(CONFIG)}"""
 
 
 def run(module: str, description: str, out: Path, measure: Callable[[Workload, Progress], list[Measured]]) -> None:
