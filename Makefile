@@ -140,14 +140,14 @@ model-card: setup ## Measure the real model with `blendhub advise`, and write do
 docs: setup ## Build the documentation as a site in build/site; a broken link is an error
 	$(BIN)/mkdocs build
 
-gpu-pack: setup ## Pack vLLM's Python and what it imports into build/gpu-pack, for `make gpu-check PART=engine` where vLLM is not installed; GPU_PYTHON=3.12 GPU_HAS=transformers say what is there
+gpu-pack: setup ## Pack vLLM's Python into build/gpu-pack, for `make gpu-check PART=engine` where vLLM is not installed
 	$(BIN)/python -m benchmarks.pack $(if $(GPU_PYTHON),--python $(GPU_PYTHON)) --has $(GPU_HAS)
 
 $(GPU_SITE): $(GPU_PACK)
 	@rm -rf $@
 	@for wheel in $^; do "$(PYTHON)" -m zipfile -e "$$wheel" $@ || exit 1; done
 
-gpu-check: $(if $(GPU_PACK),$(GPU_SITE)) ## On a machine with a GPU and torch, test and measure PART of the CUDA device: device, attention or engine; results go to $$OUT, or build
+gpu-check: $(if $(GPU_PACK),$(GPU_SITE)) ## On a machine with a GPU and torch, test and measure PART of the CUDA device: device, attention or engine; results go to the folder OUT, or build
 	PYTHONPATH=.:plugins/cuda$(if $(GPU_PACK),:$(GPU_SITE)) "$(PYTHON)" plugins/cuda/gpu_check.py $(or $(PART),device)
 
 npu-check: ## On a machine with an Ascend NPU and torch_npu, test and measure the device; results go to build/npu-check

@@ -109,7 +109,7 @@ def _encoder(arguments: argparse.Namespace) -> "Encoder":
     try:
         return Pretrained(arguments.tokenizer, template.read_text(encoding="utf-8") if template else None)
     except (OSError, UnicodeDecodeError) as error:
-        raise OptionError(f"--chat-template {template}: cannot be read: {error}") from None
+        raise OptionError(f"--chat-template {template}: cannot be read: {getattr(error, 'strerror', error)}") from None
 
 
 def _gib(text: str) -> list[float]:

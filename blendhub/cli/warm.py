@@ -152,7 +152,7 @@ def _system(file: Path | None) -> str:
     try:
         return file.read_text(encoding="utf-8").strip("\n") if file else ""
     except (OSError, UnicodeDecodeError) as error:
-        raise InvalidInput(f"--system {file} cannot be read: {error}") from None
+        raise InvalidInput(f"--system {file} cannot be read: {getattr(error, 'strerror', error)}") from None
 
 
 def _check_settings(settings: dict[str, Any]) -> None:

@@ -74,7 +74,7 @@ class LogFile:
             else:
                 self._raw = open(path, "rb")  # noqa: SIM115
         except OSError as error:
-            raise InvalidInput(f"cannot read {path}: {error.strerror}; name files of requests, or -") from None
+            raise InvalidInput(f"cannot read {path}: {error.strerror}; name a file that exists, or -") from None
         self._is_seekable = self._raw.seekable()
         self.size = Path(path).stat().st_size if self._is_seekable and path != STANDARD_INPUT else 0
         """The size in bytes; 0 if it is not known."""
