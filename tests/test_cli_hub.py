@@ -129,7 +129,7 @@ def test_what_a_request_stored_is_forgotten_by_the_command_and_over_http(serve, 
         store_a_chunk(served.rows["endpoint"], request=f"chatcmpl-{name}-1a2b3c4d")
         if name == "one":
             assert main(["forget", "chatcmpl-one", *endpoint]) == 0
-            assert capsys.readouterr().out == "128 tokens in 1 chunks are deleted\n"
+            assert capsys.readouterr().out == "128 tokens in 1 chunk are deleted\n"
     assert main(["forget", "chatcmpl-one", *endpoint, "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"tokens": 0, "chunks": 0}
     url = served.rows["metrics"].removesuffix("/metrics") + "/kv?request=chatcmpl-two"

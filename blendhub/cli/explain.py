@@ -67,7 +67,7 @@ def run(arguments: argparse.Namespace) -> int:
     show_strip(title, report.strip, report.tokens)
     show_sources(report.sources, report.n_sources)
     if report.generation:
-        print(f"its KV is {report.generation} move{'s'[: report.generation - 1]} from exact KV")
+        print(f"its KV is {report.generation} move{'s' * (report.generation != 1)} from exact KV")
     show_not_reused(report.not_reused, report.n_not_reused)
     if report.reason:
         print(f"why: {report.reason}")

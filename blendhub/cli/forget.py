@@ -40,5 +40,5 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(msgspec.json.encode({"tokens": gone.tokens, "chunks": gone.chunks}).decode())
     else:
-        print(f"{gone.tokens:,} tokens in {gone.chunks:,} chunks are deleted")
+        print(f"{gone.tokens:,} tokens in {gone.chunks:,} chunk{'s' * (gone.chunks != 1)} are deleted")
     return 0
