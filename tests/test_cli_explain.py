@@ -176,6 +176,10 @@ def test_a_prompt_in_words_is_tokenized_as_the_engine_does(explain, tmp_path):
         (["cmpl-7", "--token-ids", "x"], "name one: a request's id"),
         (["--token-ids", "/nowhere"], "cannot read /nowhere: No such file or directory"),
         (["--token-ids", __file__], "holds no token ids"),
+        (
+            ["--prompt-file", "/nowhere", "--tokenizer", "x"],
+            "blendhub: cannot read /nowhere: No such file or directory",
+        ),
         (["--token-ids", "IDS", "--engine", "another"], "no engine 'another' is registered; name one of: an-engine"),
         (["-"], "standard input is not a response with a report of BlendHub"),
     ],

@@ -150,6 +150,7 @@ def _token_ids(file: str) -> Tokens:
 
 
 def _tokenized(file: str, tokenizer: str) -> Tokens:
+    text = _text(file)
     try:
         from transformers import AutoTokenizer
     except ImportError:
@@ -157,7 +158,7 @@ def _tokenized(file: str, tokenizer: str) -> Tokens:
             "--prompt-file needs transformers, which comes with vLLM: pip install transformers; or give --token-ids"
         ) from None
     try:
-        ids = AutoTokenizer.from_pretrained(tokenizer)(_text(file))["input_ids"]
+        ids = AutoTokenizer.from_pretrained(tokenizer)(text)["input_ids"]
     except (OSError, ValueError) as error:
         first = str(error).strip().splitlines()[0]
         raise OptionError(f"the tokenizer {tokenizer!r} cannot be loaded: {first}; name it with --tokenizer") from None
@@ -167,8 +168,8 @@ def _tokenized(file: str, tokenizer: str) -> Tokens:
 def _text(file: str) -> str:
     try:
         return Path(file).read_text(encoding="utf-8")
-    except OSError as error:
-        raise OptionError(f"cannot read {file}: {error.strerror}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise OptionError(f"cannot read {file}: {getattr(error, 'strerror', error)}") from None
 
 
 class _Usage(msgspec.Struct):

@@ -49,7 +49,8 @@ def main() -> None:
 
 def show(those: Iterator[Turn]) -> None:
     table = Table(
-        "turn", "calls", "prompt", *(fate if fate != "engine" else "vLLM's cache" for fate in FATES), "seconds"
+        *("turn", "calls", "prompt", *(fate if fate != "engine" else "vLLM's cache" for fate in FATES), "seconds"),
+        caption="Settled tokens that vLLM's cache has count in both columns; recomputed tokens count as moved, too.",
     )
     for number, turn in enumerate(those, 1):
         tokens = [f"{turn.report.get(f'{fate}_tokens', 0):,}" for fate in FATES]

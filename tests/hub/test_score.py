@@ -142,7 +142,7 @@ def test_it_counts_what_a_lookup_finds(pieces, seed):
         ({"token_ids": ["1"]}, "Expected `int`"),
         ({"token_ids": [1] * (MOST_SCORE_TOKENS + 1)}, "length <= 131072"),
         ({"token_ids": [1], "modle": "m"}, "unknown field `modle`"),
-        ({"token_ids": [1], "model": "other"}, "0 kinds of KV fit model 'other', engine ''; name one of: 'm' (engine"),
+        ({"token_ids": [1], "model": "other"}, "no engine fits model 'other', engine ''; name one of: 'm' (engine"),
         ({"token_ids": [1], "cache_salt": "x" * 2000}, "1024"),
         ({"text": "some words"}, "text needs the tokenizer of 'm'"),
     ],
@@ -197,12 +197,13 @@ def test_a_request_says_its_length_and_other_paths_take_no_post(hub):
 
 
 def test_engines_of_one_namespace_are_one_and_others_are_named(hub):
-    hub.join("first"), hub.join("second")
     asked = Asked(hub)
+    assert asked.ask({"token_ids": [1]}) == [(400, "no engine is connected to this hub\n")]
+    hub.join("first"), hub.join("second")
     assert asked.score(token_ids=[1])["model"] == "m"
     hub.join("wide", namespace=namespace(world_size=2))
     ((status, body),) = asked.ask({"token_ids": [1], "model": "m"})
-    assert status == 400 and "2 kinds of KV fit model 'm'" in body and "engine 'wide'" in body
+    assert status == 400 and "engines with different KV fit model 'm'" in body and "engine 'wide'" in body
     assert asked.score(token_ids=[1], engine="wide")["model"] == "m"
 
 

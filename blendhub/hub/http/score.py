@@ -118,12 +118,13 @@ class Scorer:
             for engine in engines
             if question.model in ("", engine.namespace.model) and question.engine in ("", engine.name)
         }
+        if not engines:
+            raise InvalidInput("no engine is connected to this hub")
         if len(fitting) != 1:
+            fits = "engines with different KV fit" if fitting else "no engine fits"
             named = ", ".join(f"{engine.namespace.model!r} (engine {engine.name!r})" for engine in engines)
             asked = f"model {question.model!r}, engine {question.engine!r}"
-            raise InvalidInput(
-                f"{len(fitting)} kinds of KV fit {asked}; name one of: {named or 'none, no engine is registered'}"
-            )
+            raise InvalidInput(f"{fits} {asked}; name one of: {named}")
         return next(iter(fitting.values()))
 
     def _admit(self) -> float:
