@@ -131,7 +131,8 @@ class Server:
         try:
             status, said = self._exchange(method, path, body)
         except (OSError, http.client.HTTPException) as error:
-            raise ServerGone(f"no server answers at {self.url}: {error or type(error).__name__}") from None
+            why = getattr(error, "strerror", None) or error or type(error).__name__
+            raise ServerGone(f"no server answers at {self.url}: {why}") from None
         if status in TOO_MANY:
             raise ServerBusy(f"the server at {self.url} has too many requests")
         if status == 401:
