@@ -100,6 +100,8 @@ def test_the_ratios_are_those_in_the_document():
     assert tallies.PROMPT == 3830
     assert measured("exact prefix, all but the question, relative to full prefill") == tallies.EXACT
     assert measured("15% recomputed by the default selector (`attended`)") == tallies.MOVED
+    told, costs = " ".join((MEASUREMENTS.parent / "analyze.md").read_text(encoding="utf-8").split()), tallies.MEASURED
+    assert f"An exact token costs {costs.exact:.0%} of a computed token, and a moved token {costs.moved:.0%}" in told
 
 
 def test_the_measured_prompts_take_as_long_as_measured():
