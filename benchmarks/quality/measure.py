@@ -1,14 +1,33 @@
-"""One way of serving, and what every way needs: documents that are stored, and answers with a report of reuse."""
+"""The selectors that are compared, and what every way of serving needs: stored documents, and reports of reuse."""
 
 from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
-from benchmarks.quality.compared import Compared
 from benchmarks.quality.workload import Tokens
 from benchmarks.timing import progress
 from harness.engines import Answer, Engine
+
+
+class Compared(msgspec.Struct, frozen=True):
+    name: str
+    options: dict[str, Any] = {}
+    reads_question: bool = False
+    """Whether its picks depend on the question, so that each question needs a separate blend."""
+    probe_layers: float = 0.0
+    """What it computes before it picks: the share of the tokens times the number of layers."""
+
+    @property
+    def choice(self) -> dict[str, Any]:
+        return {"name": self.name, "options": self.options}
+
+
+SELECTORS = (
+    Compared("attended", reads_question=True),
+    Compared("hkvd", probe_layers=0.25),
+    Compared("first_k", {"k": 0}),
+)
 
 
 def store(engine: Engine, visits: Sequence[Tokens]) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.quality.compared import Compared
+from benchmarks.quality.measure import Compared
 from harness.engines import Engine
 
 ROOT = Path(__file__).parents[2]

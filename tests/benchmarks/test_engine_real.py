@@ -4,8 +4,7 @@ import pytest
 
 pytest.importorskip("vllm", reason="the benchmark serves with vLLM; `make setup` installs it")
 
-from benchmarks.quality.compared import SELECTORS
-from benchmarks.quality.measure import FULL, REUSE, Asked, store
+from benchmarks.quality.measure import FULL, REUSE, SELECTORS, Asked, store
 from benchmarks.quality.reader.cases import READER
 from benchmarks.quality.real.chat import Chat
 from benchmarks.quality.real.measure import Workload

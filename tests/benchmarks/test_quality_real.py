@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from benchmarks.quality.compared import SELECTORS
+from benchmarks.quality.measure import SELECTORS
 from benchmarks.quality.reader.cases import READER
 from benchmarks.quality.real import figures
 from benchmarks.quality.real.chat import Chat

@@ -1,15 +1,15 @@
 """One measure of all workloads, a column each, and the figures that have names."""
 
+import statistics
 from collections.abc import Iterator, Sequence
 from typing import Literal
 
 import numpy as np
 
-from benchmarks.quality.compared import Compared
 from benchmarks.quality.found import Found
+from benchmarks.quality.measure import Compared
 from benchmarks.quality.reader.cases import READER
-from benchmarks.quality.rows import row, rows_of_selectors
-from benchmarks.report import Row
+from benchmarks.report import Row, missing_row
 from blendhub.tools.advice.judge import FIRST, KL, RIGHT, SURE_FIRST
 from blendhub.tools.advice.outcomes import Outcome, accuracy
 from blendhub.vllm.settings import Settings
@@ -52,7 +52,7 @@ def rows(measured: Sequence[Outcome], selectors: Sequence[Compared]) -> list[Row
         *_agreement(outcomes, found.default),
         _lead(found, [one.name for one in selectors]),
         *_of_states(outcomes, found.default),
-        *rows_of_selectors(found, "real_"),
+        *_of_selectors(found),
         *_by_workload(found),
         *_of_the_reader([one for one in measured if one.workload == READER], found.default),
     ]
@@ -138,6 +138,17 @@ def _in_state(outcomes: Sequence[Outcome], default: str, state: str) -> tuple[fl
     return there, cold
 
 
+def _of_selectors(found: Found) -> Iterator[Row]:
+    full_s = statistics.median(found.full.first_token_s)
+    for name in found.selectors:
+        for one in found.curve(name):
+            what = f"{name}: share won back, {statistics.mean(one.recomputed):.0%} of the moved text computed, "
+            what += f"first token after {statistics.median(one.first_token_s) / full_s:.2f} of full prefill's time"
+            compared = found.compared(one)
+            spread = compared.interval(found.main)
+            yield row(f"real_{name}_{round(one.ratio * 100):02d}", what, compared.share(found.main), spread=spread)
+
+
 def _by_workload(found: Found) -> Iterator[Row]:
     for one in found.all.values():
         if one.selector not in ("full", "reuse"):
@@ -156,6 +167,21 @@ def _of_the_reader(outcomes: Sequence[Outcome], default: str) -> Iterator[Row]:
         shares = {name: _share(found, name, 0.15, 0) for name in found.selectors}
         for name, share in shares.items():
             yield row(f"reader_{name}_15", what.format(name), share, shares.get("first_k") if name == default else None)
+
+
+def row(
+    id: str,
+    what: str,
+    value: float | None,
+    bar: float | None = None,
+    better: Literal["higher", "lower"] = "higher",
+    spread: tuple[float, float] | None = None,
+) -> Row:
+    if value is None:
+        return missing_row(id, f"{what}: not measured, or reuse loses next to nothing", "share", bar, better)
+    value = float(value)
+    ok = None if bar is None else value >= bar if better == "higher" else value <= bar
+    return Row(id, what, value, "share", bar, better, ok, spread)
 
 
 def _share(found: Found, label: str, ratio: float, column: int) -> float | None:

@@ -5,8 +5,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from benchmarks.quality.compared import SELECTORS, Compared
-from benchmarks.quality.measure import FULL, REUSE, Asked, store
+from benchmarks.quality.measure import FULL, REUSE, SELECTORS, Asked, Compared, store
 from benchmarks.quality.reader import CHECKPOINT
 from benchmarks.quality.reader.cases import READER, reader_cases
 from benchmarks.quality.reader.task import headers
