@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from benchmarks.bus import HEADS, LAYERS, WIDTH, in_turn, seconds_on
-from benchmarks.report import Row, arguments, finish, missing_row, row
+from benchmarks.report import Planned, Row, arguments, finish, rows_of
 from blendhub.contracts import AttentionRules, ChosenTokens
 from blendhub.core.layout import KVLayout
 from blendhub.devices import Pages, Planes
@@ -25,25 +25,25 @@ LAYOUT = KVLayout(layers=1, kv_heads=HEADS, key_dim=WIDTH, value_dim=WIDTH, dtyp
 
 def main() -> None:
     options = arguments(__doc__ or "")
-    rows = [one for shape in SHAPES for one in rows_of(*shape, repeats=3 if options.quick else 9)]
+    rows = [one for shape in SHAPES for one in rows_of_shape(*shape, repeats=3 if options.quick else 9)]
     finish("attention", rows, ["python", "torch", "triton", "blendhub", "blendhub-cuda"], options.json)
 
 
-def rows_of(group: int, kilo: int, repeats: int) -> list[Row]:
+def rows_of_shape(group: int, kilo: int, repeats: int) -> list[Row]:
     ids = {length: f"own_gqa{group}_{kilo}k_spans_of_{length}" for length in LENGTHS}
     what = "attention of a chosen token, to that of a token in a full prefill: spans of {} tokens"
-    full_id, full_what = f"full_gqa{group}_{kilo}k", f"attention of a full prefill by torch, {LAYERS} layers"
+    full_id = f"full_gqa{group}_{kilo}k"
+    planned = {full_id: Planned(f"attention of a full prefill by torch, {LAYERS} layers", "ms")}
+    planned |= {id: Planned(what.format(length), "x") for length, id in ids.items()}
     if not torch.cuda.is_available():
-        names = [(full_id, full_what, "ms"), *((id, what.format(length), "x") for length, id in ids.items())]
-        return [missing_row(id, f"not yet measured: {text}", unit, None, "lower") for id, text, unit in names]
+        return rows_of(planned, {})
     timed = measured(group, 1024 * kilo, repeats)
     full, tokens = timed.pop(0), 1024 * kilo
-    rows = [row(full_id, full_what, "ms", [1000 * seconds for seconds in full], better="lower")]
+    found = {full_id: [1000 * seconds for seconds in full]}
     for length, ours in timed.items():
         share = len(chosen(tokens, length)) / tokens
-        found = [one / share / other for one, other in zip(ours, full, strict=True)]
-        rows.append(row(ids[length], what.format(length), "x", found, better="lower"))
-    return rows
+        found[ids[length]] = [one / share / other for one, other in zip(ours, full, strict=True)]
+    return rows_of(planned, found)
 
 
 def measured(group: int, n: int, repeats: int) -> dict[int, list[float]]:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.report import Row, missing_row, row
+from benchmarks.report import Planned
 from blendhub import Span
 from blendhub.contracts import PagedLayer, PageFormat, Rotation, Segment
 from blendhub.core.layout import KVLayout
@@ -24,16 +24,13 @@ LAYOUT = KVLayout(layers=LAYERS, kv_heads=HEADS, key_dim=WIDTH, value_dim=WIDTH,
 MOVED = 1000
 """The distance between the keys' old and new positions."""
 
-Bars = Mapping[str, tuple[str, str, float | None, Any]]
-"""For each id: what is measured, the unit, the bar, and which way is better."""
-
-BARS: Bars = {
-    "load_vs_dma": ("a load with rotation, to the rate of one pinned copy", "x", 0.90, "higher"),
-    "save_vs_dma": ("a save, to the rate of one pinned copy", "x", 0.90, "higher"),
-    "half_skipped": ("a load of a chunk with half of it skipped, to all of it", "of its time", 0.60, "lower"),
-    "both_ways": ("loads and saves at once, to loads alone", "x its rate", 1.5, "higher"),
-    "load_gb_s": ("a load with rotation", "GB/s", None, "higher"),
-    "save_gb_s": ("a save", "GB/s", None, "higher"),
+BARS = {
+    "load_vs_dma": Planned("a load with rotation, to the rate of one pinned copy", "x", 0.90, "higher"),
+    "save_vs_dma": Planned("a save, to the rate of one pinned copy", "x", 0.90, "higher"),
+    "half_skipped": Planned("a load of a chunk with half of it skipped, to all of it", "of its time", 0.60),
+    "both_ways": Planned("loads and saves at once, to loads alone", "x its rate", 1.5, "higher"),
+    "load_gb_s": Planned("a load with rotation", "GB/s", better="higher"),
+    "save_gb_s": Planned("a save", "GB/s", better="higher"),
 }
 
 
@@ -116,17 +113,6 @@ def half_skipped(make: MakeBench, repeats: int) -> dict[str, list[float]]:
     )
     bench.close()
     return {"half_skipped": ratios(timed["half"], timed["all"])}
-
-
-def rows_of(bars: Bars, measured: Mapping[str, list[float]], prefix: str = "") -> list[Row]:
-    """A row for each bar; those that were not measured say so."""
-    rows = []
-    for id, (what, unit, bar, better) in bars.items():
-        if id in measured:
-            rows.append(row(prefix + id, what, unit, measured[id], bar, better))
-        else:
-            rows.append(missing_row(prefix + id, f"not yet measured: {what}", unit, bar, better))
-    return rows
 
 
 def in_turn(

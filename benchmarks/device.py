@@ -24,17 +24,17 @@ from benchmarks.bus import (
     over_the_bus,
     ratios,
 )
-from benchmarks.report import arguments, finish
+from benchmarks.report import Planned, arguments, finish, rows_of
 from blendhub.contracts import PageFormat
 from blendhub.devices import BatchPlanner, read_pages
 
 BLOCK = 16
 
-BARS: bus.Bars = {
+BARS = {
     **bus.BARS,
-    "scatter_vs_copy": ("the kernel from staging to pages, with rotation, to a copy on the GPU", "x", 0.80, "higher"),
-    "scattered_vs_contiguous": ("the same with blocks in any order, to blocks in order", "x", 0.70, "higher"),
-    "vs_index_copy": ("a chunk by torch, layer by layer, to the kernel's time", "x", 5.0, "higher"),
+    "scatter_vs_copy": Planned("the kernel from staging to pages, rotating, to a copy on the GPU", "x", 0.80, "higher"),
+    "scattered_vs_contiguous": Planned("the same with blocks in any order, to blocks in order", "x", 0.70, "higher"),
+    "vs_index_copy": Planned("a chunk by torch, layer by layer, to the kernel's time", "x", 5.0, "higher"),
 }
 
 
@@ -42,7 +42,7 @@ def main() -> None:
     options = arguments(__doc__ or "")
     chunks, repeats = (4, 3) if options.quick else (16, 9)
     measured = measure(chunks, repeats) if torch.cuda.is_available() else {}
-    rows = bus.rows_of(BARS, measured) + gpu_figures.rows(make_bench, repeats) + gpu_arena.rows()
+    rows = rows_of(BARS, measured) + gpu_figures.rows(make_bench, repeats) + gpu_arena.rows()
     finish("device", rows, ["python", "torch", "triton", "blendhub", "blendhub-cuda"], options.json)
 
 

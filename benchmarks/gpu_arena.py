@@ -16,18 +16,17 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from benchmarks.report import Row, missing_row, row
+from benchmarks.report import Planned, Row, rows_of
 from blendhub.devices import HostArena, Runtime
 
 FIGURES = {
-    "reserve_s_per_gib": ("reserving a GiB of /dev/shm for the arena", "s"),
-    "register_1_s_per_gib": ("registering a GiB of it, in parts, by one process", "s"),
-    "register_4_s_per_gib": ("the same by four processes at once", "s"),
-    "replay_ms": ("the longest of the steps of a loop that replays a CUDA graph", "ms"),
-    "replay_beside_pinning_ms": ("the same while the device's own thread pins the arena", "ms"),
+    "reserve_s_per_gib": Planned("reserving a GiB of /dev/shm for the arena", "s"),
+    "register_1_s_per_gib": Planned("registering a GiB of it, in parts, by one process", "s"),
+    "register_4_s_per_gib": Planned("the same by four processes at once", "s"),
+    "replay_ms": Planned("the longest of the steps of a loop that replays a CUDA graph", "ms"),
+    "replay_beside_pinning_ms": Planned("the same while the device's own thread pins the arena", "ms"),
+    "pinning_stalls_a_step_ms": Planned("what pinning the arena adds to the longest step of that loop", "ms", 5.0),
 }
-STALL = "pinning_stalls_a_step_ms", "what pinning the arena adds to the longest step of that loop", "ms"
-MOST_STALL_MS = 5.0
 MOST_GIB = 40
 PINNED_GIB = 4
 """How much is pinned beside the steps, with pauses as a device makes them."""
@@ -36,18 +35,7 @@ GIB = 2**30
 
 
 def rows() -> list[Row]:
-    found = measured() if torch.cuda.is_available() else {}
-    figures = [
-        row(id, what, unit, [found[id]], better="lower")
-        if id in found
-        else missing_row(id, f"not measured here: {what}", unit, None, "lower")
-        for id, (what, unit) in FIGURES.items()
-    ]
-    id, what, unit = STALL
-    if not found:
-        return [*figures, missing_row(id, f"not measured here: {what}", unit, MOST_STALL_MS, "lower")]
-    stall = max(0.0, found["replay_beside_pinning_ms"] - found["replay_ms"])
-    return [*figures, row(id, what, unit, [stall], MOST_STALL_MS, better="lower")]
+    return rows_of(FIGURES, {id: [value] for id, value in measured().items()} if torch.cuda.is_available() else {})
 
 
 def measured() -> dict[str, float]:
@@ -64,6 +52,7 @@ def measured() -> dict[str, float]:
             found[f"register_{n}_s_per_gib"] = max(seconds) / gib
         found["replay_ms"] = 1000 * longest_replay(None)
         found["replay_beside_pinning_ms"] = 1000 * longest_replay(file.name)
+        found["pinning_stalls_a_step_ms"] = max(0.0, found["replay_beside_pinning_ms"] - found["replay_ms"])
     return found
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from benchmarks.engine_check import SETTINGS, start_row
-from benchmarks.report import Row, missing_row, row
+from benchmarks.report import Planned, Row, missing_row, rows_of
 from blendhub import Span
 
 MIXTURE = {
@@ -34,14 +34,16 @@ CHECKS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 }
 """Rows about the start of an engine: the kind of model, changes to its configuration, options of the engine."""
 COSTS = {
-    "forward_host_ms": ("the host's time for a forward of BlendHub's own over spans of 32 tokens", "ms"),
-    "attention_256_spans": ("a forward over spans of 32 tokens, to one over as many tokens in one span", "x the time"),
+    "forward_host_ms": Planned("the host's time for a forward of BlendHub's own over spans of 32 tokens", "ms"),
+    "attention_256_spans": Planned(
+        "a forward over spans of 32 tokens, to one over a single span as long", "x the time"
+    ),
 }
 CONTEXT, SPAN, EVERY = 32_768, 32, 128
 """256 spans of 32 tokens over a context of 32,768, and one span of 8,192 tokens at its end."""
 FIRST_TOKENS = {
-    "ttft_full_s": ("time to first token of a full prefill, model of 8B", "s"),
-    "ttft_moved_15": ("of moved documents, 15% recomputed, to that of a full prefill", "x the time"),
+    "ttft_full_s": Planned("time to first token of a full prefill, model of 8B", "s"),
+    "ttft_moved_15": Planned("of moved documents, 15% recomputed, to that of a full prefill", "x the time"),
 }
 LARGE = {
     "hidden_size": 4096,
@@ -91,7 +93,7 @@ def _costs(start: StartEngine, context: int) -> list[Row]:
         "forward_host_ms": [host * 1e3 for host, _ in short],
         "attention_256_spans": [some / one for (_, some), (_, one) in zip(short, long, strict=True)],
     }
-    return [row(id, what, unit, values[id], better="lower") for id, (what, unit) in COSTS.items()]
+    return rows_of(COSTS, values)
 
 
 def _first_tokens(start: StartEngine, context: int, large: Mapping[str, int]) -> list[Row]:
@@ -132,10 +134,9 @@ def _first_tokens(start: StartEngine, context: int, large: Mapping[str, int]) ->
         "ttft_full_s": full,
         "ttft_moved_15": [some / all for some, all in zip(moved, full, strict=True)],
     }
-    return [
-        row(id, f"{what}, {context:,} tokens", unit, values[id], better="lower")
-        for id, (what, unit) in FIRST_TOKENS.items()
-    ]
+    return rows_of(
+        {id: one._replace(what=f"{one.what}, {context:,} tokens") for id, one in FIRST_TOKENS.items()}, values
+    )
 
 
 def small_scales() -> None:

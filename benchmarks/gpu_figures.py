@@ -12,32 +12,26 @@ import numpy as np
 import torch
 
 from benchmarks.bus import HEADS, MOVED, WIDTH, Bench
-from benchmarks.report import Row, missing_row, row
+from benchmarks.report import Planned, Row, rows_of
 from blendhub import Span
 from blendhub.contracts import PagedLayer, Rotation, Segment
 from blendhub.core.layout import KVLayout
 
 FIGURES = {
-    "contexts_gpu_0": ("contexts on the first GPU of a process that serves the second one", ""),
-    "rotation_error_bf16": (
+    "contexts_gpu_0": Planned("contexts on the first GPU of a process that serves the second one", ""),
+    "rotation_error_bf16": Planned(
         "keys in bfloat16, rotated, beside keys computed there; the start-up check allows 0.04",
         "",
     ),
-    "rotation_error_fp8": ("the same of 8-bit floats; the start-up check allows 0.2", ""),
-    "loads_beside_prefill": ("three loads while the GPU multiplies matrices, to the same loads alone", "x the time"),
-    "prefill_beside_loads": ("the multiplication beside the loads, to the same alone", "x the time"),
+    "rotation_error_fp8": Planned("the same of 8-bit floats; the start-up check allows 0.2", ""),
+    "loads_beside_prefill": Planned("three loads while the GPU multiplies matrices, to the loads alone", "x the time"),
+    "prefill_beside_loads": Planned("the multiplication beside the loads, to the same alone", "x the time"),
 }
 Found = dict[str, list[float]]
 
 
 def rows(make: Callable[[int], Bench], repeats: int) -> list[Row]:
-    measured = _measured(make, repeats) if torch.cuda.is_available() else {}
-    return [
-        row(id, what, unit, measured[id], better="lower")
-        if id in measured
-        else missing_row(id, f"not measured here: {what}", unit, None, "lower")
-        for id, (what, unit) in FIGURES.items()
-    ]
+    return rows_of(FIGURES, _measured(make, repeats) if torch.cuda.is_available() else {})
 
 
 def _measured(make: Callable[[int], Bench], repeats: int) -> Found:

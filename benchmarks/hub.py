@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 from benchmarks import echo
-from benchmarks.hub_beside_peer import beside_the_peer, not_measured
+from benchmarks.hub_beside_peer import ROWS, beside_the_peer
 from benchmarks.memory import own_bytes
-from benchmarks.report import Row, arguments, finish, row
+from benchmarks.report import Row, arguments, finish, row, rows_of
 from benchmarks.timing import progress, seconds, sorted_times
 from blendhub import PluginHost, Span
 from blendhub.client import wire
@@ -61,7 +61,7 @@ def main() -> None:
                 rows += beside_the_peer(endpoint, options.peer_python, repeats=20 // scale + 2)
     rows += growth(10_000 // scale, MOST_SLOTS_OF_AN_ARENA // scale)
     if not options.peer_python:
-        rows += not_measured()
+        rows += rows_of(ROWS, {}, "needs --peer-python")
     finish("hub", rows, ["python", "numpy", "pyzmq", "msgspec", "blendhub", "blendhub-transports"], options.json)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from benchmarks.peer import PeerProcess, peer_server
-from benchmarks.report import Row, missing_row, row
+from benchmarks.report import Planned, Row, rows_of
 from benchmarks.timing import progress, seconds, sorted_times
 from blendhub import PluginHost, Span
 from blendhub.client import wire
@@ -23,12 +23,19 @@ TOKENS = CHUNKS * LAYOUT.chunk_tokens
 BLOCK = 128
 """Tokens of a block of pages: what suits the peer best, since it copies block by block."""
 
-BARS = {"rtt_vs_peer": 0.6, "store_vs_peer": 0.5, "retrieve_vs_peer": 0.7}
-
-
-def not_measured() -> list[Row]:
-    why = "not measured: name the peer's interpreter with --peer-python"
-    return [missing_row(id, why, "x", bar, "lower") for id, bar in BARS.items()]
+ROWS = {
+    "rtt_vs_peer": Planned("round trip of a ping, relative to the peer's of a request that does nothing", "x", 0.6),
+    "store_vs_peer": Planned("time to store 64 MiB of an engine's pages, relative to the peer's worker", "x", 0.5),
+    "retrieve_vs_peer": Planned(
+        "time to look them up and copy them back into pages, relative to the peer's worker", "x", 0.7
+    ),
+    "store_bytes_vs_peer": Planned(
+        "time to store 64 MiB that lie in one piece, relative to the same into the peer's slots", "x"
+    ),
+    "retrieve_bytes_vs_peer": Planned(
+        "time to look them up and copy them out, relative to the same from the peer's slots", "x"
+    ),
+}
 
 
 def beside_the_peer(endpoint: str, python: str, repeats: int) -> list[Row]:
@@ -55,18 +62,7 @@ def beside_the_peer(endpoint: str, python: str, repeats: int) -> list[Row]:
                     found.setdefault(f"{what}_vs_peer", []).append(ratio)
         ours.close()
         peer.close()
-    return _rows(found)
-
-
-def _rows(found: dict[str, list[float]]) -> list[Row]:
-    what = {
-        "rtt_vs_peer": "round trip of a ping, relative to the peer's of a request that does nothing",
-        "store_vs_peer": "time to store 64 MiB of an engine's pages, relative to the peer's worker",
-        "retrieve_vs_peer": "time to look them up and copy them back into pages, relative to the peer's worker",
-        "store_bytes_vs_peer": "time to store 64 MiB that lie in one piece, relative to the same into the peer's slots",
-        "retrieve_bytes_vs_peer": "time to look them up and copy them out, relative to the same from the peer's slots",
-    }
-    return [row(id, what[id], "x", ratios, BARS.get(id), "lower") for id, ratios in found.items()]
+    return rows_of(ROWS, found)
 
 
 class _Worker:

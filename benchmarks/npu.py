@@ -2,8 +2,8 @@
 
 from importlib.util import find_spec
 
-from benchmarks.bus import BARS, Bench, half_skipped, over_the_bus, rows_of
-from benchmarks.report import arguments, finish
+from benchmarks.bus import BARS, Bench, half_skipped, over_the_bus
+from benchmarks.report import arguments, finish, rows_of
 
 BLOCK = 128
 """The block size of vllm-ascend."""
@@ -12,8 +12,9 @@ BLOCK = 128
 def main() -> None:
     options = arguments(__doc__ or "")
     measured = measure(4 if options.quick else 16, 3 if options.quick else 9) if has_npu() else {}
+    rows = rows_of({f"npu_{id}": one for id, one in BARS.items()}, measured)
     packages = ["python", "torch", "torch_npu", "blendhub", "blendhub-ascend"]
-    finish("npu", rows_of(BARS, measured, "npu_"), packages, options.json)
+    finish("npu", rows, packages, options.json)
 
 
 def has_npu() -> bool:
@@ -25,7 +26,8 @@ def has_npu() -> bool:
 
 
 def measure(chunks: int, repeats: int) -> dict[str, list[float]]:
-    return {**over_the_bus(make_bench, chunks, repeats), **half_skipped(make_bench, repeats)}
+    found = over_the_bus(make_bench, chunks, repeats) | half_skipped(make_bench, repeats)
+    return {f"npu_{id}": values for id, values in found.items()}
 
 
 def make_bench(chunks: int) -> Bench:

@@ -4,10 +4,10 @@ import argparse
 import os
 import platform
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
@@ -60,6 +60,27 @@ def row(
 def missing_row(id: str, why: str, unit: str, bar: float | None, better: Literal["higher", "lower"] = "higher") -> Row:
     """A row that could not be measured here, and why."""
     return Row(id, why, None, unit, bar, better, None, None)
+
+
+class Planned(NamedTuple):
+    """What a row is to say, whether it is measured here or not."""
+
+    what: str
+    unit: str
+    bar: float | None = None
+    better: Literal["higher", "lower"] = "lower"
+
+
+def rows_of(
+    planned: Mapping[str, Planned], measured: Mapping[str, Sequence[float]], why: str = "not measured here"
+) -> list[Row]:
+    """A row for each id. One without values says ``why``."""
+    return [
+        row(id, one.what, one.unit, measured[id], one.bar, one.better)
+        if id in measured
+        else missing_row(id, f"{why}: {one.what}", one.unit, one.bar, one.better)
+        for id, one in planned.items()
+    ]
 
 
 def finish(benchmark: str, rows: list[Row], packages: Sequence[str], json: Path | None, details: Any = None) -> None:

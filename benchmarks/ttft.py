@@ -16,7 +16,7 @@ import numpy as np
 from rich.progress import track
 
 from benchmarks.peer import PEER_ENVIRONMENT, peer_connector, peer_server
-from benchmarks.report import Row, arguments, finish, missing_row, row
+from benchmarks.report import Planned, Row, arguments, finish, row, rows_of
 from blendhub.vllm.settings import Settings
 from harness.engines import Engine
 from harness.engines.tiny_model import TIMED, make_tiny_model
@@ -210,13 +210,15 @@ def _probed_s(engine: Engine) -> float:
     return probed
 
 
+BESIDE_PEER = {
+    "exact_vs_peer": Planned("exact prefix: time to first token, relative to the peer's", "x", 1.0),
+    "save_stall_vs_peer": Planned("what saving a 4,000-token prompt adds to a step, relative to the peer's", "x", 1.0),
+}
+
+
 def _peer(model: Path, rounds: int, python: str | None) -> list[Row]:
-    exact = "exact prefix: time to first token, relative to the peer's"
-    stall = "what saving a 4,000-token prompt adds to a step, relative to the peer's"
     if python is None:
-        why = "needs --peer-python"
-        return [missing_row("exact_vs_peer", f"{exact}: {why}", "x", 1.0, "lower"),
-                missing_row("save_stall_vs_peer", f"{stall}: {why}", "x", 1.0, "lower")]  # fmt: skip
+        return rows_of(BESIDE_PEER, {}, "needs --peer-python")
     texts, first, stalls = Texts(3), [], []
     with peer_server(python) as port, contextlib.ExitStack() as stack:
         options = OPTIONS | {"kv_transfer_config": peer_connector(port)}
@@ -236,8 +238,7 @@ def _peer(model: Path, rounds: int, python: str | None) -> list[Row]:
             if number >= 0:
                 first.append(pair[0] / pair[1])
                 stalls.append(stalled[0] / stalled[1])
-    return [row("exact_vs_peer", exact, "x", first, 1.0, "lower"),
-            row("save_stall_vs_peer", stall, "x", stalls, 1.0, "lower")]  # fmt: skip
+    return rows_of(BESIDE_PEER, {"exact_vs_peer": first, "save_stall_vs_peer": stalls})
 
 
 def _worst_stall(steps: list[tuple[float, float]]) -> float:
