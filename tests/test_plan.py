@@ -38,34 +38,23 @@ def tokens_of(matches):
     }
 
 
-def combine_token_by_token(given_answers, min_tokens):
+def combine_token_by_token(given_answers):
     origin = {}
     for kind in KINDS:
         for answer in given_answers:
-            taken = set(origin)
             for match in answer:
-                if (match.exact, match.settled) != kind:
-                    continue
-                pieces, piece = [], []
-                for position in range(match.span.start, match.span.end + 1):
-                    if position < match.span.end and position not in taken:
-                        piece.append(position)
-                    elif piece:
-                        pieces.append(piece)
-                        piece = []
-                for piece in pieces:
-                    if len(piece) >= min_tokens or len(piece) == len(match.span):
-                        for position in piece:
-                            source = match.source_start + position - match.span.start
-                            origin[position] = (match.run, source, *kind)
+                if (match.exact, match.settled) == kind:
+                    for position in range(match.span.start, match.span.end):
+                        source = match.source_start + position - match.span.start
+                        origin.setdefault(position, (match.run, source, *kind))
     return origin
 
 
-@given(st.lists(answers(), max_size=4), st.integers(1, 5))
-def test_combine_takes_exact_matches_first_then_settled_ones_and_then_the_order_given(given_answers, min_tokens):
-    combined = combine(given_answers, min_tokens)
+@given(st.lists(answers(), max_size=4))
+def test_combine_takes_exact_matches_first_then_settled_ones_and_then_the_order_given(given_answers):
+    combined = combine(given_answers)
     check_tiling(LENGTH, combined)
-    assert tokens_of(combined) == combine_token_by_token(given_answers, min_tokens)
+    assert tokens_of(combined) == combine_token_by_token(given_answers)
     assert combined == join(combined)
 
 

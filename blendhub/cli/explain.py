@@ -13,9 +13,8 @@ from blendhub.cli.strip_view import show_not_reused, show_sources, show_strip
 from blendhub.client.hub_client import HubClient
 from blendhub.client.wire import Previewed
 from blendhub.core.errors import BlendHubError, OptionError
-from blendhub.core.generations import generation_of
 from blendhub.core.layout import Variant
-from blendhub.core.spans import Position, Span, gaps
+from blendhub.core.spans import Position, Span, gaps, generation_of
 from blendhub.core.tokens import Tokens, as_tokens
 from blendhub.framework.host import PluginHost
 from blendhub.outcome.reasons import NotReused, Why

@@ -14,7 +14,14 @@ Position = Annotated[int, Meta(ge=0, le=2**40)]
 
 MOST_GENERATION = 255
 Generation = Annotated[int, Meta(ge=0, le=MOST_GENERATION)]
-"""How many moves lie between KV and exact KV; see :mod:`blendhub.core.generations`."""
+"""How many moves lie between KV and exact KV, which is of generation 0.
+
+Moved text of generation n is KV of generation n + 1 in the prompt that it was moved to, and so is what is blended or
+computed behind it there. Settled KV keeps its generation: the prompt is the same one.
+"""
+
+MAX_GENERATION = 4
+"""The default of ``max_generation``, the highest generation that an engine makes."""
 
 
 class Span(msgspec.Struct, frozen=True, order=True, array_like=True):
@@ -70,6 +77,12 @@ class Match(msgspec.Struct, frozen=True, array_like=True):
         )
 
 
+def generation_of(matches: Iterable[Match]) -> int:
+    """The generation of KV that is blended or computed behind these matches, in the prompt that reuses them."""
+    reached = max((match.generation + match.moved for match in matches), default=0)
+    return min(reached, MOST_GENERATION)
+
+
 def check_tiling(length: int, matches: Iterable[Match]) -> None:
     """Raise unless the matches are disjoint, ascending, not empty, and inside ``[0, length)``."""
     end = 0
@@ -117,12 +130,11 @@ def join(matches: Iterable[Match]) -> list[Match]:
     return joined
 
 
-def combine(answers: Sequence[Sequence[Match]], min_tokens: int = 1) -> list[Match]:
+def combine(answers: Sequence[Sequence[Match]]) -> list[Match]:
     """The answers of several matchers to one prompt, as one: exact matches first, then settled ones, then moved ones,
     and of each kind in the order given.
 
-    A later answer fills only what earlier ones left open. A piece that is shorter than ``min_tokens``
-    because an earlier match cut it is dropped: it would cost a transfer and save next to nothing.
+    A later answer fills only what earlier ones left open.
     """
     chosen: list[Match] = []
     for kind in ("exact", "settled", "moved"):
@@ -130,12 +142,6 @@ def combine(answers: Sequence[Sequence[Match]], min_tokens: int = 1) -> list[Mat
             taken = [match.span for match in chosen]
             for match in answer:
                 if getattr(match, kind):
-                    chosen += _uncut(match, taken, min_tokens)
+                    chosen += [match.part(gap.start, gap.end) for gap in gaps(match.span, taken)]
             chosen.sort(key=lambda match: match.span)
     return join(chosen)
-
-
-def _uncut(match: Match, taken: list[Span], min_tokens: int) -> Iterator[Match]:
-    for gap in gaps(match.span, taken):
-        if len(gap) >= min_tokens or gap == match.span:
-            yield match.part(gap.start, gap.end)

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 import msgspec
 
 from blendhub.contracts import Segment
-from blendhub.core.generations import generation_of
-from blendhub.core.spans import Match, Span, gaps
+from blendhub.core.spans import Match, Span, gaps, generation_of
 from blendhub.outcome.reasons import NotReused, Why
 from blendhub.vllm.spans import clipped, overlaps, total
 

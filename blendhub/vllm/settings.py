@@ -9,10 +9,9 @@ from msgspec import Meta
 
 from blendhub.client.wire import LONGEST_KEEP_S
 from blendhub.core.errors import BlendHubError, OptionError, PluginError
-from blendhub.core.generations import MAX_GENERATION
 from blendhub.core.layout import DEFAULT_MATCHERS
 from blendhub.core.plugin_choice import PluginChoice
-from blendhub.core.spans import MOST_GENERATION
+from blendhub.core.spans import MAX_GENERATION, MOST_GENERATION
 from blendhub.framework.host import PluginHost
 from blendhub.framework.options import did_you_mean, mistakes_in, parse_options
 from blendhub.hub.config import DEFAULT_TRANSPORT, HubConfig, HubPlacement, StoreChoice

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from blendhub.client import wire
-from blendhub.core.generations import MAX_GENERATION, generation_of
-from blendhub.core.spans import Span
+from blendhub.core.spans import MAX_GENERATION, Span, generation_of
 from blendhub.tools.analysis.lines import Place
 from blendhub.tools.analysis.simulated_hub import MIN_SAVED_TOKENS, SimulatedHub
 from blendhub.vllm.scheduler.save_plan import SavePlan

@@ -12,8 +12,8 @@ import msgspec
 from msgspec import Meta
 
 from blendhub.core.errors import Busy, InvalidInput
-from blendhub.core.generations import MAX_GENERATION
 from blendhub.core.layout import Text, Variant
+from blendhub.core.spans import MAX_GENERATION
 from blendhub.core.tokens import Tokens, as_tokens
 from blendhub.hub.counters import Counters
 from blendhub.hub.http.prompt_text import Tokenizers

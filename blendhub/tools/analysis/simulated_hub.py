@@ -12,10 +12,9 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
 from blendhub.contracts import RunKey
-from blendhub.core.generations import MAX_GENERATION, generation_of
 from blendhub.core.layout import KVLayout, Namespace
 from blendhub.core.plugin_choice import PluginChoice
-from blendhub.core.spans import Match, Span, gaps
+from blendhub.core.spans import MAX_GENERATION, Match, Span, gaps, generation_of
 from blendhub.core.tokens import Tokens
 from blendhub.framework.host import PluginHost
 from blendhub.hub.index.match_queues import MatchThreads
