@@ -19,8 +19,7 @@ from blendhub.hub.deletion import Deletion
 from blendhub.hub.event_stream import EventStream
 from blendhub.hub.http.prompt_text import Tokenizers
 from blendhub.hub.http.routes import Routes
-from blendhub.hub.http.score import Scorer
-from blendhub.hub.http.score_route import ScoreRoute
+from blendhub.hub.http.score import Scorer, ScoreRoute
 from blendhub.hub.http.server import MetricsServer
 from blendhub.hub.index.match_queues import MatchThreads
 from blendhub.hub.index.table import IndexTable
@@ -97,7 +96,7 @@ class Hub:
             self.endpoints += (server.endpoint,)
         if self.config.metrics:
             service = self.service
-            routes = Routes(service.stats, service.counters, service.reports, service.deleting.forget)
+            routes = Routes(service.stats, service.counters, service.reports, service.forget)
             scorer = Scorer(state, service.counters, Tokenizers(self.config.tokenizers))
             scores = ScoreRoute(scorer, service.counters, self.config.score_token)
             metrics = MetricsServer(routes.get, routes.delete, scores)

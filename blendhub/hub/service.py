@@ -2,18 +2,17 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, get_args
 
 from blendhub.client import wire
-from blendhub.contracts import Envelope, Service
-from blendhub.contracts.transport import Peer
+from blendhub.contracts import Deleted, Envelope, Service
+from blendhub.contracts.transport import Buffer, Peer
 from blendhub.core.errors import BlendHubError, Busy
 from blendhub.hub.config import HubConfig
 from blendhub.hub.counters import Counters, Latencies
 from blendhub.hub.deletion import Deletion
 from blendhub.hub.handlers.base import Answer, Handler, OpenHandler
-from blendhub.hub.handlers.deletion import DeletionHandlers
 from blendhub.hub.handlers.explain import ExplainHandlers
 from blendhub.hub.handlers.reads import ReadHandlers
 from blendhub.hub.handlers.sessions import SessionHandlers
@@ -65,13 +64,13 @@ class HubService(Service):
             **ReadHandlers(*shared).by_type(),
             **WriteHandlers(*shared).by_type(),
         }
-        self.deleting = DeletionHandlers(deletion, self.counters)
+        self._deletion = deletion
         explaining = ExplainHandlers(state, self.reports, self._sessions)
         self._handlers[wire.Reported] = explaining.reported
         self._open_handlers: dict[type, OpenHandler] = {
             wire.Explain: explaining.explain,
             wire.Preview: explaining.preview,
-            wire.Forget: self.deleting.forget,
+            wire.Forget: self.forget,
         }
         """The handlers of requests that need no session."""
 
@@ -111,6 +110,13 @@ class HubService(Service):
 
     def stats(self) -> wire.HubStats:
         return collect_stats(self.state, self._tier, self.counters, self._follower)
+
+    async def forget(self, message: wire.Forget, payload: Sequence[Buffer] = ()) -> Answer:
+        """Delete what a request, or all requests with a cache salt, stored."""
+        gone = await self._deletion.delete(Deleted(request=message.request, salt=message.salt))
+        n_tokens = sum(map(len, gone))
+        self.counters.totals["tokens_deleted"] += n_tokens
+        return wire.Forgotten(tokens=n_tokens, chunks=len(gone))
 
     def _answer(self, peer: Peer, request: Envelope, now: float) -> Answer | Awaitable[Answer]:
         message: Any = request.message

@@ -213,7 +213,7 @@ def test_what_waits_to_be_saved_does_not_come_to_the_store(make_hub, tmp_path):
     member.store(DOCUMENT, request=A)
 
     async def go_on():
-        deleting = asyncio.ensure_future(hub.service.deleting.forget(wire.Forget(request="cmpl-a")))
+        deleting = asyncio.ensure_future(hub.service.forget(wire.Forget(request="cmpl-a")))
         await asyncio.sleep(0.05)
         store.may_save.set()
         return await deleting

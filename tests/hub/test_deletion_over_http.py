@@ -23,7 +23,7 @@ def asked(hub, *targets, method="DELETE", name="127.0.0.1:9464", address="127.0.
 
     async def ask():
         service = hub.service
-        routes = Routes(service.stats, service.counters, service.reports, service.deleting.forget)
+        routes = Routes(service.stats, service.counters, service.reports, service.forget)
         server = MetricsServer(routes.get, routes.delete)
         host, _, port = (await server.start(address)).rpartition(":")
         got = []
@@ -66,7 +66,7 @@ def test_too_many_and_what_the_store_cannot_do_have_their_own_answers(hub, monke
     async def away(message):
         raise StoreAway("the store does not answer")
 
-    monkeypatch.setattr(hub.service.deleting, "forget", away)
+    monkeypatch.setattr(hub.service, "forget", away)
     ((status, body),) = asked(hub, "/kv?request=x")
     assert status == 503 and "ask again" in body
 

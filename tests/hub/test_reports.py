@@ -177,7 +177,7 @@ def answers(hub: DirectHub, *requests: str) -> list[tuple[str, str]]:
 
     async def ask() -> list[tuple[str, str]]:
         service = hub.service
-        routes = Routes(service.stats, service.counters, service.reports, service.deleting.forget)
+        routes = Routes(service.stats, service.counters, service.reports, service.forget)
         server = MetricsServer(routes.get, routes.delete)
         host, _, port = (await server.start("127.0.0.1:0")).rpartition(":")
         got = []

@@ -15,8 +15,7 @@ from blendhub.core.layout import DEFAULT_MATCHERS
 from blendhub.hub.config import HubConfig
 from blendhub.hub.http.prompt_text import Tokenizers
 from blendhub.hub.http.routes import Routes
-from blendhub.hub.http.score import Scorer
-from blendhub.hub.http.score_route import ScoreRoute
+from blendhub.hub.http.score import Scorer, ScoreRoute
 from blendhub.hub.http.server import MetricsServer
 from blendhub.hub.limits import MOST_SCORE_BYTES, MOST_SCORE_TOKENS, MOST_WAITING_TEXTS
 from tests.hub.hub_direct import CHUNK, DirectHub, namespace, tokens
@@ -31,7 +30,7 @@ class Asked:
     def __init__(self, hub, token="", tokenizers=None, clock=time.perf_counter):
         service = hub.service
         self.scorer = Scorer(hub.state, service.counters, Tokenizers(tokenizers or {}), clock)
-        routes = Routes(service.stats, service.counters, service.reports, service.deleting.forget)
+        routes = Routes(service.stats, service.counters, service.reports, service.forget)
         self.server = MetricsServer(routes.get, routes.delete, ScoreRoute(self.scorer, service.counters, token))
         self.hub = hub
 
