@@ -10,6 +10,7 @@ from blendhub.cli.json_input import read_object
 from blendhub.core.errors import OptionError
 from blendhub.framework.host import PluginHost
 from blendhub.outcome.agreement import audits_needed
+from blendhub.system.served_vllm import transfer_config
 from blendhub.tools.advice.answering import Job, Served
 from blendhub.tools.advice.card import NO_CURVE, Measurement, check_place, write_card
 from blendhub.tools.advice.choice import Advice, advise, agreed, agreement, settings_for
@@ -87,7 +88,7 @@ def run(arguments: argparse.Namespace) -> int:
     how, measured = _measured(jobs)
     advice = advise([one.ours for one in measured], target)
     said = sentence(advice, [one.ours for one in measured], target, tokens, how.unmoved)
-    flag = _flag(settings_for(advice, target, tokens, settings))
+    flag = f"--{FLAG} '{json.dumps(transfer_config(settings_for(advice, target, tokens, settings)))}'"
     print(f"\n{said}\n\n{flag}\n")
     made = Measurement(
         model=arguments.model,
@@ -182,9 +183,3 @@ def _agreed(one: Outcome, tokens: int) -> str:
     same, answers = agreed(one)
     all_tokens = f"all {tokens} tokens of the answer" if tokens > 1 else "the first token of the answer"
     return f"{one.selector} with recompute_ratio {one.ratio:g} agreed on {all_tokens} in {same} of {answers} prompts"
-
-
-def _flag(settings: dict[str, Any]) -> str:
-    config = {"kv_connector": "BlendHubConnector", "kv_role": "kv_both"}
-    extra = {"kv_connector_extra_config": {KEY: settings}}
-    return f"--{FLAG} '{json.dumps(config | extra)}'"

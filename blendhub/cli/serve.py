@@ -21,7 +21,7 @@ from blendhub.framework.host import PluginHost
 from blendhub.framework.options import parse_options
 from blendhub.hub.config import HubConfig, Listen, StoreChoice, as_toml, load_config
 from blendhub.system.default_paths import default_endpoint
-from blendhub.system.served_vllm import server_command
+from blendhub.system.served_vllm import server_command, transfer_config
 
 if TYPE_CHECKING:
     from blendhub.hub.hub import Hub
@@ -187,16 +187,11 @@ def _how_to_serve_models(endpoint: str, listen: Listen, host: PluginHost) -> str
     settings: dict[str, Any] = {"endpoint": endpoint}
     if options or listen.transport != DEFAULT_TRANSPORT:
         settings["transport"] = {"name": listen.transport, "options": options}
-    given = {
-        "kv_connector": "BlendHubConnector",
-        "kv_role": "kv_both",
-        "kv_connector_extra_config": {"blendhub": settings},
-    }
     intro = "serve a model with it:"
     if options:
         named = " and ".join(f"{file} ({option})" for option, file in options.items())
         intro = f"a client needs {named}; copy them to its machine, and name them there:"
-    return f"{intro}\n\n{server_command(given)}"
+    return f"{intro}\n\n{server_command(transfer_config(settings))}"
 
 
 def _say(text: str) -> None:

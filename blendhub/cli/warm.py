@@ -16,6 +16,7 @@ from blendhub.cli.json_input import read_object
 from blendhub.core.errors import BlendHubError, InvalidInput, OptionError
 from blendhub.framework.host import PluginHost
 from blendhub.system.default_paths import default_endpoint
+from blendhub.system.served_vllm import transfer_config
 from blendhub.tools.warm.documents import TEXT, Corpus, Document
 from blendhub.tools.warm.own_server import OwnServer
 from blendhub.tools.warm.pace import Pace
@@ -75,9 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
         else:
             with tempfile.TemporaryDirectory(prefix="blendhub-warm-") as place:
                 endpoint, settings = _reachable(settings, place)
-                transfer: dict[str, Any] = {"kv_connector": "BlendHubConnector", "kv_role": "kv_both"}
-                transfer |= {"kv_connector_extra_config": {KEY: settings}}
-                with OwnServer(arguments.model, engine, transfer) as server:
+                with OwnServer(arguments.model, engine, transfer_config(settings)) as server:
                     print(f"starting vLLM for {arguments.model}", file=sys.stderr)
                     server.wait_until_up(stop)
                     if not stop.is_set():

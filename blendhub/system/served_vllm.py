@@ -26,6 +26,15 @@ COMMAND = "vllm serve MODEL"
 MODULE = "python -m vllm.entrypoints.openai.api_server --model MODEL"
 
 
+def transfer_config(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The value of ``--kv-transfer-config`` for an engine with these settings of BlendHub."""
+    return {
+        "kv_connector": "BlendHubConnector",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": {"blendhub": settings},
+    }
+
+
 def server_command(flag: Mapping[str, Any] | None = None) -> str:
     """The command that starts the server of the installed vLLM; ``flag`` is for ``--kv-transfer-config``."""
     command = COMMAND if find_spec("vllm") is None or _has_metadata() else MODULE

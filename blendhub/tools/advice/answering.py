@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from blendhub.outcome.model_card import dtype_name
+from blendhub.system.served_vllm import transfer_config
 from blendhub.tools.advice.judge import LOGPROBS, judge
 from blendhub.tools.advice.outcomes import Outcome
 from blendhub.tools.advice.questions import Prompts, Question
@@ -73,11 +74,7 @@ class Engine:
 
         from blendhub.tools.advice import forced
 
-        transfer = {
-            "kv_connector": "BlendHubConnector",
-            "kv_role": "kv_both",
-            "kv_connector_extra_config": {"blendhub": job.settings},
-        }
+        transfer = transfer_config(job.settings)
         self._engine = LLM(job.model, kv_transfer_config=transfer, **(job.engine | forced.OPTIONS))
         self._job = job
         self._tokenizer = None if job.engine.get("skip_tokenizer_init") else self._engine.get_tokenizer()

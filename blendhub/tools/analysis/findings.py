@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 
 from blendhub.core.tokens import Tokens, as_tokens
+from blendhub.system.served_vllm import transfer_config
 from blendhub.tools.analysis.analyzer import Analyzer, Seconds
 from blendhub.tools.analysis.lines import BrokenLines
 from blendhub.tools.analysis.simulated_hub import CHUNK_TOKENS, SimulatedArena
@@ -128,8 +129,6 @@ WORTH_MOVING = 0.02
 NEARLY_ALL = 0.95
 """The share of the largest arena's reuse that the advised arena must reach."""
 
-CONNECTOR = {"kv_connector": "BlendHubConnector", "kv_role": "kv_both"}
-
 
 def verdict(shares: ReuseShares) -> str:
     """One sentence that says whether a hub will help."""
@@ -156,7 +155,7 @@ def advised_config(shares: ReuseShares, arenas: Sequence[ArenaFound]) -> dict[st
     settings: dict[str, Any] = {"hub": {"arena_gib": float(f"{advised_arena(arenas).gib:.3g}")}}
     if shares.anywhere - shares.exact < WORTH_MOVING:
         settings["mode"] = "exact"
-    return {**CONNECTOR, "kv_connector_extra_config": {"blendhub": settings}}
+    return transfer_config(settings)
 
 
 MOST_SHOWN = 12
