@@ -170,15 +170,12 @@ class NamespaceIndex:
         host: PluginHost,
         threads: MatchThreads,
         *,
-        keeps_settled: bool = True,
         changed: Callable[["NamespaceIndex"], None] | None = None,
         requests: RequestRuns | None = None,
         events: EventLog | None = None,
     ) -> None:
-        """``keeps_settled``: settled KV can be found.
-
-        ``changed`` is called when something was stored or dropped. ``requests``: where the runs of this namespace, and
-        of others, are noted by their requests. ``events``: where it is noted what is stored and dropped.
+        """``changed`` is called when something was stored or dropped. ``requests``: where the runs of this namespace,
+        and of others, are noted by their requests. ``events``: where it is noted what is stored and dropped.
         """
         self.namespace = namespace
         self.digest = namespace.digest
@@ -206,7 +203,7 @@ class NamespaceIndex:
             for choice, matcher in made
             if matcher.reach == "prefix"
         )
-        self._settled = SettledMatches(next(prefixes, None) if keeps_settled and not namespace.states else None)
+        self._settled = SettledMatches(None if namespace.states else next(prefixes, None))
 
     def __len__(self) -> int:
         return self.n_tokens

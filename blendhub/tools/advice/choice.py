@@ -20,8 +20,8 @@ def agreement(one: Outcome) -> float:
     return same / of if of else 0.0
 
 
-def interval(one: Outcome, column: int = ANSWER) -> Interval:
-    return wilson(*agreed(one, column))
+def interval(one: Outcome) -> Interval:
+    return wilson(*agreed(one))
 
 
 class Advice(msgspec.Struct, frozen=True):

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -21,7 +22,6 @@ from blendhub.core.spans import Span
 from blendhub.framework.host import PluginHost
 from blendhub.tools.advice.answering import Engine, Job, Part, Served
 from blendhub.tools.advice.choice import selector_of
-from blendhub.tools.advice.model_files import check_model
 
 
 class Refused(msgspec.Struct, frozen=True, tag=True):
@@ -94,7 +94,7 @@ def main(out: int) -> None:
 
 def _measured(job: Job) -> Iterator[Served | Part | Refused]:
     try:
-        check_model(job.model, job.engine)
+        _check_model(job.model, job.engine)
     except InvalidInput as error:
         yield Refused(str(error))
         return
@@ -104,6 +104,32 @@ def _measured(job: Job) -> Iterator[Served | Part | Refused]:
     yield from engine.in_full()
     for ratio in job.ratios:
         yield from engine.blended(ratio)
+
+
+def _check_model(model: str, engine: dict[str, Any]) -> None:
+    """Look at the model's files before vLLM does, which would take minutes and say it in pages.
+
+    Raises InvalidInput if weights in this directory are cut short, or more than the memory of vLLM's devices.
+    """
+    from safetensors import SafetensorError, safe_open
+    from vllm.platforms import current_platform
+
+    files = sorted(Path(model).glob("*.safetensors"))
+    for file in files:
+        try:
+            with safe_open(file, framework="numpy"):
+                pass  # opening compares the length of the file with what its header says
+        except SafetensorError as error:
+            raise InvalidInput(f"{file} is cut short or damaged ({error}): download or copy it again") from None
+    ranks = engine.get("tensor_parallel_size", 1) * engine.get("pipeline_parallel_size", 1)
+    memory = ranks * current_platform.get_device_total_memory() + engine.get("cpu_offload_gb", 0) * 2**30
+    needed = sum(file.stat().st_size for file in files)
+    if needed > memory:
+        raise InvalidInput(
+            f"the weights of {model} take {needed / 2**30:.1f} GiB, and {ranks} x {current_platform.device_type} has "
+            f"{memory / 2**30:.1f} GiB of memory: measure on a larger machine, or on more devices, as with "
+            """--engine '{"tensor_parallel_size": 2}'"""
+        )
 
 
 if __name__ == "__main__":

@@ -22,9 +22,8 @@ from blendhub.vllm.scheduler.blocks.block_tables import BlockTables
 from blendhub.vllm.scheduler.blocks.prefix_cache import RequestBlocks, Tables
 from blendhub.vllm.scheduler.blocks.scratch import Scratch
 from blendhub.vllm.scheduler.reports import Reports
-from blendhub.vllm.scheduler.request_saves import RequestSaves
 from blendhub.vllm.scheduler.request_state import RequestState, Stage
-from blendhub.vllm.scheduler.save_plan import Kind, SavePlan
+from blendhub.vllm.scheduler.save_plan import Kind, RequestSaves, SavePlan
 from blendhub.vllm.scheduler.startup import ArenaWatch
 from blendhub.vllm.settings import Settings
 
