@@ -97,7 +97,7 @@ def _costs(start: StartEngine, context: int) -> list[Row]:
 
 
 def _first_tokens(start: StartEngine, context: int, large: Mapping[str, int]) -> list[Row]:
-    """Of prompts of about ``context`` tokens, in turn without reuse and with documents that stand in a new order."""
+    """Times of prompts of about ``context`` tokens, in turn without reuse and with documents in a new order."""
     random, length = np.random.default_rng(1), context // (DOCUMENTS + 1)
 
     def new(n: int) -> list[int]:

@@ -176,7 +176,7 @@ def _run(command: list[str]) -> tuple[float, int]:
 
 
 def _own_speed(url: str, rng: np.random.Generator, prompts: int) -> float:
-    """Tokens a second of prompts that are neither reused nor stored, so many at a time as serve best."""
+    """Tokens a second of prompts that are neither reused nor stored, at the number at a time that serves most."""
     server = Asking(url)
     novel = [rng.integers(2, VOCABULARY, DOCUMENT_TOKENS).tolist() for _ in range(prompts)]
     begun = time.perf_counter()

@@ -134,7 +134,7 @@ def _puts(cluster: Cluster, server: RedisServer, arena: Arena, raw: Raw, rounds:
 
 
 def _gets(cluster: Cluster, server: RedisServer, folder: Path, raw: Raw, rounds: int) -> Row:
-    """Loads through a lookup of another hub than the storing one: what it finds is in its arena when it returns."""
+    """Loads by lookups of a second hub, which did not store the texts: what one finds is then in that hub's arena."""
     names = [f"raw/get/{at}" for at in range(N_CHUNKS)]
     raw("put", names)
     options = {"catalogue": server.url, "group": "gets", "master": cluster.address, "transfer_deadline_s": "60"}

@@ -20,7 +20,7 @@ class Sizes(NamedTuple):
     watched: int
     """The number of questions that are compared: the first and the last ones."""
     requests: tuple[int, int]
-    """After so many, memory is read."""
+    """The numbers of requests after which memory is read."""
     saturated: int
     """Moved prompts beside others that prefill."""
     model: dict[str, Any]

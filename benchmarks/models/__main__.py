@@ -1,8 +1,8 @@
 """KV capacity, answers and time to the first token of models of many architectures, with BlendHub and without it:
 ``python -m benchmarks.models``.
 
-vLLM's build for CPUs serves small models with large random weights in float32. Of architectures that it does not serve,
-the capacity is computed by vLLM from the layers' KV.
+vLLM's build for CPUs serves small models with large random weights in float32. For architectures that it does not
+serve, vLLM computes the capacity from the layers' KV.
 """
 
 import json

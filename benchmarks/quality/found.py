@@ -1,4 +1,4 @@
-"""All outcomes of a run, to look them up and to lay one beside what it is compared with."""
+"""All outcomes of a run: looks one up, and the one that it is compared with."""
 
 from collections.abc import Sequence
 

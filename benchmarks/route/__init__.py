@@ -1,1 +1,1 @@
-"""What a router gains that asks each hub what it would reuse, played with hubs that have no KV."""
+"""What a router gains by asking each hub what it would reuse, played with hubs that have no KV."""

@@ -66,8 +66,8 @@ def read_progress(fd: int) -> ArenaProgress:
 class ArenaView:
     """The slots of an arena, mapped into this process. The hub reserves them step by step while it serves.
 
-    The mapping lasts until the last array over it is gone, in this process and in those forked from it. As long as it
-    does, the hub sees the lock that belongs to it, and gives no slot to another that this process may still write.
+    The mapping lasts until the last array over it is gone, in this process and in those forked from it. Until
+    then the hub sees the lock that belongs to it, and gives to nobody else a slot that this process may still write.
     """
 
     def __init__(self, name: ArenaName) -> None:

@@ -59,7 +59,7 @@ class EventBatch(msgspec.Struct, frozen=True, array_like=True, omit_defaults=Tru
 def stored(
     hash: int, parent: int | None, tokens: Tokens, *, lora: str = "", cache_salt: str = "", movable: bool
 ) -> BlockStored:
-    """The event of one chunk. As in vLLM, the adapter and the salt are keys without which it is not found."""
+    """The event of one chunk. It is found only with its adapter and its salt, as in vLLM."""
     keys = [key for key in (lora, cache_salt) if key]
     return BlockStored(
         [hash],

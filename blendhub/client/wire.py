@@ -127,8 +127,8 @@ class Reserve(InNamespace, frozen=True, kw_only=True):
     ``generation`` 0: nothing before or in the span was blended. What is stored exactly already is not stored again: the
     reply's span begins after it. ``run``: extend this run if it ends where the span starts.
 
-    ``blended``: KV in the span itself was blended, so it is found behind its whole prefix only. Nor is it stored again
-    where anything is stored behind that prefix. ``ratio``: of KV that is not exact, the share that was recomputed.
+    ``blended``: KV in the span itself was blended, so it is found behind its whole prefix only. It is not stored again
+    if anything is stored behind that prefix. ``ratio``: the share of the KV that was recomputed, if it is not exact.
 
     ``request``: the request that computed the KV, by which it can be deleted. ``keep_s``: keep it. ``drop``: it is not
     worth keeping.

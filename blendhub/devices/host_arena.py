@@ -17,11 +17,11 @@ from blendhub.devices.runtime import Runtime
 log = logging.getLogger(__name__)
 PAUSES = 9
 LONGEST_PAUSE_S = 0.1
-"""The pause after a part takes so many times as long as pinning it, within bounds. Calls of the accelerator may wait
+"""The pause after a part takes this many times as long as pinning it, up to a limit. Calls of the accelerator may wait
 while a part is pinned; with the pauses, an engine's step meets hardly more than one."""
 
 LOOK_S = 0.1
-"""How often is looked for more reserved memory."""
+"""The time between two looks for more reserved memory."""
 
 
 class HostArena:

@@ -92,7 +92,7 @@ class PluginHost:
         offers = [offer for offer in self._offers if offer.kind == kind and offer.name == name]
         if not offers:
             raise PluginError(self._unknown(kind, name))
-        # Of several, at most one was not refused.
+        # If there are several, at most one was accepted.
         offer = next((offer for offer in offers if offer.spec), offers[0])
         if offer.spec is None:
             raise PluginError(f"{kind} {name!r} of {offer.distribution} cannot be used: {offer.error}")

@@ -4,6 +4,7 @@ from bisect import bisect_left
 from collections import Counter, defaultdict, deque
 from itertools import accumulate
 
+from blendhub.core.bounded import put_last
 from blendhub.hub.limits import MOST_AUDITED_NAMESPACES
 
 RECENT = 512
@@ -69,10 +70,8 @@ class AuditTable:
         """The audits by namespace; the namespace that was silent longest comes first."""
 
     def add(self, namespace: str, agreed: int, disagreed: int) -> None:
-        counts = self.namespaces.pop(namespace, None) or _Audits()
-        self.namespaces[namespace] = counts
-        if len(self.namespaces) > MOST_AUDITED_NAMESPACES:
-            del self.namespaces[next(iter(self.namespaces))]
+        counts = self.namespaces.get(namespace) or _Audits()
+        put_last(self.namespaces, namespace, counts, MOST_AUDITED_NAMESPACES)
         counts.audits += agreed + disagreed
         counts.disagreements += disagreed
         counts.recent.extend(disagreed * [False] + agreed * [True])

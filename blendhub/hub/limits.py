@@ -49,8 +49,8 @@ MATCH_THREADS = 2
 
 MOST_WAITING_BYTES = 2**29
 WAITING_REQUEST_BYTES = 2**16
-"""Payloads of all requests that wait for an answer, of which each counts for the second number at least. A connection
-may have as much waiting as is left: half of them if it is alone. One more is answered Busy."""
+"""Payloads of all requests that wait for an answer; each request counts as at least the second number. A connection may
+have as many bytes waiting as are left: half of them if it is alone. One more request is answered Busy."""
 
 MOST_RESERVED_TOKENS = 2**26
 """Tokens that all write leases keep, 256 MiB. A connection may have as many as are left: half if it is alone."""

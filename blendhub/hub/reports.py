@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from blendhub.core.bounded import put_last
 from blendhub.hub.limits import MOST_KEPT_REPORTS, MOST_REPORTING_ENGINES
 from blendhub.outcome.report import PromptReport
 
@@ -26,10 +27,8 @@ class ReportTable:
         """The reports of each engine; the engine that was silent longest comes first."""
 
     def add(self, engine: str, reports: Sequence[PromptReport]) -> None:
-        kept = self._of_engines.pop(engine, None) or deque(maxlen=MOST_KEPT_REPORTS)
-        self._of_engines[engine] = kept
-        if len(self._of_engines) > MOST_REPORTING_ENGINES:
-            del self._of_engines[next(iter(self._of_engines))]
+        kept = self._of_engines.get(engine) or deque(maxlen=MOST_KEPT_REPORTS)
+        put_last(self._of_engines, engine, kept, MOST_REPORTING_ENGINES)
         now = self._clock()
         kept.extend(
             _Kept(report.request, msgspec.json.encode(msgspec.structs.replace(report, ended_at=now)))

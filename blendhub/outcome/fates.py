@@ -105,7 +105,7 @@ def strip_of(n_tokens: int, cached: int, spans: Mapping[str, Sequence[Span]]) ->
 
 
 def stretches_of(numbers: npt.NDArray[np.int_]) -> Iterator[tuple[Span, int]]:
-    """Where each token has a number: the longest stretches of equal ones, in order."""
+    """The stretches of tokens with equal numbers, in order, each with its number."""
     if len(numbers):
         borders = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(numbers)]
         for start, end in pairwise(borders):
@@ -113,12 +113,12 @@ def stretches_of(numbers: npt.NDArray[np.int_]) -> Iterator[tuple[Span, int]]:
 
 
 def shortened(plan: Sequence[Stretch], most: int) -> list[Stretch]:
-    """The prompt in at most so many stretches: the same ones, or equal parts of the fate that most of each has."""
+    """The prompt in at most ``most`` stretches: these, or parts of equal length if they are more; see ``in_parts``."""
     return list(plan) if len(plan) <= most else joined(in_parts(plan, most))
 
 
 def in_parts(plan: Sequence[Stretch], n_parts: int) -> list[Stretch]:
-    """The prompt in equal parts, at least a token each, of the fate that most of each has."""
+    """The prompt in parts of equal length, of at least a token; each part has the fate of most of its tokens."""
     n_tokens = plan[-1].span.end if plan else 0
     n_parts = min(n_parts, n_tokens)
     parts: list[Stretch] = []

@@ -82,7 +82,7 @@ class NotReused(msgspec.Struct, frozen=True, array_like=True):
 
 
 def not_reused(plan: Sequence[Stretch], unused: Iterable[NotReused]) -> list[NotReused]:
-    """The stretches of a prompt that were computed, with the reasons. Of overlapping reasons, the later one counts."""
+    """The stretches of a prompt that were computed, with the reasons. Where reasons overlap, the later one counts."""
     reasons = np.full(plan[-1].span.end if plan else 0, NO_REASON)
     for one in unused:
         reasons[one.span.start : one.span.end] = WHYS.index(one.why)

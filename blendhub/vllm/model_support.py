@@ -66,7 +66,7 @@ class Neighbours(NamedTuple):
 
     load_failure_policy: str
     before: tuple[str, ...] = ()
-    """Those that vLLM asks before BlendHub."""
+    """The connectors that vLLM asks before BlendHub."""
     behind: tuple[str, ...] = ()
     are_known: bool = True
     """Whether vLLM says which connectors there are."""

@@ -15,7 +15,7 @@ def clipped(span: Span, limits: Span) -> Span:
 
 
 def overlaps(some: Sequence[Span], others: Sequence[Span]) -> Iterator[tuple[int, int, Span]]:
-    """Which of ascending, disjoint spans overlap which of others like them, by their numbers, and where."""
+    """The overlaps of two lists of ascending, disjoint spans: the numbers of both spans, and where they overlap."""
     first = 0
     for number, span in enumerate(some):
         while first < len(others) and others[first].end <= span.start:
@@ -27,7 +27,7 @@ def overlaps(some: Sequence[Span], others: Sequence[Span]) -> Iterator[tuple[int
 
 
 def sampled(span: Span, group_tokens: int, share: float) -> list[Span]:
-    """The first tokens of every ``group_tokens`` neighbours: so many that they are the share."""
+    """The first tokens of every ``group_tokens`` neighbours, enough to make up the share."""
     if share == 1:
         return [span]
     taken = math.ceil(group_tokens * share)

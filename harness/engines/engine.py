@@ -88,11 +88,11 @@ class Engine:
         keep_kv: bool = False,
         **asked: Any,
     ) -> list[Answer]:
-        """Ask all prompts at once; ``asked`` is what they say to BlendHub, unless ``each`` says it for each;
+        """Ask all prompts at once. ``asked`` is what they say to BlendHub; ``each`` has it for each prompt by itself.
 
-        ``cache_salt``, ``lora``, an adapter's directory or its name and directory, ``stop_token_ids``, each of which
-        ends an answer, the number of ``logprobs``, and ``forced``, tokens for a logits processor, go to vLLM itself.
-        ``transfer`` is what it says to other connectors.
+        Some of it goes to vLLM itself: ``cache_salt``; ``lora``, an adapter's directory, or its name and directory;
+        ``stop_token_ids``, each of which ends an answer; the number of ``logprobs``; and ``forced``, tokens for a
+        logits processor. ``transfer`` is what the prompts say to other connectors.
 
         What was aborted before it had an answer is left out. With ``keep_kv`` the KV of each prompt is copied when the
         request ends: vLLM may give its blocks to the other prompts.

@@ -93,7 +93,7 @@ class Network:
     def _namespace(self) -> str:
         """The path of a new one, which lasts until this is closed and its last process has ended."""
         made: list[int] = []
-        # Of a thread that ends then: this process stays where it is.
+        # A thread enters it and ends: this process stays where it is.
         maker = threading.Thread(target=_make_namespace, args=[made])
         maker.start()
         maker.join()

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blendhub.outcome.held_ratio import LEAST, Evidence, HeldRatio, ladder
+from blendhub.vllm.scheduler.held_ratio import LEAST, Evidence, HeldRatio, ladder
 
 TARGET = 0.98
 ALLOWED = 1 - TARGET

@@ -21,7 +21,7 @@ class Workload:
         self._full: list[list[Answer]] = []
 
     def measure(self, engine: Engine, asked: Asked) -> Outcome:
-        """Measure full prefill first. Of each case the first question is asked alone, so that its time can be taken."""
+        """Measure full prefill first. The first question of each case is asked alone, so that its time can be taken."""
         outcome = Outcome(asked.selector, asked.state, asked.ratio, workload=self.name)
         said = f"{self.name}: {asked.selector} at {asked.ratio:g}" + (f", {asked.state}" if asked.state else "")
         for number, case in enumerate(progress(self.cases, said)):

@@ -82,7 +82,7 @@ def _of_reader(questions: int) -> _Subject:
 
 
 def first_cases(cases: Iterator[RealCase], questions: int) -> list[RealCase]:
-    """As many as have so many questions; at least two: text is computed among that of another case."""
+    """Enough cases for so many questions, and at least two: each case's text is computed among that of another one."""
     chosen: list[RealCase] = []
     for case in cases:
         if len(chosen) >= 2 and sum(len(one.questions) for one in chosen) >= questions:

@@ -1,4 +1,4 @@
-"""Whose process is at the other end of a connection on loopback, as the kernel knows it."""
+"""Asks the kernel which user's process is at the other end of a connection on loopback."""
 
 import os
 import socket

@@ -50,9 +50,7 @@ class Routes:
         counters: Counters,
         reports: ReportTable,
         forget: Callable[[Forget], Awaitable[Any]],
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._clock = clock
         self._made: dict[str, _Cached] = {}
         """The pages that were made, by engine."""
         self._stats = stats
@@ -97,7 +95,7 @@ class Routes:
     def _page_json(self, asked: str) -> Page:
         engines = self._reports.engines()
         engine = asked if asked in engines else self._reports.latest_engine
-        now = self._clock()
+        now = time.monotonic()
         self._made = {name: made for name, made in self._made.items() if now < made.until}
         if engine not in self._made:
             page = {"stats": self._stats(), "engines": engines, "engine": engine}

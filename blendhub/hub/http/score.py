@@ -53,7 +53,7 @@ class Score(msgspec.Struct, frozen=True, kw_only=True):
     reused: dict[str, int]
     """The tokens that would be reused, by fate. An engine computes the last token of every prompt."""
     in_store: int = 0
-    """Those of the reused tokens that only the store has: the engine waits for them, or computes them."""
+    """The reused tokens that only the store has: the engine waits for them, or computes them."""
 
 
 class Scorer:

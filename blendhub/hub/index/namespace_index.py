@@ -248,7 +248,7 @@ class NamespaceIndex:
     def cut_at_chunks(self, matches: Iterable[Match], skip_prefix: int = 0) -> list[ChunkMatch]:
         """The matches after ``skip_prefix``, cut at chunk borders; chunks that were dropped meanwhile are left out.
 
-        So is what comes after as many pieces as one message may concern.
+        There are at most as many pieces as one message may concern.
         """
         chunk_matches: list[ChunkMatch] = []
         for match in matches:

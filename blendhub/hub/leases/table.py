@@ -17,7 +17,7 @@ class Lease:
     __slots__ = ("cost", "deadline", "engine", "id", "peer", "session")
 
     def __init__(self, id: int, session: Session, deadline: float, cost: int) -> None:
-        """``cost`` is what the lease takes of what its connection may have; see ``Leases.check``."""
+        """``cost``: how much of its connection's share the lease takes; see ``Leases.check``."""
         self.cost = cost
         self.id = id
         self.session = session.id

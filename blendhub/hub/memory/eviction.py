@@ -1,4 +1,4 @@
-"""Which chunk is evicted: S3-FIFO, with a share for blended KV, and what requests say of their chunks' worth."""
+"""Which chunk is evicted: S3-FIFO, with a share for blended KV, and with requests' wishes to keep or to drop chunks."""
 
 from collections import OrderedDict
 from collections.abc import Hashable
@@ -109,8 +109,8 @@ class S3FIFO(Generic[K]):
 
 
 class EvictionOrder:
-    """The order in which a hub evicts: first what is not worth keeping, last what is to be kept. Of the rest, blended
-    KV makes room before other KV does, once it takes more than its share.
+    """The order in which a hub evicts: first what is not worth keeping, last what is to be kept. In between, blended
+    KV goes first while it takes more than its share.
 
     Each prompt that is blended is stored anew, so that in a single order a burst of such prompts would evict the text
     that all of them reuse.

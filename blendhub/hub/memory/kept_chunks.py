@@ -1,4 +1,4 @@
-"""The chunks that requests have asked to keep: they are evicted after all others. That is no right to memory."""
+"""The chunks that requests have asked to keep: they are evicted after all others, but they are evicted."""
 
 from collections import Counter
 

@@ -95,7 +95,7 @@ class Mount(NamedTuple):
 def mount_at(place: Path) -> Mount:
     """The file system that is mounted at a directory; without type and options if the directory is no mount point."""
     mounts = [line.split() for line in Path("/proc/self/mounts").read_text().splitlines()]
-    # Of file systems that are mounted on one another, the last is visible.
+    # If several are mounted on one another, the last one is visible.
     return next(
         (Mount(fields[2], tuple(fields[3].split(","))) for fields in reversed(mounts) if fields[1] == str(place)),
         Mount("", ()),

@@ -115,7 +115,7 @@ class StoreTier:
 
     def _failed(self, doing: str, error: Exception) -> None:
         self.failures += 1
-        # The same failure has another text for each chunk, which names its file, and a cause in the system that tells.
+        # The text of one failure names the chunk's file and so differs each time; its cause in the system does not.
         kind = (doing, type(error), getattr(error.__cause__, "errno", None))
         self._warnings.warn(kind, f"the store could not {doing} a chunk: {error}", error)
 

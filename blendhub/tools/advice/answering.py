@@ -185,7 +185,7 @@ class Engine:
 
 
 def end_of(answer: str, text: str) -> int:
-    """Where in a text an answer ends that stands there as whole words; 0: nowhere."""
+    """Where an answer ends that stands in a text as whole words; 0: it does not stand there."""
     found = re.search(rf"(?<!\w){re.escape(answer.strip())}(?!\w)", text, re.IGNORECASE)
     return found.end() if found else 0
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from blendhub.core.bounded import put_last
 from blendhub.core.spans import Match
 
 SLACK = 32
@@ -15,19 +16,17 @@ class Edits:
         self.prompts = 0
         """The prompts that go on behind an edit."""
         self.behind = 0
-        """Their tokens from the first one that is not as it was, to the last one that was seen before."""
+        """Their tokens from the first one that has changed, to the last one that was seen before."""
         self.moved = 0
-        """Those of these tokens that the hub reuses; a prefix cache reuses none of them."""
+        """The number of these tokens that the hub reuses; a prefix cache reuses none of them."""
         self._lengths: dict[str, int] = {}
         """The length of the last prompt of each conversation; the one that was silent longest comes first."""
         self._most = most
 
     def add(self, conversation: str, n_tokens: int, prefix: int, matches: Sequence[Match]) -> None:
         """A prompt of which a prefix cache reuses the first ``prefix`` tokens, and the hub these matches."""
-        before = self._lengths.pop(conversation, 0)
-        self._lengths[conversation] = n_tokens
-        if len(self._lengths) > self._most:
-            del self._lengths[next(iter(self._lengths))]
+        before = self._lengths.get(conversation, 0)
+        put_last(self._lengths, conversation, n_tokens, self._most)
         behind = [match.span for match in matches if match.span.end > prefix]
         if prefix + SLACK >= before or not behind:
             return

@@ -83,8 +83,7 @@ class LRU:
         self._longest_unused_first[key] = None
 
     def touch(self, key: SimulatedChunk) -> None:
-        if key not in self._held:
-            self._longest_unused_first.move_to_end(key)
+        """The chunk is held: it counts as used when it is released."""
 
     def hold(self, key: SimulatedChunk) -> None:
         del self._longest_unused_first[key]

@@ -132,7 +132,7 @@ def _overlap(one: ReusedText, other: ReusedText) -> bool:
 
 
 def name_of(content: bytes) -> str:
-    """A short name for a text: the same wherever it is seen, and it tells nothing of what it says."""
+    """A short name for a text: always the same name for one text, and it tells nothing about the content."""
     return blake2b(content, digest_size=4).hexdigest()
 
 

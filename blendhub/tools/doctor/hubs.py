@@ -25,7 +25,7 @@ LAYOUT = KVLayout(layers=4, kv_heads=4, key_dim=64, value_dim=64, dtype="float16
 SPACE = Namespace(model="blendhub doctor", layout=LAYOUT)
 N_CHUNKS = 16
 ARENA_BYTES = int(1.5 * N_CHUNKS * SPACE.slot_bytes)
-"""More than what is stored."""
+"""Half as much again as the chunks that are stored."""
 
 TIMEOUT_S = 5.0
 

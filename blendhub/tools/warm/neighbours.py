@@ -33,7 +33,8 @@ def neighbours(documents: Sequence[Document]) -> list[int | None]:
 def _similar(documents: Sequence[Document]) -> Iterator[int | None]:
     """For each document the earlier one with the most shared rare words, where a rarer word counts more.
 
-    Of equals the latest; so it is with a document that shares no rare word. The first one has the second.
+    Among equals the latest one counts; for a document that shares no rare word, that is the one before it. The first
+    document gets the second.
     """
     n_documents: Counter[str] = Counter()
     owners: dict[str, list[int]] = {}

@@ -11,9 +11,9 @@ R = TypeVar("R")
 
 FIRST, MOST = 8, 256
 ROUNDS = 3
-"""So many times the requests at a time are answered before their rate is judged."""
+"""The rate is judged after this many times the number of requests at a time."""
 FASTER = 1.1
-"""Twice as many requests at a time stay if they bring so many times the tokens a second."""
+"""A doubled number of requests at a time is kept if it brings at least this many times the tokens a second."""
 
 
 class Pace:
@@ -28,7 +28,7 @@ class Pace:
         self._restart()
 
     def computed(self, tokens: int) -> None:
-        """A request is answered for which the server has computed so many tokens."""
+        """A request is answered; the server has computed so many tokens for it."""
         with self._lock:
             self._answers += 1
             self._tokens += tokens

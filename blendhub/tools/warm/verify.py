@@ -42,7 +42,7 @@ class Agreement(NamedTuple):
 def verify(
     warming: Warming, prompts: Prompts, documents: Sequence[Document], blends: int, advance: Callable[[], object]
 ) -> Agreement:
-    """Audit so many blends, or as many as there are before a stop. The same corpus gives the same prompts."""
+    """Audit so many blends, or fewer if the work is stopped. One corpus always gives the same prompts."""
     rng = random.Random(len(documents))
     ready = [number for number, parts in enumerate(warming.parts) if parts]
     agreed = audits = others = 0

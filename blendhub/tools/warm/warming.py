@@ -50,7 +50,7 @@ class Tally(msgspec.Struct):
     warm: int = 0
     """Contexts that were stored already."""
     long: int = 0
-    """Documents of which a prompt does not hold two."""
+    """Documents that are too long for two of them in a prompt."""
     failed: BrokenLines = msgspec.field(default_factory=BrokenLines)
 
 
@@ -207,5 +207,5 @@ class Warming:
 
 
 def _is_computed(answer: Completion, context: Context) -> bool:
-    """Whether the server computed the part itself: of what is stored, it computes the rest of a block at the end."""
+    """Whether the server computed the part itself. Of a stored one it computes only the rest of a block at its end."""
     return answer.computed_tokens > len(context.part.tokens) // 2

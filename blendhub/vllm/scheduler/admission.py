@@ -9,10 +9,10 @@ from vllm.config import VllmConfig
 from vllm.lora.request import LoRARequest
 from vllm.v1.request import Request
 
+from blendhub.core.bounded import put_last
 from blendhub.core.errors import InvalidInput, OptionError
 from blendhub.core.layout import Namespace, Variant
 from blendhub.outcome.reasons import Why
-from blendhub.vllm.bounded import put_last
 from blendhub.vllm.decision import Refusal
 from blendhub.vllm.messages import Adapter, LoadedAdapter
 from blendhub.vllm.model_support import ModelSupport
@@ -158,7 +158,7 @@ class Adapters:
         self._weights: dict[str, str] = {}
         """The last weights of each name, in the order in which they were loaded."""
         self._replaced: dict[str, None] = {}
-        """The names that got other weights, in that order. Of names that were loaded too long ago nothing is known."""
+        """The names that got other weights, in that order. Names that were loaded too long ago are forgotten."""
 
     def report(self, adapters: Mapping[int, Mapping[int, LoadedAdapter]]) -> None:
         """Take note of all adapters that these ranks have loaded now."""

@@ -13,9 +13,9 @@ from vllm.v1.request import Request
 from blendhub.client.hub_client import HubClient
 from blendhub.client.wire import MOST_AUDITS
 from blendhub.outcome.agreement import wilson
-from blendhub.outcome.held_ratio import HeldRatio, ladder
 from blendhub.outcome.report import AuditOutcome
 from blendhub.vllm.hub_executor import RunCall
+from blendhub.vllm.scheduler.held_ratio import HeldRatio, ladder
 from blendhub.vllm.scheduler.request_state import RequestState
 from blendhub.vllm.settings import Settings
 from blendhub.vllm.watching.stats import AuditRecord

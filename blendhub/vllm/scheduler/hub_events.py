@@ -83,5 +83,5 @@ def _removed(numbers: Sequence[int]) -> KVCacheEvent:
 
 
 def _known(kind: type[KVCacheEvent], fields: dict[str, Any]) -> dict[str, Any]:
-    """Those fields that this version of vLLM has."""
+    """The fields that this version of vLLM has."""
     return {name: value for name, value in fields.items() if name in kind.__struct_fields__}

@@ -70,7 +70,7 @@ class Turns:
             self._begun += state.left_to_engine
 
     def budget(self, scheduled: int) -> int:
-        """How many tokens may be recomputed in a step in which vLLM computes so many."""
+        """How many tokens may be recomputed in a step in which vLLM computes ``scheduled`` tokens."""
         return min(max(self._engine_tokens - scheduled, self._least), self._most)
 
     def pace(self) -> Pace:
@@ -89,7 +89,7 @@ class Turns:
         self._blending.pop(request.request_id, None)
 
     def must_wait(self, request: Request, n_tokens: int) -> bool:
-        """Whether a request must wait of which vLLM would compute so many tokens."""
+        """Whether a request must wait for which vLLM would compute ``n_tokens`` tokens."""
         if self._waiting() + n_tokens <= self._engine_tokens:
             return False  # vLLM computes it in one step
         now = time.monotonic()

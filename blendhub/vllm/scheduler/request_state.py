@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from blendhub.vllm.scheduler.lookups import PendingLookup
 
 MOST_TAKES = 8
-"""How often a request may wait for a later step, in which vLLM looks into its cache for what others have blended."""
+"""How often a request may wait for a later step, so that vLLM looks into its cache for what others have blended."""
 
 
 class Stage(Enum):
@@ -59,7 +59,7 @@ class RequestState:
         self.found: Found | None = None
         """The answer to the last lookup. It outlives the lease: what is stored need not be stored again."""
         self.choice: Choice | None = None
-        """What is being loaded, or was loaded, of what was found, and why no more."""
+        """The part of ``found`` that is being loaded, or was loaded, and why it is no more."""
         self.result: LoadResult | None = None
         self.refusal: Refusal | None = None
         """Why nothing is reused."""
@@ -89,7 +89,7 @@ class RequestState:
         """``first_approximate`` of what vLLM's own cache had, and of earlier loads: a preempted request may keep
         blended blocks."""
         self._generation_before = 0
-        """``generation`` of the same."""
+        """The ``generation`` of that KV."""
         end = text_end(request)
         self.has_media = end is not None
         """Whether the prompt has images, sound or video."""

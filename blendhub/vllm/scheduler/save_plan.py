@@ -82,7 +82,7 @@ class SavePlan:
         self._reserve = reserve
         self._min_tokens = min_tokens
         self._answer_end = 0
-        """The end of what is planned of the answer."""
+        """The position up to which saves of the answer are planned."""
 
     def blend(self, span: Span, settled: Sequence[Span]) -> None:
         """Store blended KV, and what stands between, from the first token on that ``settled``, ascending, lacks."""

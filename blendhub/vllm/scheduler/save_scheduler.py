@@ -57,7 +57,7 @@ class SaveScheduler:
         self._tables = tables
         self._speculates = speculates
         self._piece_tokens = 0
-        """Where vLLM frees blocks that have left a window: an answer is stored in pieces of so many tokens, before."""
+        """vLLM frees blocks that have left a window, so answers are stored before that, in pieces of so many tokens."""
         if tables.shortest_window:
             self._piece_tokens = max(1, min(admission.namespace.layout.chunk_tokens, tables.shortest_window // 2))
         self._failures: SimpleQueue[BaseException] = SimpleQueue()
@@ -224,7 +224,7 @@ class SaveScheduler:
         is_known = reached <= vllms.num_prompt_tokens or not self._speculates
         if reached % every == 0 and is_known:
             saves.due_state = reached
-        # Of a token that was sampled a moment ago, the scheduler may not know yet which it is.
+        # The scheduler may not know yet which token was sampled a moment ago.
         is_due = 0 < saves.due_state <= vllms.num_tokens
         if is_due:
             saves.states.add_state(saves.due_state)
@@ -324,7 +324,7 @@ class SaveScheduler:
         # What earlier requests blended is no text that could be moved.
         settled = [span for span in (request.settled_span, request.brought) if span]
         if self._piece_tokens and request.engine_tokens:
-            # Of what vLLM itself has cached, it has only the last blocks in windows.
+            # vLLM's own cache has only the last blocks of a window.
             stored.append(Span(0, request.engine_tokens))
         plan = SavePlan(partial(self._reserve, request), self._min_saved_tokens)
         if request.blended and self._arena.stores_blended:

@@ -10,8 +10,8 @@ from opentelemetry import trace
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 from opentelemetry.trace import SpanContext
 
+from blendhub.core.bounded import put_last
 from blendhub.outcome.request_names import names_of
-from blendhub.vllm.bounded import put_last
 from blendhub.vllm.watching.stats import Timed
 
 REQUEST, REQUEST_ID = "llm_request", "gen_ai.request.id"

@@ -112,7 +112,7 @@ class LayerCopies:
 
 
 def state_block(n_tokens: int, block_size: int) -> int:
-    """The number of the block, of a request's, that holds the state behind so many tokens."""
+    """Which of a request's blocks holds the state behind so many tokens."""
     return (n_tokens - 1) // block_size
 
 

@@ -69,7 +69,7 @@ class AscendRuntime(Runtime):
             self.launch(stream, _copy_at_once, pairs)
         else:
             super().copy(stream, pairs)
-        # That kernels of a stream wait for the stream's earlier copies has been doubted; an event makes it sure.
+        # Whether kernels of a stream wait for its earlier copies has been doubted; an event makes them wait.
         stream.wait_event(self.record_event(stream))
 
     def _copies_run_beside_the_host(self, arena: Arena) -> bool:

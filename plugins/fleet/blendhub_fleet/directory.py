@@ -31,7 +31,7 @@ _AWAY = {errno.ESTALE, errno.ENOTCONN, errno.ETIMEDOUT, errno.EHOSTDOWN, errno.E
 
 
 class DirectoryBytes(ByteStore):
-    """A file for each key. A file that somebody removes, or puts something else in place of, is a miss.
+    """A file for each key. A file that somebody has removed or replaced is a miss.
 
     A mount may hang for ever, and with it a thread that reads there. So threads read into private memory, and
     what they read goes into the arena only while the call is waited for.

@@ -80,7 +80,7 @@ class Watched:
 
     def _begin(self, one: WatchedWork[Any]) -> None:
         with self._changed:
-            # Where all hang no caller waits for its turn: the place is away.
+            # If all of them hang, no caller waits for its turn: the place is away.
             self._changed.wait_for(
                 lambda: len(self._under_way) < AT_ONCE or self._under_way <= self._left, self._silence_s
             )

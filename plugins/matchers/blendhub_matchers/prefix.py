@@ -37,7 +37,7 @@ class PrefixMatcher(TrackedMatcher):
         self._most = node_tokens
         self._root = Node(None, 0, np.empty(0, np.uint32))
         self._deepest: dict[int, Node] = {}
-        """For each run, the last node of which it holds anything."""
+        """For each run, the last node that it holds tokens of."""
         self._n_nodes = self._n_tokens = 0
 
     @property

@@ -73,7 +73,7 @@ class Node:
             self._choose_others([Span(max(held.start, span.start), min(held.end, span.end)) for held in lost])
 
     def take(self, spans: Iterable[Held], chosen: Iterable[Held]) -> None:
-        """Hold what another node held that this one now stands for; what it names lies behind what is held here."""
+        """Hold what another node held for tokens that are now this node's. They come behind those held here."""
         for held in spans:
             of_run = self.stored.setdefault(held.run, [])
             of_run.append(held)

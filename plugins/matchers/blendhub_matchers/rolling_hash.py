@@ -76,7 +76,7 @@ FIRST_PAGES = 128
 FIRST_PLACES = 256
 FIRST_RUNS = 16
 BOXED_INT = 32
-"""Bytes of a Python int, of which the dictionary of runs holds two for each."""
+"""Bytes of a Python int: the dictionary of runs holds two of them for each run."""
 
 
 class RollingHashMatcher(Matcher):

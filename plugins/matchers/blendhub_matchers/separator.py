@@ -16,7 +16,7 @@ from blendhub_matchers.options import SeparatorOptions
 
 SEGMENT_BYTES = 450
 MOST_COMPARED = 16
-"""The most owners of a segment, the newest, of which the one of the lowest generation is taken."""
+"""How many of a segment's owners are compared, the newest ones; the one of the lowest generation is taken."""
 OWNER_BYTES = 350
 """What CPython holds for a segment beyond its tokens, and for each of its owners, measured."""
 

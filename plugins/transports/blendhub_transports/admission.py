@@ -28,7 +28,7 @@ ENOUGH_FILES = 2**16 - 1
 """The limit of open files that a process gets, where allowed. A higher limit slows programs that close all others."""
 
 MOST_SPARE = 2**11
-"""Descriptors that connections leave free for files and other sockets: so many, or half of them."""
+"""Descriptors that connections leave free for files and other sockets; half of all, if that is less."""
 
 LINE_EVERY_S = 30.0
 
@@ -44,7 +44,7 @@ class ConnectionLimit:
         self._ceiling = self._max_files - min(MOST_SPARE, self._max_files // 2)
         self._open: set[int] = set()
         self._silent: dict[int, str] = {}
-        """Those that have sent no request, the oldest first, and which client each is of."""
+        """The connections that have sent no request, the oldest first, each with its client."""
         self._next_line = 0.0
         self._unsaid = 0
 

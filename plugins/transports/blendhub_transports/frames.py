@@ -145,7 +145,7 @@ def send(socket: "zmq.Socket[bytes]", frame: bytes, payload: Sequence[Buffer]) -
 
 
 def receive(socket: "zmq.Socket[bytes]", most: int = sys.maxsize) -> tuple[zmq.Frame, list[memoryview]]:
-    """The next frame, and the payload behind it, of which one frame more than ``most`` is kept at most.
+    """The next frame, and the payload behind it. At most one payload frame more than ``most`` is kept.
 
     Frames are not copied; such a frame also knows whether another one follows.
     """

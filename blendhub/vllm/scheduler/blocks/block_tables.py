@@ -22,7 +22,7 @@ class Window(NamedTuple):
 
     size: int
     is_chunk: bool = False
-    """Whether they begin with the token's own chunk of so many (Llama 4), and not so many before the token."""
+    """Whether they begin with the token's own chunk of ``size`` tokens (Llama 4), not ``size`` tokens before it."""
 
     def begin(self, position: int) -> int:
         """The first token that the one at ``position`` attends to."""
@@ -35,13 +35,11 @@ class BlockTables(NamedTuple):
     windows: tuple[Window | None, ...]
     """The window that blocks of each table leave, so that vLLM frees them; None: it frees none."""
     of_states: tuple[int, ...] = ()
-    """The numbers of the tables of recurrent layers, of which a block holds the state behind its last token, or none.
-    """
+    """The numbers of the tables of recurrent layers: a block holds the state behind its last token, or none."""
 
     @property
     def shortest_window(self) -> int | None:
-        """How many tokens back the nearest token is whose block vLLM may have freed; None: it frees none of a request
-        that runs."""
+        """The size of the smallest window, before which vLLM frees blocks of running requests; None: it frees none."""
         return min((window.size for window in self.windows if window), default=None)
 
     @property

@@ -51,7 +51,7 @@ class RequestBlocks:
 
     @property
     def hash_block_size(self) -> int | None:
-        """The tokens of which each block hash is made; None if that cannot be asked."""
+        """The number of tokens that each block hash stands for; None if that cannot be asked."""
         return self._manager.block_pool.hash_block_size if self._manager else None
 
     def cached_blocks(self, hashes: Sequence[BlockHash], most: int) -> Sequence[Sequence[KVCacheBlock]]:
@@ -61,7 +61,7 @@ class RequestBlocks:
         return hit[0]
 
     def cached_tokens(self, hashes: Sequence[BlockHash], most: int) -> int | None:
-        """How many tokens vLLM's prefix cache has under these hashes, at most so many; None: that cannot be asked."""
+        """How many tokens, up to ``most``, vLLM's prefix cache has under these hashes; None if that cannot be asked."""
         return self._manager.coordinator.find_longest_cache_hit(list(hashes), most)[1] if self._manager else None
 
     def allocated(self, request: str, tables: Tables) -> None:

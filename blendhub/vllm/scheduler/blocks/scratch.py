@@ -36,7 +36,7 @@ def lost_blocks(size: int, window: Window | None, start: int, end: int) -> Lost:
     """What a table lacks of the tokens that the tokens ``[start, end)`` attend to. ``start`` begins a block."""
     if window is None:
         return Lost(range(0), range(0))
-    # As vLLM counts: the blocks whose tokens the one at ``end`` does not attend to.
+    # vLLM drops the blocks whose tokens the token at ``end`` does not attend to.
     n_dropped, first = window.begin(end) // size, window.begin(start) // size
     border = min(start // size, n_dropped)
     return Lost(range(min(first, border), border), range(border, n_dropped))
@@ -161,7 +161,7 @@ class Scratch:
         return pool is None or pool.get_num_free_blocks() < LEAST_FREE * pool.num_gpu_blocks
 
     def _needed(self, start: int, n_tokens: int) -> int:
-        """About how many blocks vLLM allocates for a request of so many tokens, of which it has the first."""
+        """About how many blocks vLLM allocates for a request of ``n_tokens``, if it has those before ``start``."""
         return sum(
             min(-(-n_tokens // size) - start // size, -(-window.size // size) + 1 if window else n_tokens)
             for size, window in zip(self._tables.block_sizes, self._tables.windows, strict=True)
