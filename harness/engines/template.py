@@ -73,6 +73,7 @@ def main(address: str) -> None:
         line.send(RuntimeError(f"{type(error).__name__}: {error}"))
         raise
     host.load_numba()
+    look_at_models_here()
     # Each engine would look through all of it, and get its own copy of what it touches.
     gc.collect()
     gc.freeze()
@@ -94,6 +95,18 @@ def import_if_there(module: str) -> None:
         package, _, inside = (error.name or "").partition(".")
         if inside and package not in OTHERS:
             raise
+
+
+def look_at_models_here() -> None:
+    """Have vLLM import the class of a model in the engine's process, which needs it anyway.
+
+    It would start another interpreter for each class that it has not seen before, so that this one initializes no CUDA.
+    """
+    import torch
+
+    if torch.version.cuda is None:
+        registry: Any = importlib.import_module("vllm.model_executor.models.registry")
+        registry._run_in_subprocess = lambda look: look()
 
 
 def _run(log: str, address: str) -> None:

@@ -30,12 +30,9 @@ ATTENDED: dict[str, Any] = {"selector": {"name": "attended", "options": {"layers
 TOLERANCE = 1e-3
 """The tolerance of log-probabilities that were computed in another order: see ``disagreement``."""
 
-FROM_HERE: dict[str, Any] = {"environment": {"PYTHONPATH": str(Path(__file__).parents[2])}}
-"""An engine that imports what stands beside the tests."""
-
 ON_THE_SECOND_RUNNER: dict[str, Any] = {
     "prepare": ["tests.vllm.gpu_stand_ins"],
-    "environment": {"PYTHONPATH": str(Path(__file__).parents[2]), "VLLM_USE_V2_MODEL_RUNNER": "1"},
+    "environment": {"VLLM_USE_V2_MODEL_RUNNER": "1"},
 }
 """vLLM's model runner V2, which is the usual one on GPUs."""
 
@@ -64,4 +61,13 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def plain(model: Path) -> Iterator[Engine]:
     """vLLM without BlendHub."""
     with Engine(model) as engine:
+        yield engine
+
+
+@pytest.fixture
+def engine() -> Iterator[Any]:
+    """The scheduler side of an engine whose vLLM is played; files with real engines have another of this name."""
+    from tests.vllm.played_engine import played_engine
+
+    with played_engine() as engine:
         yield engine

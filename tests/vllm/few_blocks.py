@@ -5,6 +5,9 @@ from typing import Any
 from blendhub.vllm.scheduler.blocks import scratch
 
 
-def lend_few():
+def lend(share: float) -> float:
+    """Lend at most this share of an engine's blocks, in its process; the share that was lent before."""
     module: Any = scratch
-    module.MOST_BORROWED = 0.001
+    before: float = module.MOST_BORROWED
+    module.MOST_BORROWED = share
+    return before

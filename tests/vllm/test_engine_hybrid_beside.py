@@ -9,7 +9,7 @@ import pytest
 
 from harness.engines import Engine, disagreement
 from harness.engines.shapes import GEMMA3, GPT_OSS, LFM2
-from tests.vllm.conftest import FROM_HERE, TOLERANCE
+from tests.vllm.conftest import TOLERANCE
 from tests.vllm.test_engine_hybrid import capacity
 from tests.vllm.test_engine_other_connectors import OFFLOADING, OURS, SIMPLE, beside, two_connectors
 
@@ -19,15 +19,27 @@ ALONE = {"mode": "off", "store": False}
 """What a request says of which BlendHub reuses and stores nothing."""
 
 
-@pytest.fixture
-def start(tmp_path):
+@pytest.fixture(scope="module")
+def start(tmp_path_factory):
     def started(shape, **options):
-        (tmp_path / "config.json").write_text(json.dumps(shape))
+        path = tmp_path_factory.mktemp(shape["model_type"])
+        (path / "config.json").write_text(json.dumps(shape))
         arrange = ["tests.vllm.offloading_on_cpus:without_cuda_and_wide"]
         common = {"load_format": "dummy", "seed": 7, "disable_hybrid_kv_cache_manager": False}
-        return Engine(tmp_path, arrange=arrange, **{**common, **options}, **FROM_HERE)
+        return Engine(path, arrange=arrange, **{**common, **options})
 
     return started
+
+
+@pytest.fixture(scope="module", params=[GEMMA3, GPT_OSS], ids=["gemma3", "gpt_oss"])
+def shape(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def plain(start, shape):
+    with start(shape) as plain:
+        yield plain
 
 
 def failures(engine):
@@ -35,18 +47,14 @@ def failures(engine):
 
 
 @pytest.mark.parametrize("other", [OFFLOADING, SIMPLE], ids=["offloading", "simple"])
-@pytest.mark.parametrize("shape", [GEMMA3, GPT_OSS], ids=["gemma3", "gpt_oss"])
 def test_text_is_moved_before_a_connector_that_offloads_and_none_of_it_is_offloaded_as_exact(
-    shape, other, start, texts
+    shape, plain, other, start, texts
 ):
     document, lead, question = texts.new(700), texts.new(130), texts.new(60)
     blended, goes_on = [*lead, *document, *question], [*document, *texts.new(90)]
-    with start(shape) as plain:
-        expected = {name: plain.one(asked, tokens=40) for name, asked in [("blended", blended), ("on", goes_on)]}
-        plain.forget()
-        capacity_of_plain = capacity(plain)
+    expected = {name: plain.one(asked, tokens=40) for name, asked in [("blended", blended), ("on", goes_on)]}
     with start(shape, **beside(OURS, other)) as engine:
-        assert capacity(engine) == capacity_of_plain and "text is reused anywhere" in engine.log
+        assert capacity(engine) == capacity(plain) and "text is reused anywhere" in engine.log
         for text in (document, lead):
             engine.one(text, tokens=4)
             engine.forget()
@@ -71,15 +79,13 @@ def test_text_is_moved_before_a_connector_that_offloads_and_none_of_it_is_offloa
 
 
 @pytest.mark.parametrize("other", [OFFLOADING, SIMPLE], ids=["offloading", "simple"])
-@pytest.mark.parametrize("shape", [GEMMA3, GPT_OSS], ids=["gemma3", "gpt_oss"])
 def test_behind_such_a_connector_exact_text_alone_is_reused_and_what_it_loads_is_not_stored_with_gaps(
-    shape, other, start, texts
+    shape, plain, other, start, texts
 ):
     """It loads the last window of a prefix, and BlendHub stores what vLLM computes behind that."""
     document, question, rest = texts.new(700), texts.new(150), texts.new(30)
     goes_on, moved = [*document, *question], [*texts.new(90), *document]
-    with start(shape) as plain:
-        expected = [plain.one(asked, tokens=40) for asked in (goes_on, moved, [*goes_on, *rest])]
+    expected = [plain.one(asked, tokens=40) for asked in (goes_on, moved, [*goes_on, *rest])]
     with start(shape, **beside(other, OURS)) as engine:
         assert "name BlendHubConnector before it in connectors" in engine.log
         engine.one(document, tokens=4, store=False)

@@ -8,7 +8,7 @@ import pytest
 
 from harness.engines import Engine, disagreement
 from harness.engines.shapes import DEEPSEEK
-from tests.vllm.conftest import FROM_HERE, PROBING, SETTINGS, TOLERANCE
+from tests.vllm.conftest import PROBING, SETTINGS, TOLERANCE
 from tests.vllm.test_engine_hybrid import capacity, served
 
 pytestmark = [
@@ -32,7 +32,7 @@ def start(tmp_path):
 
     def started(settings=SETTINGS, install="install", **others):
         windows = [f"tests.vllm.windowed_latents:{install}"]
-        return Engine(tmp_path, settings, arrange=windows, **options, **others, **FROM_HERE)
+        return Engine(tmp_path, settings, arrange=windows, **options, **others)
 
     return started
 

@@ -8,7 +8,7 @@ import pytest
 from harness.engines import Engine, largest_difference
 from harness.engines.shapes import DEEPSEEK, GEMMA3, LLAMA, OPT
 from harness.engines.tiny_model import make_tiny_model
-from tests.vllm.conftest import FROM_HERE, PROBING, SETTINGS
+from tests.vllm.conftest import PROBING, SETTINGS
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -68,7 +68,7 @@ def test_a_model_that_learned_its_positions_reuses_exact_prefixes_only(start, te
 def test_a_backend_that_makes_no_metadata_for_blendhub_reuses_exact_prefixes_only(start, texts):
     """No forward is needed to find out where the latent lies."""
     document = texts.new(300)
-    with start(DEEPSEEK, arrange=["tests.vllm.failing_builders:fail"], **FROM_HERE) as engine:
+    with start(DEEPSEEK, arrange=["tests.vllm.failing_builders:fail"]) as engine:
         assert "builder failed: ValueError: there is one workspace only; exact prefixes are reused" in engine.log
         engine.one(document)
         engine.forget()

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from harness.engines import Engine, disagreement
-from tests.vllm.conftest import FROM_HERE, SETTINGS, TOLERANCE
+from tests.vllm.conftest import SETTINGS, TOLERANCE
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -78,7 +78,7 @@ def test_what_is_blended_is_never_offloaded_under_the_hash_of_its_text(model, pl
     first, lead, question = texts.new(330), texts.new(130), texts.new(60)
     blended = [*lead, *first, *question]
     arrange = ["tests.vllm.offloading_on_cpus:without_cuda"]
-    with Engine(model, arrange=arrange, **FROM_HERE, **beside(OURS, other)) as engine:
+    with Engine(model, arrange=arrange, **beside(OURS, other)) as engine:
         # SimpleCPUOffloadConnector offloads what earlier steps have computed.
         engine.one(first, tokens=4)
         engine.one(lead, tokens=4)
@@ -103,7 +103,7 @@ def test_what_is_blended_is_never_offloaded_under_the_hash_of_its_text(model, pl
 
 def test_text_is_not_moved_behind_a_connector_that_keeps_hashes(model, texts):
     first = texts.new(330)
-    with Engine(model, **FROM_HERE, **beside(OFFLOADING, OURS)) as engine:
+    with Engine(model, **beside(OFFLOADING, OURS)) as engine:
         engine.one(first)
         engine.forget()
         assert engine.one([*texts.new(90), *first, *texts.new(60)]).report["moved_tokens"] == 0
@@ -128,7 +128,7 @@ def test_one_engine_blends_and_another_answers_and_takes_nothing_of_it_for_exact
     connectors = [OURS, played_nixl(tmp_path)]
     both = beside(*(connectors if is_first else connectors[::-1]))
     given = {}
-    with Engine(model, **FROM_HERE, **both) as prefill:
+    with Engine(model, **both) as prefill:
         assert "played NIXL has heard 1 handshakes" in prefill.log
         prefill.one(first)
         prefill.forget()
@@ -139,7 +139,7 @@ def test_one_engine_blends_and_another_answers_and_takes_nothing_of_it_for_exact
         exact = given["blended"].report["approximate_from"]
         assert 130 <= exact < 200
         assert "approximate_from" not in given["computed"].report
-    with Engine(model, **FROM_HERE, **both) as decode:
+    with Engine(model, **both) as decode:
         for name, prompt in [("blended", blended), ("computed", computed)]:
             answer = decode.one(prompt, tokens=4, transfer=given[name].transfer)
             assert "another connector loads it" in answer.report["reason"]

@@ -8,7 +8,7 @@ import pytest
 
 from harness.engines import Engine
 from harness.engines.tiny_model import make_tiny_model
-from tests.vllm.conftest import FROM_HERE, SETTINGS
+from tests.vllm.conftest import SETTINGS
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -99,7 +99,7 @@ def expected(model, prompts):
 
 def speculating(model, speculation):
     arrange = ["tests.vllm.drafts:count_drafts"]
-    return Engine(model, SETTINGS, arrange=arrange, async_scheduling=False, speculative_config=speculation, **FROM_HERE)
+    return Engine(model, SETTINGS, arrange=arrange, async_scheduling=False, speculative_config=speculation)
 
 
 @pytest.mark.parametrize("method", ["ngram", "suffix", "eagle", "eagle3", "eagle of another shape"])

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from harness.engines import Engine
-from tests.vllm.conftest import FROM_HERE, SETTINGS
+from tests.vllm.conftest import SETTINGS
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 HERE = "tests.vllm.exported_spans"
@@ -17,7 +17,7 @@ MICROSECOND = 1_000
 def engine(model):
     # Nobody listens there; the spans are kept in the engine's process, too.
     options: dict[str, Any] = {"otlp_traces_endpoint": "http://127.0.0.1:9", "disable_log_stats": False}
-    with Engine(model, SETTINGS, **FROM_HERE, **options) as engine:
+    with Engine(model, SETTINGS, **options) as engine:
         engine.call("inside", f"{HERE}:keep")
         yield engine
 
@@ -58,7 +58,7 @@ def test_the_phases_of_a_request_are_children_of_its_span(engine, texts):
 
 
 def test_without_traces_nothing_is_imported_and_nothing_timed_for_them(model, texts):
-    with Engine(model, SETTINGS, **FROM_HERE, disable_log_stats=False) as engine:
+    with Engine(model, SETTINGS, disable_log_stats=False) as engine:
         document = texts.new(400)
         engine.one(document)
         engine.one([*texts.new(40), *document, *texts.new(9)])
