@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-QUIETLY = [f"-pno:{plugin}" for plugin in ("terminal", "cacheprovider", "xdist", "faulthandler")]
+QUIETLY = [f"-pno:{plugin}" for plugin in ("terminal", "cacheprovider", "xdist", "faulthandler", "unraisableexception")]
+"""The last of them looks twice for garbage in all that the process around has imported, which takes a second."""
 
 
 def passes(module: str, fault: str, test: str, folder: Path) -> bool:

@@ -276,6 +276,7 @@ def test_pages_are_short():
     assert {name: n for name, n in lengths.items() if n >= LONGEST_PAGE} == {}
 
 
+@pytest.mark.slow
 def test_the_site_has_every_page_and_no_link_or_anchor_that_leads_nowhere(tmp_path):
     pytest.importorskip("mkdocs", reason="mkdocs-material builds the site; `make setup` installs it")
     command = [sys.executable, "-m", "mkdocs", "build", "--site-dir", str(tmp_path / "site")]
@@ -288,6 +289,7 @@ def test_the_site_has_every_page_and_no_link_or_anchor_that_leads_nowhere(tmp_pa
 EXAMPLES = [(page, code) for page in PAGES for code in re.findall(r"```python\n(.*?)```", read(page), re.S)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page, code", EXAMPLES, ids=ids_of([page for page, _ in EXAMPLES]))
 def test_examples_run(page, code, tmp_path):
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 SOCKETS, STORES, LEFTOVERS = (["--only", name] for name in ("sockets", "stores", "leftovers"))
 
 
@@ -145,7 +147,6 @@ sys.stdin.read()
 """
 
 
-@pytest.mark.slow
 @pytest.mark.alone
 def test_shared_memory_that_a_killed_hub_left_is_freed(doctor):
     hub = subprocess.Popen([sys.executable, "-c", KILLED], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)

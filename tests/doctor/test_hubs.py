@@ -19,17 +19,17 @@ from blendhub.core.layout import KVLayout, Namespace
 from blendhub.core.spans import Span
 from tests.hub.processes import HubProcess
 
+pytestmark = pytest.mark.slow
+
 SELF_TEST = ["--only", "self-test"]
 LAYOUT = KVLayout(layers=1, kv_heads=8, key_dim=64, value_dim=64, dtype="float16", chunk_tokens=256)
 
 
-@pytest.mark.slow
 def test_a_hub_stores_and_gives_back(doctor, shm):
     report = doctor(*SELF_TEST, within=shm("size=1g"))
     assert "a hub stored 4,096 tokens and gave them back" in report.findings[0]["sentence"]
 
 
-@pytest.mark.slow
 def test_no_room_for_a_hub_is_mended(doctor, shm):
     found = doctor.mends(*SELF_TEST, within=shm("size=8m"))
     assert found["verdict"] == "fail" and "no room for an arena" in found["sentence"]
@@ -39,19 +39,17 @@ def endpoint(where: str, *more: str) -> list[str]:
     return ["--only", "endpoint", "--endpoint", where, *more]
 
 
-@pytest.mark.slow
 def test_an_endpoint_without_a_hub_fails(doctor):
-    """Where nothing listens, where a configuration of vLLM names it, and where something else listens."""
+    """Where nothing listens, and where something else listens, and a configuration of vLLM names it."""
     where = f"ipc://{doctor.home}/hub.sock"
     found = doctor(*endpoint(where)).only("fail")
     assert "no hub answers at ipc://~/hub.sock" in found["sentence"]
     assert found["command"] == "blendhub serve --endpoint ipc://~/hub.sock"
     flag = json.dumps({"kv_connector_extra_config": {"blendhub": {"endpoint": where}}})
-    assert "no hub answers" in doctor("--only", "endpoint", "--config", flag).only("fail")["sentence"]
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(f"{doctor.home}/hub.sock")
         server.listen()
-        assert "no hub answers" in doctor(*endpoint(where)).only("fail")["sentence"]
+        assert "no hub answers" in doctor("--only", "endpoint", "--config", flag).only("fail")["sentence"]
 
 
 class Newer(Service):
@@ -89,7 +87,6 @@ def hub(doctor):
     running.kill()
 
 
-@pytest.mark.slow
 def test_a_running_hub_is_reached_and_its_arena_mapped(doctor, hub, shm):
     first, second = doctor(*endpoint(hub.endpoint)).findings
     assert first["verdict"] == second["verdict"] == "ok"
@@ -98,7 +95,6 @@ def test_a_running_hub_is_reached_and_its_arena_mapped(doctor, hub, shm):
     assert "engines here cannot use its arena" in found["sentence"]
 
 
-@pytest.mark.slow
 def test_a_hub_that_loses_kv_for_want_of_memory_is_a_warning(doctor, hub):
     with HubClient(hub.endpoint) as client:
         client.register("an-engine", Namespace(model="m", layout=LAYOUT), rank=0)
@@ -111,7 +107,6 @@ def test_a_hub_that_loses_kv_for_want_of_memory_is_a_warning(doctor, hub):
     assert found["command"] == "blendhub serve --arena-gib 1 --store DIR"
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_everything_is_examined_and_nothing_secret_is_told(doctor):
     """A key in place of its file's name, an address with a password, a salt: all of them come back in sentences."""

@@ -7,6 +7,8 @@ import pytest
 
 from blendhub.hub.memory import default_size as memory
 
+pytestmark = pytest.mark.slow
+
 ENOUGH = "size=4g,huge=advise"
 
 

@@ -9,7 +9,10 @@ from typing import Any
 
 import pytest
 
-from blendhub.system.served_vllm import WITHOUT_VISION, server_command
+from blendhub.system.served_vllm import TESTED, WITHOUT_VISION, server_command
+from blendhub.tools.doctor import software
+
+pytestmark = pytest.mark.slow
 
 DEVICE = """
     from blendhub import PluginSpec, Unavailable, hookimpl
@@ -131,7 +134,6 @@ def vllm_in(folder, source: str) -> str:
     return os.pathsep.join([str(package.parent), os.environ.get("PYTHONPATH", "")])
 
 
-@pytest.mark.slow
 def test_another_vllm_first_on_the_path_fails(doctor, tmp_path):
     found = doctor("--only", "versions", PYTHONPATH=vllm_in(tmp_path, "__version__ = '0.9.1'")).only("fail")
     assert f"vLLM 0.9.1 of {tmp_path}/first/vllm/__init__.py does not run BlendHub" in found["sentence"]
@@ -139,7 +141,6 @@ def test_another_vllm_first_on_the_path_fails(doctor, tmp_path):
     assert found["command"] == "unset PYTHONPATH"
 
 
-@pytest.mark.slow
 def test_a_vllm_that_ends_its_process_fails(doctor, tmp_path):
     path = vllm_in(
         tmp_path, "import os, sys; print('undefined symbol', file=sys.stderr); sys.stderr.flush(); os.abort()"
@@ -148,7 +149,6 @@ def test_a_vllm_that_ends_its_process_fails(doctor, tmp_path):
     assert "broke off after torch: signal 6 ended it: undefined symbol" in found["sentence"]
 
 
-@pytest.mark.slow
 def test_a_torchvision_for_another_torch_is_to_be_removed(doctor, tmp_path):
     """vLLM's build for CPUs brings it, and then cannot be imported."""
     source = "raise RuntimeError('operator torchvision::nms does not exist')"
@@ -163,28 +163,28 @@ def test_a_torch_that_cannot_be_imported_fails(doctor, tmp_path):
     assert "torch cannot be imported: ImportError: libcudart.so.13" in found["sentence"]
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_the_installed_versions_fit_unless_vllm_may_not_load_plugins(doctor):
+def test_the_installed_versions_fit_and_a_cpu_without_instructions_for_bfloat16_is_told_of_float32(doctor):
     pytest.importorskip("vllm", reason="vLLM is not installed; `make setup` installs it")
-    report = doctor("--only", "versions")
+    torch = pytest.importorskip("torch")
+    report = doctor("--only", "versions", ONEDNN_MAX_CPU_ISA="SSE41")
     assert report.code == 0
     assert report.findings[-1]["sentence"].endswith(f" can run BlendHub; its server starts with: {server_command()}")
-    found = doctor("--only", "versions", VLLM_PLUGINS="lora_resolver").only("fail")
-    assert "VLLM_PLUGINS is 'lora_resolver'" in found["sentence"] and found["command"] == "unset VLLM_PLUGINS"
+    # oneDNN is told to use no newer instructions, of x86 only.
+    if platform.machine() == "x86_64" and not (torch.version.cuda or torch.version.hip):
+        assert "in bfloat16 as in float32: serve models of bfloat16 with --dtype float32" in report.text
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(platform.machine() != "x86_64", reason="oneDNN is told to use no newer instructions, of x86 only")
-def test_a_cpu_without_instructions_for_bfloat16_is_told_of_float32(doctor):
-    torch = pytest.importorskip("torch", reason="torch is not installed; `make setup` installs it")
-    if torch.version.cuda or torch.version.hip:
-        pytest.skip("this build of torch is for GPUs")
-    report = doctor("--only", "versions", ONEDNN_MAX_CPU_ISA="SSE41")
-    assert "in bfloat16 as in float32: serve models of bfloat16 with --dtype float32" in report.text
+def test_vllm_may_be_told_not_to_load_our_plugin(monkeypatch):
+    imported = {"torch": {}, "vllm": {"version": f"{TESTED}.0", "file": "vllm/__init__.py"}, "adapter": {}}
+    (found,) = software._vllm(imported, is_needed=True)
+    assert found.verdict == "ok"
+    monkeypatch.setenv("VLLM_PLUGINS", "lora_resolver")
+    (found,) = software._vllm(imported, is_needed=True)
+    assert found.verdict == "fail" and found.command == "unset VLLM_PLUGINS"
+    assert "VLLM_PLUGINS is 'lora_resolver'" in found.sentence
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "source, wrong",
     [(WRONG, "keys that were loaded where they were saved differ"), (CRASHING, "signal 6 ended it")],
@@ -197,7 +197,6 @@ def test_a_device_that_does_not_work_fails(doctor, installed, source, wrong):
     assert found["command"] == "blendhub conformance device odd"
 
 
-@pytest.mark.slow
 def test_a_device_that_works_is_called_so(doctor):
     found = doctor("--only", "devices", "--device", "cpu").only("ok")
     assert "device cpu saved, loaded and moved KV correctly" in found["sentence"]

@@ -12,6 +12,8 @@ import pytest
 
 from blendhub.client.hub_client import HubClient
 
+pytestmark = pytest.mark.slow
+
 IN_A_THREAD = """
 import logging, sys, time
 from blendhub.hub.config import HubConfig, Listen

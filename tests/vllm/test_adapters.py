@@ -18,7 +18,7 @@ from blendhub.vllm.messages import Adapter, LoadedAdapter, WorkerReport
 from blendhub.vllm.model.fingerprint import adapter_fingerprint
 from blendhub.vllm.scheduler.admission import Adapters
 from blendhub.vllm.worker.loaded_adapters import LoadedAdapters
-from tests.vllm.played_engine import played_engine, text
+from tests.vllm.played_engine import text
 
 LORA = LoRARequest("one", 1, "org/a")
 
@@ -99,12 +99,6 @@ def test_ranks_that_have_loaded_different_weights_are_told_apart_together():
     assert adapters.was_replaced(lora) and not adapters.was_replaced(LoRARequest("two", 1, "org/a"))
     adapters.report({0: {}})
     assert adapters.find(lora) is None
-
-
-@pytest.fixture
-def engine():
-    with played_engine() as engine:
-        yield engine
 
 
 def report(engine, weights, since, number=1):

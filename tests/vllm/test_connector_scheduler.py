@@ -11,13 +11,7 @@ from vllm.v1.core.sched.output import SchedulerOutput
 
 from blendhub.vllm.messages import LoadResult, WorkerReport
 from blendhub.vllm.watching.stats import BlendHubStats
-from tests.vllm.played_engine import BLOCK, NAMESPACE, played_engine, text
-
-
-@pytest.fixture
-def engine():
-    with played_engine() as engine:
-        yield engine
+from tests.vllm.played_engine import BLOCK, NAMESPACE, text
 
 
 def test_no_other_request_finds_blended_blocks_in_vllm_s_cache(engine):

@@ -19,16 +19,10 @@ from blendhub.vllm.spans import total
 from blendhub.vllm.worker.recompute import Blend, BlendContext
 from tests.stand_in import StandIn
 from tests.vllm.blending import to_the_end
-from tests.vllm.played_engine import BLOCK, HOST, played_engine, text
+from tests.vllm.played_engine import BLOCK, HOST, text
 from tests.vllm.two_ranks import ALONE
 
 FIRST, SECOND = text(0, 128), text(1, 96)
-
-
-@pytest.fixture
-def engine():
-    with played_engine() as engine:
-        yield engine
 
 
 def decided(engine, prompt, local=0, **asked):

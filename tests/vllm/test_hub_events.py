@@ -23,6 +23,8 @@ from harness.engines import Engine
 from tests.hub.processes import HubProcess
 from tests.vllm.conftest import SETTINGS
 
+pytestmark = pytest.mark.slow
+
 LAYOUT = KVLayout(layers=1, kv_heads=1, key_dim=4, value_dim=4, dtype="float32", chunk_tokens=8)
 HOME = Namespace(model="m", layout=LAYOUT, matchers=DEFAULT_MATCHERS)
 
@@ -91,7 +93,6 @@ def test_a_hub_that_was_restarted_holds_nothing_that_was_announced(hub, executor
     assert all(isinstance(event, BlockRemoved) for event in gone)
 
 
-@pytest.mark.slow
 @pytest.mark.versions
 @pytest.mark.timeout(600)
 def test_an_engine_publishes_them_with_its_own(model, texts, tmp_path):

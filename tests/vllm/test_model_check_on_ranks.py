@@ -9,6 +9,8 @@ from tests.stand_in import StandIn
 from tests.vllm.stand_in_model import StandInModel
 from tests.vllm.two_ranks import ENDED, forward_together, on_two_ranks
 
+pytestmark = pytest.mark.slow
+
 
 class Misplacing(StandInModel):
     def write(self, index, keys, values, slots):

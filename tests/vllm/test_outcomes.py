@@ -165,12 +165,6 @@ def test_what_vllm_has_is_neither_unused_nor_computed():
         assert reported(engine, "c") == [(0, 64, Why.OFF)]
 
 
-@pytest.fixture
-def engine():
-    with played_engine() as engine:
-        yield engine
-
-
 def answer(engine: PlayedEngine, request: str):
     """The hub's answer, as `blendhub explain` asks for it."""
     engine.settle()

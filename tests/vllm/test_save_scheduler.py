@@ -1,26 +1,18 @@
 """What the scheduler side stores of each request."""
 
 import sys
-import time
 
 import pytest
 
 pytest.importorskip("vllm", reason="the adapter's tests need vLLM; `make setup` installs it")
 
 from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
-from vllm.v1.core.sched.output import CachedRequestData, SchedulerOutput
+from vllm.v1.core.sched.output import SchedulerOutput
 
 from blendhub import Span
 from blendhub.vllm.messages import WorkerReport
 from blendhub.vllm.scheduler.blocks.block_tables import BlockTables, Window
 from tests.vllm.played_engine import BLOCK, TEXT, played_engine, text
-from tests.vllm.standing_still import standing_still
-
-
-@pytest.fixture
-def engine():
-    with played_engine() as engine:
-        yield engine
 
 
 def test_no_lease_is_left_when_all_requests_have_ended(engine):
@@ -143,33 +135,6 @@ def test_the_end_of_a_request_is_in_one_plan_only(engine):
     assert not engine.side.has_work
 
 
-@pytest.mark.alone
-def test_blocks_are_kept_for_a_missing_reservation_until_the_timeout_only(engine):
-    engine.side.saves._timeout_s = 0.2
-    request = engine.request("a", text(0, 64))
-    engine.side.arrived(request)
-    engine.load(request)
-    with standing_still(engine.hub):
-        output = SchedulerOutput.make_empty()
-        output.scheduled_cached_reqs = CachedRequestData.make_empty()
-        output.scheduled_cached_reqs.req_ids.append("a")
-        output.scheduled_cached_reqs.num_computed_tokens.append(0)
-        output.num_scheduled_tokens = {"a": 64}
-        engine.side.plan(output)
-        request.append_output_token_ids(1)
-        request.num_computed_tokens = 64
-        assert engine.side.ended(request, ([1, 2, 3, 4],))[0]
-        started = time.monotonic()
-        while "a" not in engine.side.plan(SchedulerOutput.make_empty()).ending:
-            assert time.monotonic() - started < 0.5
-        assert engine.counters["reservations_failed_DeadlineExceeded"] == 1
-        engine.side.process_report(WorkerReport(committed_ranks={"a": 1}))
-    # The room that it gives all the same is given back.
-    engine.settle()
-    assert engine.gauge("write_leases") == 0
-    assert not engine.side.has_work
-
-
 def test_blocks_that_vllm_has_freed_are_not_stored(engine):
     """Attention with a window: vLLM has block 0 in the place of those that the window has left."""
     engine.blocks.blocks = [0, 0, 3, 4]
@@ -249,27 +214,25 @@ def test_a_request_that_ends_before_it_is_scheduled_leaves_no_right(windowed):
     assert engine.gauge("write_leases") == 0
 
 
-def test_what_vllm_has_cached_is_not_stored_where_it_keeps_a_window_of_it(windowed):
+def behind_a_window(windowed, n_cached):
+    """A request of which one group of layers has lost the first blocks, and vLLM has cached so many tokens."""
     engine, tables = windowed
-    prompt = text(0, 160)
     tables[1][:5] = [0] * 5
-    request = engine.request("a", prompt)
+    request = engine.request("a", text(0, 160))
     engine.side.arrived(request)
-    while engine.side.matched(request, 96) == (None, False):
+    while engine.side.matched(request, n_cached) == (None, False):
         engine.settle()
     engine.side.allocated(request, ([], []), 0)
+    return engine, request
+
+
+def test_what_vllm_has_cached_is_not_stored_where_it_keeps_a_window_of_it(windowed):
+    engine, _ = behind_a_window(windowed, 96)
     assert next(job.span for job in engine.step(a=(96, 64))).start == 96
 
 
 def test_what_another_connector_has_loaded_is_not_stored_where_it_loads_a_window_of_it(windowed):
-    engine, tables = windowed
-    prompt = text(0, 160)
-    tables[1][:5] = [0] * 5
-    request = engine.request("a", prompt)
-    engine.side.arrived(request)
-    while engine.side.matched(request, 0) == (None, False):
-        engine.settle()
-    engine.side.allocated(request, ([], []), 0)
+    engine, request = behind_a_window(windowed, 0)
     request.num_computed_tokens = 96  # the other connector loads
     assert not engine.step()
     assert [job.span for job in engine.step(a=(96, 64))] == [Span(96, 160)]

@@ -8,22 +8,18 @@ import pytest
 
 pytest.importorskip("vllm", reason="the adapter's tests need vLLM; `make setup` installs it")
 
-from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.core.sched.output import CachedRequestData, SchedulerOutput
 
 from blendhub.client.arena_view import SHM
 from blendhub.core.errors import LeaseError
 from blendhub.core.plugin_choice import PluginChoice
 from blendhub.hub.config import HubConfig, Listen, StoreChoice
 from blendhub.hub.embedded import HubInThread
-from blendhub.vllm.messages import HubAddress
-from tests.vllm.played_engine import HOST, SETTINGS, PlayedEngine, played_engine, text
+from blendhub.vllm.messages import HubAddress, WorkerReport
+from tests.vllm.played_engine import HOST, SETTINGS, PlayedEngine, text
 from tests.vllm.standing_still import standing_still
 
-
-@pytest.fixture
-def engine():
-    with played_engine() as engine:
-        yield engine
+pytestmark = pytest.mark.slow
 
 
 def test_a_hub_whose_arena_cannot_be_mapped_is_used_through_the_transport_with_one_warning(tmp_path, caplog):
@@ -168,3 +164,30 @@ def test_a_clear_does_not_wait_for_a_frozen_hub(engine):
         started = time.monotonic()
         engine.side.clear()
         assert time.monotonic() - started < 0.1
+
+
+@pytest.mark.alone
+def test_blocks_are_kept_for_a_missing_reservation_until_the_timeout_only(engine):
+    engine.side.saves._timeout_s = 0.2
+    request = engine.request("a", text(0, 64))
+    engine.side.arrived(request)
+    engine.load(request)
+    with standing_still(engine.hub):
+        output = SchedulerOutput.make_empty()
+        output.scheduled_cached_reqs = CachedRequestData.make_empty()
+        output.scheduled_cached_reqs.req_ids.append("a")
+        output.scheduled_cached_reqs.num_computed_tokens.append(0)
+        output.num_scheduled_tokens = {"a": 64}
+        engine.side.plan(output)
+        request.append_output_token_ids(1)
+        request.num_computed_tokens = 64
+        assert engine.side.ended(request, ([1, 2, 3, 4],))[0]
+        started = time.monotonic()
+        while "a" not in engine.side.plan(SchedulerOutput.make_empty()).ending:
+            assert time.monotonic() - started < 0.5
+        assert engine.counters["reservations_failed_DeadlineExceeded"] == 1
+        engine.side.process_report(WorkerReport(committed_ranks={"a": 1}))
+    # The room that it gives all the same is given back.
+    engine.settle()
+    assert engine.gauge("write_leases") == 0
+    assert not engine.side.has_work

@@ -11,12 +11,6 @@ from tests.vllm.played_engine import played_engine, text
 DOCUMENT, BEGINNING, SECRET, QUESTION = text(0, 96), text(1, 96), text(2, 96), text(3, 96)
 
 
-@pytest.fixture
-def engine():
-    with played_engine() as engine:
-        yield engine
-
-
 def test_in_strict_mode_nothing_that_was_computed_behind_removed_text_is_reused(engine):
     engine.serve_and_report("with the secret", BEGINNING + SECRET + DOCUMENT)
     edited = BEGINNING + DOCUMENT + QUESTION

@@ -19,6 +19,8 @@ from blendhub.hub.config import HubConfig
 from blendhub.hub.embedded import HubInThread
 from tests.warm.small_server import BEGIN, LAYOUT, LONGEST, SmallServer
 
+pytestmark = pytest.mark.slow
+
 SYSTEM = "you answer questions about texts"
 WORDS = 40
 
@@ -98,7 +100,6 @@ def test_without_the_hub_the_server_says_what_is_warm(server, tmp_path, capsys):
     assert "12 contexts were warm" in capsys.readouterr().out and len(server.computed) == computed
 
 
-@pytest.mark.slow
 def test_a_killed_command_goes_on_where_it_was(hub, server, warm, tmp_path):
     data = write(tmp_path / "docs.jsonl", 40)
     server.seconds = 0.02
@@ -116,7 +117,6 @@ def test_a_killed_command_goes_on_where_it_was(hub, server, warm, tmp_path):
     assert len(server.computed) == 80 and set(computed_by(server).values()) == {1}, "nothing is computed twice"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_ends_it_when_what_runs_is_done(server, tmp_path, number, code):
     data = write(tmp_path / "docs.jsonl", 400)
@@ -155,7 +155,6 @@ def test_salts_share_nothing(server, warm, tmp_path):
     assert "6 contexts were warm" in warm(data, "--cache-salt", "a-tenant")
 
 
-@pytest.mark.slow
 def test_what_did_not_fit_is_said_with_the_key_that_enlarges_it(tmp_path, capsys):
     slots = 24
     gib = slots * LAYOUT.chunk_tokens * 16 / 2**30

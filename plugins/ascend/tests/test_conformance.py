@@ -11,6 +11,8 @@ from blendhub.testing.devices.lifecycle import LifecycleTests
 from blendhub.testing.devices.streams import StreamSuite
 from plugins.ascend.tests.npu_stand_ins import A2, A5, NEEDS_STAND_INS, WIDE, Wide, device_on, device_on_npu_runtime
 
+pytestmark = pytest.mark.slow
+
 SMALL_STAGING = 0.055
 """MiB of staging: one layer of a chunk in each stream, so that a chunk passes through each stream several times."""
 
@@ -42,7 +44,6 @@ class TestA5(Wide, CopyingTests):
         return device_on_npu_runtime(A5)
 
 
-@pytest.mark.slow
 @NEEDS_STAND_INS
 class TestStreams(StreamSuite):
     """With the operators of one NPU: which ones they are changes nothing of the order."""

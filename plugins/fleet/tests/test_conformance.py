@@ -14,7 +14,7 @@ from blendhub.testing.shared_stores import SharedStoreSuite
 from blendhub.testing.target import Target
 from harness.servers.redis_server import RedisServer, needs_redis
 
-pytestmark = needs_redis
+pytestmark = [pytest.mark.slow, needs_redis]
 
 
 class TestDirectory(SharedStoreSuite):

@@ -2,12 +2,15 @@
 
 from pathlib import Path
 
+import pytest
 from blendhub_stores.disk import DiskStore
 from blendhub_stores.options import DiskOptions
 
 from blendhub.contracts import Store
 from blendhub.testing.stores import StoreSuite
 from blendhub.testing.stores.keeping import KeepingTests
+
+pytestmark = pytest.mark.slow
 
 
 class TestDisk(StoreSuite):

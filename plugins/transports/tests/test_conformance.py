@@ -21,6 +21,8 @@ from blendhub.testing.transports.base import free_port
 from blendhub.testing.transports.ending import EndingTests
 from blendhub.testing.transports.limits import HostileTests
 
+pytestmark = pytest.mark.slow
+
 
 class TestInproc(TransportSuite):
     capabilities = ("one_process",)
@@ -56,7 +58,6 @@ class TestZmqTcp(ZmqSuite):
         return f"tcp://127.0.0.1:{free_port()}"
 
 
-@pytest.mark.slow
 class TestZmqTcpWithKeys(AnsweringTests, EndingTests):
     keys: Path
 
@@ -91,7 +92,6 @@ class _KeyedTransport(ZmqTransport):
         return self._client.connect(endpoint, codec)
 
 
-@pytest.mark.slow
 class TestHostileHeaders(HostileTests):
     """Garbage that begins as our frames do."""
 
