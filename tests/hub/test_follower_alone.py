@@ -19,13 +19,19 @@ def server():
         yield server
 
 
-def test_without_redis_hubs_go_on_alone_and_catch_up_by_themselves(make_hub, server, tmp_path):
-    fleet = Fleet(make_hub, server, tmp_path / "place", deadline_s=1.0)
+def two_hubs(make_hub, server, tmp_path, **options):
+    """A fleet, its hubs, of which one has stored a text, and an engine on each."""
+    fleet = Fleet(make_hub, server, tmp_path / "place", **options)
     one, other = fleet.hub(), fleet.hub()
     members = [one.join(), other.join()]
     fleet.until(lambda: one.follower.hubs == other.follower.hubs == 2, "the hubs see each other")
     store(one, members[0])
     fleet.until_each_knows(3)
+    return fleet, (one, other), members
+
+
+def test_without_redis_hubs_go_on_alone_and_catch_up_by_themselves(make_hub, server, tmp_path):
+    fleet, (one, other), members = two_hubs(make_hub, server, tmp_path, deadline_s=1.0)
     server.kill()
     alone = tokens(2, 2 * CHUNK)
     began = time.monotonic()
@@ -90,12 +96,7 @@ def test_what_is_sent_later_has_a_bound_and_is_in_no_other_s_way(make_hub, serve
 
 
 def test_a_frozen_redis_delays_no_request(make_hub, server, tmp_path):
-    fleet = Fleet(make_hub, server, tmp_path / "place", deadline_s=0.5)
-    one, other = fleet.hub(), fleet.hub()
-    members = [one.join(), other.join()]
-    fleet.until(lambda: one.follower.hubs == other.follower.hubs == 2, "the hubs see each other")
-    store(one, members[0])
-    fleet.until_each_knows(3)
+    fleet, (one, other), members = two_hubs(make_hub, server, tmp_path, deadline_s=0.5)
     server.freeze()
     thawing = threading.Timer(3.0, server.thaw)
     thawing.start()
@@ -112,12 +113,7 @@ def test_a_frozen_redis_delays_no_request(make_hub, server, tmp_path):
 
 
 def test_a_full_redis_costs_sharing_alone(make_hub, server, tmp_path):
-    fleet = Fleet(make_hub, server, tmp_path / "place")
-    one, other = fleet.hub(), fleet.hub()
-    members = [one.join(), other.join()]
-    fleet.until(lambda: one.follower.hubs == other.follower.hubs == 2, "the hubs see each other")
-    store(one, members[0])
-    fleet.until_each_knows(3)
+    fleet, (one, other), members = two_hubs(make_hub, server, tmp_path)
     server.client().config_set("maxmemory", "1kb")
     more = tokens(2, 2 * CHUNK)
     store(one, members[0], more)
