@@ -41,6 +41,7 @@ def test_every_package_has_a_wheel_and_a_source_distribution(built):
     assert {file.name for file in built.iterdir()} - {".gitignore"} == {name + end for name in names for end in ends}
 
 
+@pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.alone
 @pytest.mark.timeout(600)
