@@ -23,6 +23,7 @@ class NotImported(pytest.File):
         return []
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
     """Leave files alone of which every test is slow if no slow test is wanted: importing them takes long, too."""
     if "not slow" in parent.config.option.markexpr and WHOLLY_SLOW.search(module_path.read_text()):

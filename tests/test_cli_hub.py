@@ -27,6 +27,8 @@ from blendhub.core.spans import Span
 from blendhub.system.served_vllm import server_command
 from blendhub.vllm.settings import read_settings
 
+pytestmark = pytest.mark.slow
+
 BLENDHUB = [sys.executable, "-m", "blendhub.cli"]
 SOON_S = 20.0
 SPACE = Namespace(
@@ -95,7 +97,6 @@ def top(*flags: str, **environment: str) -> dict[str, str]:
     return dict(line.split(None, 1) for line in done.stdout.splitlines())
 
 
-@pytest.mark.slow
 def test_a_reader_that_has_enough_is_no_fault(serve):
     """The reader closes the pipe, as ``| head`` does, before the command has written to it."""
     served = serve()
@@ -121,7 +122,6 @@ def store_a_chunk(endpoint: str, **about: Any) -> None:
         assert client.lookup(np.concatenate([tokens[:0:-1], tokens])).matches
 
 
-@pytest.mark.slow
 def test_what_a_request_stored_is_forgotten_by_the_command_and_over_http(serve, capsys):
     served = serve()
     endpoint = ["--endpoint", served.rows["endpoint"]]
@@ -154,7 +154,6 @@ def page(served: Served, path: str) -> str:
         return answer.read().decode()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP], ids=lambda number: number.name)
 def test_serve_is_seen_by_top_and_leaves_nothing_when_it_is_stopped(serve, tmp_path, number):
     served = serve()
@@ -181,7 +180,6 @@ sys.exit(main(["serve", "--endpoint", sys.argv[2], "--arena-gib", "0.01", "--sto
 """
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
 def test_a_start_that_takes_long_is_ended_at_once(tmp_path, number):
     begun = tmp_path / "begun"
@@ -207,7 +205,6 @@ def arenas_of(process: subprocess.Popen) -> list[Path]:
     return [path for path in opened if path.parent == SHM and path.name.startswith("blendhub-") and path.exists()]
 
 
-@pytest.mark.slow
 def test_what_is_stored_is_there_after_a_restart(serve, tmp_path):
     flags = ["--endpoint", f"ipc://{tmp_path}/hub.sock", "--store", str(tmp_path / "store")]
     served = serve(*flags)
@@ -218,7 +215,6 @@ def test_what_is_stored_is_there_after_a_restart(serve, tmp_path):
     assert again.rows["models"] == "a-model"
 
 
-@pytest.mark.slow
 def test_what_a_killed_hub_left_is_gone_when_the_next_one_runs(serve, tmp_path):
     killed = serve()
     killed.process.kill()
@@ -231,7 +227,6 @@ def test_what_a_killed_hub_left_is_gone_when_the_next_one_runs(serve, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.slow
 def test_health_and_metrics_answer_on_loopback(serve):
     served = serve()
     store_a_chunk(served.rows["endpoint"])
@@ -245,14 +240,12 @@ def test_health_and_metrics_answer_on_loopback(serve):
         page(served, "/else")
 
 
-@pytest.mark.slow
 def test_without_an_endpoint_serve_and_top_meet(serve, tmp_path):
     served = serve("--arena-gib", "0.01", XDG_RUNTIME_DIR=str(tmp_path))
     assert served.rows["endpoint"] == f"ipc://{tmp_path}/blendhub/hub.sock"
     assert top(XDG_RUNTIME_DIR=str(tmp_path))["lookups"] == "0, hit rate -"
 
 
-@pytest.mark.slow
 def test_the_keys_that_were_made_open_the_door_they_were_made_for(serve, tmp_path, capsys):
     assert main(["keys", str(tmp_path / "keys")]) == 0
     printed = capsys.readouterr().out
@@ -274,7 +267,6 @@ def test_the_keys_that_were_made_open_the_door_they_were_made_for(serve, tmp_pat
         assert client.stats().gauges["sessions"] == 0
 
 
-@pytest.mark.slow
 def test_top_goes_on_while_the_hub_is_down(serve, tmp_path):
     killed = serve()
     endpoint = killed.rows["endpoint"]
@@ -299,7 +291,6 @@ def wait_for_line(process: subprocess.Popen, beginning: str) -> None:
     assert any(line.startswith(beginning) for line in process.stdout), f"no line began with {beginning!r}"
 
 
-@pytest.mark.slow
 def test_a_hub_whose_readers_are_gone_serves_on_and_ends_well(tmp_path):
     endpoint = f"ipc://{tmp_path}/hub.sock"
     served = subprocess.Popen(

@@ -1,6 +1,7 @@
 """Engines that several tests use; each is started when the first test asks for it."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,22 @@ ON_THE_SECOND_RUNNER: dict[str, Any] = {
     "environment": {"VLLM_USE_V2_MODEL_RUNNER": "1"},
 }
 """vLLM's model runner V2, which is the usual one on GPUs."""
+
+
+class AdapterTests(pytest.Module):
+    """A file of tests, which is skipped where it cannot be imported for want of vLLM."""
+
+    def collect(self) -> Iterable[pytest.Item | pytest.Collector]:
+        try:
+            return super().collect()
+        except self.CollectError:
+            if find_spec("vllm"):
+                raise
+            pytest.skip("the adapter's tests need vLLM; `make setup` installs it")
+
+
+def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> AdapterTests:
+    return AdapterTests.from_parent(parent, path=module_path)
 
 
 class Texts:

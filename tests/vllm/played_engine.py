@@ -8,10 +8,6 @@ from typing import Any
 
 import msgspec
 import numpy as np
-import pytest
-
-pytest.importorskip("vllm", reason="the adapter's tests need vLLM; `make setup` installs it")
-
 from vllm import SamplingParams
 from vllm.config import CacheConfig, KVTransferConfig, VllmConfig
 from vllm.lora.request import LoRARequest

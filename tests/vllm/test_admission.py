@@ -4,9 +4,6 @@ import logging
 from typing import Any
 
 import pytest
-
-pytest.importorskip("vllm", reason="the adapter's tests need vLLM; `make setup` installs it")
-
 import torch
 from vllm import PoolingParams, SamplingParams
 from vllm.config import KVTransferConfig, VllmConfig

@@ -1,9 +1,6 @@
 """Which tokens ask what they attend to, and what they may attend to."""
 
 import numpy as np
-import pytest
-
-pytest.importorskip("vllm", reason="the adapter's tests need vLLM; `make setup` installs it")
 
 from blendhub import Span
 from blendhub.core.layout import Variant

@@ -4,12 +4,9 @@ import math
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
-
-pytest.importorskip("vllm", reason="the adapter's tests need vLLM; `make setup` installs it")
-
-import torch
 
 from blendhub import PluginHost, Span
 from blendhub.core.errors import Unsupported

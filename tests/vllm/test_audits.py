@@ -9,8 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-pytest.importorskip("vllm", reason="the adapter's tests need vLLM; `make setup` installs it")
-
 from blendhub.client.hub_client import HubClient
 from blendhub.client.wire import MOST_AUDITS
 from blendhub.outcome.report import AuditOutcome

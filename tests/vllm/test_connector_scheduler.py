@@ -3,10 +3,6 @@
 import json
 import logging
 
-import pytest
-
-pytest.importorskip("vllm", reason="the adapter's tests need vLLM; `make setup` installs it")
-
 from vllm.v1.core.sched.output import SchedulerOutput
 
 from blendhub.vllm.messages import LoadResult, WorkerReport

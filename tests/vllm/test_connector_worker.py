@@ -6,9 +6,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from msgspec.structs import replace
-
-pytest.importorskip("vllm", reason="the adapter's tests need vLLM; `make setup` installs it")
-
 from vllm.v1.core.sched.output import SchedulerOutput
 
 from blendhub import Span

@@ -9,7 +9,7 @@ import pytest
 from harness.engines import Engine, disagreement
 from harness.engines.shapes import DEEPSEEK
 from tests.vllm.conftest import PROBING, SETTINGS, TOLERANCE
-from tests.vllm.test_engine_hybrid import capacity, served
+from tests.vllm.test_engine_hybrid import capacity, check_recomputed, served
 
 pytestmark = [
     pytest.mark.slow,
@@ -59,18 +59,7 @@ def test_everything_recomputed_equals_full_prefill(start, texts, steps):
     with start(**steps) as engine:
         engine.ask(*documents)
         engine.forget()
-        expected = []
-        for prompt in prompts:
-            expected.append(engine.one(prompt, tokens=40, mode="off", store=False))
-            engine.forget()
-        found = engine.ask(*prompts, tokens=40, recompute_ratio=1.0, store=False)
-        assert all(answer.report["moved_tokens"] >= 300 for answer in found)
-        assert disagreement(found, expected) < TOLERANCE
-        engine.forget()
-        engine.one([*prompts[0][:170], 1], mode="off", store=False)
-        behind = engine.one(prompts[0], tokens=40, recompute_ratio=1.0, store=False)
-        assert behind.report["engine_tokens"] == 160 and behind.report["moved_tokens"] >= 200
-        assert disagreement([behind], expected[:1]) < TOLERANCE
+        check_recomputed(engine, prompts, 40)
 
 
 def test_a_blend_is_that_of_an_engine_that_keeps_all_blocks(start, texts):

@@ -1,9 +1,5 @@
 """How long requests wait for their first tokens, and what they reuse."""
 
-import pytest
-
-pytest.importorskip("vllm", reason="the adapter's tests need vLLM; `make setup` installs it")
-
 from vllm import SamplingParams
 from vllm.v1.request import Request
 

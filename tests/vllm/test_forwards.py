@@ -4,9 +4,6 @@ from itertools import chain
 
 import numpy as np
 import pytest
-
-pytest.importorskip("vllm", reason="the adapter's tests need vLLM; `make setup` installs it")
-
 import torch
 
 from blendhub import PluginHost, Span

@@ -3,8 +3,6 @@
 import msgspec
 import pytest
 
-pytest.importorskip("vllm", reason="the adapter's tests need vLLM; `make setup` installs it")
-
 from tests.vllm.played_engine import SETTINGS, played_engine, text
 
 LENGTH = 96

@@ -2,12 +2,9 @@
 
 import time
 
+import msgspec
 import numpy as np
 import pytest
-
-pytest.importorskip("vllm", reason="the adapter's tests need vLLM; `make setup` installs it")
-
-import msgspec
 import zmq
 from vllm.config import KVEventsConfig
 from vllm.distributed.kv_events import BlockRemoved, BlockStored, KVEventBatch

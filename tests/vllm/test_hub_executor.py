@@ -6,12 +6,9 @@ import signal
 import threading
 import time
 
+import msgspec
 import numpy as np
 import pytest
-
-pytest.importorskip("vllm", reason="the adapter's tests need vLLM; `make setup` installs it")
-
-import msgspec
 
 from blendhub import PluginHost, Span
 from blendhub.core.errors import BlendHubError, DeadlineExceeded, PeerGone

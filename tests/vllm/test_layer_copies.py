@@ -4,14 +4,11 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
-pytest.importorskip("vllm", reason="the adapter's tests need vLLM; `make setup` installs it")
-
 import torch
 from blendhub_cpu import CpuOptions
 from blendhub_cpu.device import CpuDevice
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from blendhub import Span
 from blendhub.contracts import PagedLayer, Segment

@@ -1,9 +1,6 @@
 """The check of where a layer's KV lies: as 8-bit floats divided by its scale, or in bytes that only it reads."""
 
 import pytest
-
-pytest.importorskip("vllm", reason="the adapter's tests need vLLM; `make setup` installs it")
-
 import torch
 from blendhub_cpu import CpuOptions
 from blendhub_cpu.device import CpuDevice

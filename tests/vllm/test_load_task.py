@@ -6,8 +6,6 @@ from concurrent.futures import Future
 import numpy as np
 import pytest
 
-pytest.importorskip("vllm", reason="the adapter's tests need vLLM; `make setup` installs it")
-
 from blendhub import PluginHost, Span
 from blendhub.client.hub_client import HubClient
 from blendhub.contracts import Transfer

@@ -8,8 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-pytest.importorskip("vllm", reason="the adapter's tests need vLLM; `make setup` installs it")
-
 from blendhub import Match, Span
 from blendhub.client.wire import Slot
 from blendhub.client.write_rights import WriteRight

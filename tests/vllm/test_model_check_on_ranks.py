@@ -2,8 +2,6 @@
 
 import pytest
 
-pytest.importorskip("vllm", reason="the adapter's tests need vLLM; `make setup` installs it")
-
 from blendhub.vllm.model.checks.model_check import check_model, groups_and_rotations
 from tests.stand_in import StandIn
 from tests.vllm.stand_in_model import StandInModel

@@ -3,10 +3,6 @@
 import time
 
 import msgspec
-import pytest
-
-pytest.importorskip("vllm", reason="the adapter's tests need vLLM; `make setup` installs it")
-
 from vllm import SamplingParams
 from vllm.v1.request import Request
 

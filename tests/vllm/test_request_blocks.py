@@ -5,8 +5,6 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("vllm", reason="the adapter's tests need vLLM; `make setup` installs it")
-
 from blendhub.vllm.scheduler.blocks.prefix_cache import RequestBlocks
 
 

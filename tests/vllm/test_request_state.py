@@ -2,12 +2,8 @@
 
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
-pytest.importorskip("vllm", reason="the adapter's tests need vLLM; `make setup` installs it")
-
 from vllm import SamplingParams
 from vllm.v1.request import Request
 

@@ -8,9 +8,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-
-pytest.importorskip("vllm", reason="the adapter's tests need vLLM; `make setup` installs it")
-
 import torch
 from vllm.v1.kv_cache_interface import CircularBufferSpec, MambaSpec, SinkFullAttentionSpec, SlidingWindowMLASpec
 

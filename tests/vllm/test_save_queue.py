@@ -7,8 +7,6 @@ from contextlib import ExitStack
 import numpy as np
 import pytest
 
-pytest.importorskip("vllm", reason="the adapter's tests need vLLM; `make setup` installs it")
-
 from blendhub import PluginHost, Span
 from blendhub.contracts import Transfer
 from blendhub.core.errors import LeaseError

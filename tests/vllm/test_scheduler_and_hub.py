@@ -5,9 +5,6 @@ import threading
 import time
 
 import pytest
-
-pytest.importorskip("vllm", reason="the adapter's tests need vLLM; `make setup` installs it")
-
 from vllm.v1.core.sched.output import CachedRequestData, SchedulerOutput
 
 from blendhub.client.arena_view import SHM

@@ -4,8 +4,6 @@ import msgspec
 import numpy as np
 import pytest
 
-pytest.importorskip("vllm", reason="the adapter's tests need vLLM; `make setup` installs it")
-
 from blendhub.outcome.report import AuditOutcome
 from blendhub.vllm.messages import LoadResult, WorkerReport
 from tests.vllm.played_engine import BLOCK, SETTINGS, played_engine, text

@@ -5,8 +5,6 @@ import time
 
 import pytest
 
-pytest.importorskip("vllm", reason="the adapter's tests need vLLM; `make setup` installs it")
-
 from blendhub import Span
 from blendhub.hub.config import HubConfig, StoreChoice
 from blendhub.hub.embedded import HubInThread

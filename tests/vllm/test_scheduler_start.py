@@ -3,11 +3,8 @@
 import time
 from typing import Any
 
-import pytest
-
-pytest.importorskip("vllm", reason="the adapter's tests need vLLM; `make setup` installs it")
-
 import msgspec
+import pytest
 import torch
 from vllm import SamplingParams
 from vllm.config import CacheConfig, KVTransferConfig, VllmConfig

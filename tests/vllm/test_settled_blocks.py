@@ -3,9 +3,6 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
-pytest.importorskip("vllm", reason="the adapter's tests need vLLM; `make setup` installs it")
-
 from vllm import SamplingParams
 from vllm.lora.request import LoRARequest
 from vllm.utils.hashing import sha256

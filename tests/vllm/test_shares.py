@@ -4,8 +4,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-pytest.importorskip("vllm", reason="the adapter's tests need vLLM; `make setup` installs it")
-
 from blendhub.vllm.worker.forwards import shares
 
 needs = st.lists(st.integers(0, 50), max_size=8)

@@ -7,14 +7,11 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import msgspec
+import prometheus_client
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
-pytest.importorskip("vllm", reason="the adapter's tests need vLLM; `make setup` installs it")
-
-import msgspec
-import prometheus_client
 from vllm.config import KVTransferConfig, VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorLogging, KVConnectorProm
 

@@ -3,11 +3,8 @@
 The kernel that writes pages moves memory only, so it runs on CPUs without AMX, too.
 """
 
-import pytest
-
-pytest.importorskip("vllm", reason="the adapter's tests need vLLM; `make setup` installs it")
-
 import numpy as np
+import pytest
 import torch
 from blendhub_cpu import CpuOptions
 from blendhub_cpu.device import CpuDevice

@@ -5,8 +5,6 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("vllm", reason="the adapter's tests need vLLM; `make setup` installs it")
-
 from blendhub.vllm.versions import build_metadata, copy_block_stride
 from tests.vllm.version_table import HEAD, PAGE, parts_of, row_of, with_row
 

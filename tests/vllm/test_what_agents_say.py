@@ -4,8 +4,6 @@ import time
 
 import pytest
 
-pytest.importorskip("vllm", reason="the adapter's tests need vLLM; `make setup` installs it")
-
 from tests.vllm.played_engine import played_engine, text
 
 DOCUMENT, BEGINNING, SECRET, QUESTION = text(0, 96), text(1, 96), text(2, 96), text(3, 96)

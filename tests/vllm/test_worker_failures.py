@@ -5,9 +5,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-pytest.importorskip("vllm", reason="the adapter's tests need vLLM; `make setup` installs it")
-
 import torch
 
 from blendhub import Match, PluginHost, Span

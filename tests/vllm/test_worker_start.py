@@ -5,9 +5,6 @@ import re
 from types import SimpleNamespace
 
 import pytest
-
-pytest.importorskip("vllm", reason="the adapter's tests need vLLM; `make setup` installs it")
-
 import torch
 
 from blendhub import PluginHost
