@@ -32,7 +32,7 @@ def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> 
 
 
 def pytest_collection_finish() -> None:
-    """What was imported stays: whoever looks for garbage would look through all of it, for half a second each time."""
+    """What was imported stays: a collection of garbage would look through all of it, for half a second each time."""
     gc.collect()
     gc.freeze()
 
