@@ -1,7 +1,6 @@
 """What only an engine on a GPU can tell: start-up checks of other kinds of models, and what forwards of ours cost."""
 
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from importlib.util import find_spec
 from typing import Any
@@ -10,6 +9,7 @@ import numpy as np
 import torch
 
 from benchmarks.engine_check import SETTINGS, start_row
+from benchmarks.forwards import forward_seconds
 from benchmarks.report import Planned, Row, missing_row, rows_of
 from blendhub import Span
 
@@ -85,8 +85,8 @@ def _costs(start: StartEngine, context: int) -> list[Row]:
     options = {"max_model_len": context, "max_num_batched_tokens": max(tokens, 1024)}
     try:
         with start(model={"max_position_embeddings": context}, **options) as engine:
-            engine.one([10, 11, 12])
-            short, long = engine.call("inside", "benchmarks.gpu_engine:forward_seconds", context)
+            spans = [Span(end - SPAN, end) for end in range(EVERY, context + 1, EVERY)]
+            short, long = forward_seconds(engine, context, spans, [Span(context - tokens, context)])
     except Exception as error:
         return [missing_row(id, f"not measured: {error}", "", None, "lower") for id in COSTS]
     values = {
@@ -153,36 +153,3 @@ def small_scales() -> None:
             setattr(layer, f"_{name}_scale_cpu", torch.tensor(SMALL_SCALE))
 
     setattr(attention, "set_default_quant_scales", set_small_scales)  # noqa: B010
-
-
-def forward_seconds(context: int, repeats: int = 10) -> tuple[list[tuple[float, float]], list[tuple[float, float]]]:
-    """Runs in the engine: seconds on the host and in all, of forwards over many short spans and over one long span."""
-    from vllm.distributed.kv_transfer import get_kv_transfer_group
-
-    from blendhub.vllm.model.chosen import Chosen, Part
-
-    connector: Any = get_kv_transfer_group()
-    model = connector._worker._context.model
-    short = [Span(end - SPAN, end) for end in range(EVERY, context + 1, EVERY)]
-    long = [Span(context - SPAN * len(short), context)]
-    tokens = np.full(context, 10, np.uint32)
-    # Block 0 is vLLM's own; what the others hold is of no request, and is forgotten with the engine.
-    blocks = np.arange(1, context // model.block_size + 1)
-
-    def timed(spans: Sequence[Span]) -> tuple[float, float]:
-        _synchronize()
-        started = time.perf_counter()
-        model.forward(Chosen([Part(tokens, [blocks], spans)]))
-        host = time.perf_counter() - started
-        _synchronize()
-        return host, time.perf_counter() - started
-
-    for spans in (short, long):  # the first compiles
-        timed(spans)
-    in_turn = [(timed(short), timed(long)) for _ in range(repeats)]
-    return [one for one, _ in in_turn], [one for _, one in in_turn]
-
-
-def _synchronize() -> None:
-    if torch.accelerator.is_available():
-        torch.accelerator.synchronize()

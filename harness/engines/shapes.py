@@ -36,6 +36,16 @@ GEMMA3 = COMMON | {
     "hidden_activation": "gelu_pytorch_tanh",
     "rms_norm_eps": 1e-6,
 }
+GEMMA3N = GEMMA3 | {
+    "architectures": ["Gemma3nForCausalLM"],
+    "model_type": "gemma3n_text",
+    "layer_types": ["sliding_attention", "full_attention"] * 3,
+    "num_kv_shared_layers": 2,
+    "vocab_size_per_layer_input": 1000,
+    "hidden_size_per_layer_input": 32,
+    "laurel_rank": 16,
+    "activation_sparsity_pattern": [0.0] * 6,
+}
 DEEPSEEK = COMMON | {
     "architectures": ["DeepseekV2ForCausalLM"],
     "model_type": "deepseek_v2",
@@ -91,6 +101,7 @@ OPT = COMMON | {
     "activation_function": "relu",
     "pad_token_id": 1,
 }
+BLOOM = COMMON | {"architectures": ["BloomForCausalLM"], "model_type": "bloom", "n_layer": 3, "n_head": 4}
 GPT_OSS = COMMON | {
     "architectures": ["GptOssForCausalLM"],
     "model_type": "gpt_oss",

@@ -1,5 +1,6 @@
 """Engines on the CPU whose chosen tokens attend by the device: in plain torch, or by the kernel in its interpreter."""
 
+import math
 from typing import Any
 
 from blendhub_cpu.device import CpuDevice
@@ -31,7 +32,7 @@ def arrange(kernel: str = "", *stand_ins: str) -> None:
         return CudaAttention(read_pages(layers, block_size, layout, self.formats), layout, rules, dtype)
 
     CpuDevice.attach, CpuDevice.attention = attach_and_remember, attention
-    attention_choice.is_faster = lambda ours, theirs: True
+    attention_choice.is_faster, attention_choice.SECONDS = lambda ours, theirs: True, math.inf
     if kernel:  # a few tokens, because both ways take seconds in the interpreter
         attention_choice.PROMPT_TOKENS, attention_choice.CHOSEN_TOKENS, attention_choice.LENGTHS = 64, 8, (1, 4)
 
@@ -39,4 +40,4 @@ def arrange(kernel: str = "", *stand_ins: str) -> None:
 def arrange_for_short_spans() -> None:
     """The device attends for spans of up to 4 tokens; the engine's attention serves longer ones."""
     arrange()
-    attention_choice.longest_attended = lambda times: 4
+    attention_choice.longest_attended = lambda ours, theirs: 4

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from harness.engines import Engine, largest_difference
-from harness.engines.shapes import DEEPSEEK, GEMMA3, LLAMA4
+from harness.engines.shapes import BLOOM, DEEPSEEK, GEMMA3, GEMMA3N, LLAMA4
 from harness.engines.tiny_model import make_tiny_model
 from tests.vllm.conftest import ATTENDED, ON_THE_SECOND_RUNNER, PROBING, SETTINGS
 from tests.vllm.test_engine_model_check import NO_AMX
@@ -22,8 +22,14 @@ KINDS = {
 }
 
 
-def check(engine, texts, n, rounding=1e-5):
-    assert "chosen tokens attend by the device" in engine.log, engine.log[-3000:]
+REFUSED = {
+    "ALiBi": (BLOOM, "0.self_attention.attn has ALiBi"),
+    "the KV of another layer": (GEMMA3N, "4.self_attn.attn reads the KV of"),
+}
+
+
+def check(engine, texts, n, rounding=1e-5, said="chosen tokens attend by the device"):
+    assert said in engine.log, engine.log[-3000:]
     assert "text is reused anywhere" in engine.log, engine.log[-3000:]
     first, second = texts.new(n), texts.new(n)
     engine.one([*first, *second])
@@ -57,6 +63,15 @@ def test_models_with_other_attention(config, tmp_path, texts):
     options = {"compilation_config": plain, "disable_hybrid_kv_cache_manager": True, **BY_TORCH}
     with Engine(tmp_path, SETTINGS | ATTENDED, load_format="dummy", **options) as engine:
         check(engine, texts, 150, 1e-4)
+
+
+@pytest.mark.parametrize("config, reason", REFUSED.values(), ids=REFUSED)
+def test_the_engine_attends_where_the_device_cannot(config, reason, tmp_path, texts):
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    options = {"compilation_config": {"custom_ops": ["none"]}, "disable_hybrid_kv_cache_manager": True, **BY_TORCH}
+    with Engine(tmp_path, SETTINGS | ATTENDED, load_format="dummy", **options) as engine:
+        assert reason in engine.log, engine.log[-3000:]
+        check(engine, texts, 150, 1e-4, "chosen tokens attend by the engine's attention, not by the device: ")
 
 
 def test_the_kernel_serves_an_engine(tmp_path, texts):

@@ -22,8 +22,8 @@ from tests.vllm.conftest import PROBING, SETTINGS
 pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(900)]
 
 ON_THE_MACHINE = """
-    torch torchgen functorch triton numpy numpy.libs numba llvmlite PIL pillow pillow.libs sympy mpmath networkx jinja2
-    markupsafe filelock fsspec setuptools _distutils_hack pkg_resources typing_extensions typing_extensions.py
+    torch torchgen functorch triton nvidia numpy numpy.libs numba llvmlite PIL pillow pillow.libs sympy mpmath networkx
+    jinja2 markupsafe filelock fsspec setuptools _distutils_hack pkg_resources typing_extensions typing_extensions.py
 """
 """What a machine for GPUs has beside the pack."""
 FEW: dict[str, Any] = {"num_gpu_blocks_override": 24, "max_model_len": 256, "max_num_batched_tokens": 256}
@@ -47,14 +47,18 @@ def site(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def machine(tmp_path_factory):
-    """An interpreter that finds torch and what comes with it, and no other package."""
-    place, installed = tmp_path_factory.mktemp("machine"), Path(sysconfig.get_path("purelib"))
+    """An interpreter that finds torch and what comes with it, and no other package.
+
+    ``GPU_CHECK_TORCH``: a folder with another torch than the installed one.
+    """
+    place = tmp_path_factory.mktemp("machine")
+    searched = [Path(os.environ.get("GPU_CHECK_TORCH") or os.devnull), Path(sysconfig.get_path("purelib"))]
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", place], check=True)
     (there,) = place.glob("lib/python*/site-packages")
     for name in ON_THE_MACHINE.split():
-        for found in (installed / name, *installed.glob(f"{name}-*.dist-info")):
-            if found.exists():
-                (there / found.name).symlink_to(found)
+        folders = [folder for folder in searched if (folder / name).exists()][:1]
+        for found in [one for folder in folders for one in (folder / name, *folder.glob(f"{name}-*.dist-info"))]:
+            (there / found.name).symlink_to(found)
     return str(place / "bin" / "python")
 
 

@@ -114,7 +114,9 @@ class EngineModel:
 
     def rules(self) -> list[AttentionRules]:
         """How the tokens of each layer attend; raises Unsupported for what no attention but the engine's computes."""
-        return [rules_of(self.layer(name)) for name in self.layer_names]
+        # Layers that keep no KV attend, too, and have rules that only the engine knows.
+        found = {name: rules_of(self.layer(name)) for name in self._tables}
+        return [found[name] for name in self.layer_names]
 
     def layer(self, name: str) -> Any:
         """vLLM's attention layer."""

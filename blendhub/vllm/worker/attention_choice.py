@@ -4,6 +4,7 @@ import logging
 import math
 import time
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -19,6 +20,8 @@ from blendhub.vllm.worker.ranks import Ranks
 log = logging.getLogger(__name__)
 PROMPT_TOKENS, CHOSEN_TOKENS, LENGTHS = 4096, 256, (1, 4, 32, 256)
 """The most tokens of the prompt in which the ways are compared, those of a forward, and how long its spans are."""
+SECONDS = 2.0
+"""How long it may take. Shorter spans are measured first, the shortest in any case."""
 RUNS = 2
 """How often a forward runs to be timed: the first run may allocate memory, and compile."""
 
@@ -29,30 +32,35 @@ def choose_attention(model: EngineModel, device: Device, allowed: float, ranks: 
     ``allowed``: how far hidden states may be off, relative to the largest. Writes to any pages, so it must be called
     before the first request.
     """
+    if type(device).attention is Device.attention:  # no line for what the device never does
+        return
     try:
         attention = ranks.together(lambda: device.attention(model.rules(), model.dtype))
         if attention is None:
             return
-        times = ranks.largest(ranks.together(lambda: _measured(model, attention, allowed)))
+        times = _measured(model, attention, allowed, ranks)
     except Exception as error:
         log.warning("chosen tokens attend by the engine's attention, not by the device: %s", error)
         return
-    if longest := longest_attended(times.tolist()):
+    ours, theirs = zip(*times, strict=True)
+    if longest := longest_attended(ours, theirs):
         model.attention, model.attended_length = attention, longest
-    ours, theirs = (", ".join(f"{1000 * seconds:.1f}" for seconds in way) for way in times.tolist())
     log.info(
-        "chosen tokens attend by %s: in spans of %s tokens they take %s ms by the device, and %s ms by the engine",
+        "chosen tokens attend by %s: in spans of %s tokens they take %s ms by the device, and %s ms by the engine%s",
         _named(longest),
-        ", ".join(map(str, LENGTHS)),
-        ours,
-        theirs,
+        ", ".join(map(str, LENGTHS[: len(times)])),
+        *(", ".join(f"{1000 * seconds:.1f}" for seconds in way) for way in (ours, theirs)),
+        "" if len(times) == len(LENGTHS) else f"; to measure longer spans would take more than {SECONDS:g} s",
     )
 
 
-def longest_attended(times: Sequence[Sequence[float]]) -> float:
-    """The longest spans for which the device is faster than the engine, as for all shorter ones; 0: for none."""
-    faster = [is_faster(ours, theirs) for ours, theirs in zip(*times, strict=True)]
-    return math.inf if all(faster) else (0, *LENGTHS)[faster.index(False)]
+def longest_attended(ours: Sequence[float], theirs: Sequence[float]) -> float:
+    """The longest spans for which the device is faster than the engine, as for all shorter ones; 0: for none.
+
+    The seconds are those of the first lengths. Spans that are longer than all that were measured are the engine's.
+    """
+    faster = [*map(is_faster, ours, theirs), False]
+    return math.inf if faster.index(False) == len(LENGTHS) else (0, *LENGTHS)[faster.index(False)]
 
 
 def _named(longest: float) -> str:
@@ -65,22 +73,39 @@ def is_faster(ours: float, theirs: float) -> bool:
     return ours < theirs
 
 
-def _measured(model: EngineModel, attention: ChosenAttention, allowed: float) -> torch.Tensor:
-    """The seconds of each forward: by the device, and by the engine's attention. Raises Unsupported for wrong results.
+def _measured(
+    model: EngineModel, attention: ChosenAttention, allowed: float, ranks: Ranks
+) -> list[tuple[float, float]]:
+    """The seconds of forwards over the first of the lengths: by the device, and by the engine's attention."""
+    times: list[tuple[float, float]] = []
+    started, left, last = time.perf_counter(), SECONDS, 0.0
+    for chosen in ranks.together(partial(_forwards, model)):
+        # All ranks know the same times, so they stop at the same length.
+        if times and last > left:
+            break
+        begun = time.perf_counter()
+        pair = ranks.together(partial(_compared, model, attention, chosen, allowed))
+        now = time.perf_counter()
+        ours, theirs, last, spent = ranks.largest(torch.tensor([*pair, now - begun, now - started])).tolist()
+        times.append((ours, theirs))
+        left = SECONDS - spent
+    return times
 
-    The pages hold what the engine's attention has computed, whatever of it is computed again.
+
+def _compared(model: EngineModel, attention: ChosenAttention, chosen: Chosen, allowed: float) -> tuple[float, float]:
+    """The seconds by the device, and by the engine's attention. Raises Unsupported if the device's result is wrong.
+
+    Both compute the same tokens over the same pages.
     """
-    forwards = _forwards(model)
-    theirs = [_run(model, chosen) for chosen in forwards]
+    expected, theirs = _run(model, chosen)
     model.attention = attention
     try:
-        ours = [_run(model, chosen) for chosen in forwards]
+        found, ours = _run(model, chosen)
     finally:
         model.attention = None
-    for (mine, _), (expected, _) in zip(ours, theirs, strict=True):
-        if (error := error_of(mine, expected)) > allowed:
-            raise Unsupported(f"what the model computes with it is off by {error:.1%} (allowed {allowed:.1%})")
-    return torch.tensor([[seconds for _, seconds in way] for way in (ours, theirs)])
+    if (error := error_of(found, expected)) > allowed:
+        raise Unsupported(f"what the model computes with it is off by {error:.1%} (allowed {allowed:.1%})")
+    return ours, theirs
 
 
 def _forwards(model: EngineModel) -> Sequence[Chosen]:

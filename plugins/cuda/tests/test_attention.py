@@ -21,6 +21,7 @@ from blendhub.core.layout import KVLayout
 from blendhub.testing.devices.attending import LATENT, RULES, AttentionCase, spread_out
 from blendhub.testing.devices.deferred import DeferredRuntime
 
+N = 32_768
 HAS_GPU = torch.cuda.is_available()
 pytestmark = pytest.mark.slow
 
@@ -66,15 +67,30 @@ def test_a_latent_of_another_width_is_refused_with_a_sentence(device):
         check(device, [[0]], AttentionRules(16, 0.04, latent=448), layout=LATENT, format="latent")
 
 
-@pytest.mark.parametrize("length", [1, 4])
-def test_tiles_are_full_however_short_spans_are(length):
-    """The useful rows of all tiles, for 15% of 32,768 tokens and four query heads for each head of keys."""
-    starts = np.arange(0, 32_768, length * 20 // 3)[:, None]
-    positions = (starts + np.arange(length)).ravel()
-    shape = tile_shape(4, 128)
+def tiles_of_spans(length, shape):
+    """Of 15% of ``N`` tokens, in spans of this length."""
+    positions = (np.arange(0, N, length * 20 // 3)[:, None] + np.arange(length)).ravel()
     tiles = tiles_of(np.zeros(len(positions), np.int64), positions, shape.tokens)
     assert int(tiles[:, 2].sum()) == len(positions)
-    assert len(positions) * 4 / (len(tiles) * shape.rows) >= 0.9
+    return tiles
+
+
+@pytest.mark.parametrize("length", [1, 4])
+def test_tiles_are_full_however_short_spans_are(length):
+    """The useful rows of all tiles, with four query heads for each head of keys."""
+    shape = tile_shape(4, 128)
+    tiles = tiles_of_spans(length, shape)
+    assert int(tiles[:, 2].sum()) * 4 / (len(tiles) * shape.rows) >= 0.9
+
+
+@pytest.mark.parametrize("heads, length", product([16, 128], [1, 4]))
+def test_latents_are_read_less_than_the_keys_and_values_of_a_full_prefill(heads, length):
+    """What the kernel's tiles read of pages, beside the least that a full prefill with MLA reads: it projects keys of
+    192 items and values of 128 for each head, and FlashAttention reads them once for each 128 queries of a head."""
+    shape = tile_shape(heads, 576)
+    tiles = tiles_of_spans(length, shape)
+    ours = 576 * int((tiles[:, 4] + 1).sum()) * -(-heads // shape.heads)
+    assert ours / (heads * (192 + 128) * sum(range(128, N + 1, 128))) <= 0.6
 
 
 @pytest.mark.long
