@@ -46,7 +46,7 @@ class Served:
             stdout=subprocess.PIPE,
             text=True,
             env={**os.environ, **environment},
-            # Whoever runs the tests may ignore the signal, as nohup does; it would be inherited.
+            # The tests may run with the signal ignored, as nohup does, and a process would inherit that.
             preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
         )
 

@@ -43,7 +43,7 @@ class WritingRules(ReadingRules):
 
     @rule(which=WHICH, name=st.sampled_from(sorted(REQUESTS)))
     def forget(self, which: int, name: str) -> None:
-        """Delete what a request stored, whoever reads or writes it."""
+        """Delete what a request stored, also while others read or write it."""
         others = self.chunks_of_others(name)
         try:
             self.an_engine(which).scheduler.client.forget(request=name)
