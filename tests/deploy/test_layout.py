@@ -139,7 +139,13 @@ def fetched(hub: subprocess.Popen, path: str) -> str:
     return subprocess.run(enter, capture_output=True, text=True, check=True).stdout
 
 
-@pytest.mark.parametrize("hub, engine", [of_compose(), of_kubernetes()], ids=["compose", "kubernetes"])
+@pytest.mark.parametrize(
+    "hub, engine",
+    [
+        pytest.param(*of_compose(), id="compose", marks=pytest.mark.long),
+        pytest.param(*of_kubernetes(), id="kubernetes"),
+    ],
+)
 def test_containers_that_share_the_volume_share_kv_and_a_hub_that_returns_is_found(begin, volume, hub, engine):
     assert [*dict(hub.volumes.items() & engine.volumes.items())] == ["/dev/shm"], "the only volume that both mount"
     assert hub.user == engine.user == USER

@@ -8,7 +8,7 @@ import pytest
 from blendhub.hub.memory.default_size import default_arena_bytes
 from harness.engines import Server
 
-pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.alone, pytest.mark.timeout(600)]
 
 CONNECTOR = {"kv_connector": "BlendHubConnector", "kv_role": "kv_both"}
 GIB = 2**30
