@@ -10,7 +10,7 @@ import torch
 from blendhub import Span
 
 Seconds = list[tuple[float, float]]
-"""Of each round: the host's seconds, and those until the device had done all."""
+"""For each round, the seconds until the host was done, and until the device was."""
 
 
 def forward_seconds(engine: Any, context: int, *ways: Sequence[Span], rounds: int = 10) -> list[Seconds]:

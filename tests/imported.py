@@ -7,4 +7,4 @@ from harness.engines import template
 if __name__ == "__main__":
     for module in template.IMPORTED:
         template.import_if_there(module)
-    pytest.main(["--collect-only", "--quiet"])  # what is wrong with it, the tests themselves tell
+    pytest.main(["--collect-only", "--quiet"])  # the tests themselves report what cannot be collected

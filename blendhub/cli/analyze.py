@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from blendhub.core.errors import InvalidInput, OptionError
+from blendhub.core.errors import InvalidInput, OptionError, reason_of
 from blendhub.framework.host import PluginHost
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ def _encoder(arguments: argparse.Namespace) -> "Encoder":
     try:
         return Pretrained(arguments.tokenizer, template.read_text(encoding="utf-8") if template else None)
     except (OSError, UnicodeDecodeError) as error:
-        raise OptionError(f"--chat-template {template}: cannot be read: {getattr(error, 'strerror', error)}") from None
+        raise OptionError(f"--chat-template {template}: cannot be read: {reason_of(error)}") from None
 
 
 def _gib(text: str) -> list[float]:

@@ -12,7 +12,7 @@ from blendhub.cli.json_input import read_object
 from blendhub.cli.strip_view import show_not_reused, show_sources, show_strip
 from blendhub.client.hub_client import HubClient
 from blendhub.client.wire import Previewed
-from blendhub.core.errors import BlendHubError, OptionError
+from blendhub.core.errors import BlendHubError, OptionError, reason_of
 from blendhub.core.layout import Variant
 from blendhub.core.spans import Position, Span, gaps, generation_of
 from blendhub.core.tokens import Tokens, as_tokens
@@ -168,7 +168,7 @@ def _text(file: str) -> str:
     try:
         return Path(file).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise OptionError(f"cannot read {file}: {getattr(error, 'strerror', error)}") from None
+        raise OptionError(f"cannot read {file}: {reason_of(error)}") from None
 
 
 class _Usage(msgspec.Struct):

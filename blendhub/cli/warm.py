@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from blendhub.cli.json_input import read_object
-from blendhub.core.errors import BlendHubError, InvalidInput, OptionError
+from blendhub.core.errors import BlendHubError, InvalidInput, OptionError, reason_of
 from blendhub.framework.host import PluginHost
 from blendhub.system.default_paths import default_endpoint
 from blendhub.system.served_vllm import transfer_config
@@ -151,7 +151,7 @@ def _system(file: Path | None) -> str:
     try:
         return file.read_text(encoding="utf-8").strip("\n") if file else ""
     except (OSError, UnicodeDecodeError) as error:
-        raise InvalidInput(f"--system {file} cannot be read: {getattr(error, 'strerror', error)}") from None
+        raise InvalidInput(f"--system {file} cannot be read: {reason_of(error)}") from None
 
 
 def _check_settings(settings: dict[str, Any]) -> None:

@@ -67,7 +67,7 @@ class ArenaView:
     """The slots of an arena, mapped into this process. The hub reserves them step by step while it serves.
 
     The mapping lasts until the last array over it is gone, in this process and in those forked from it. Until
-    then the hub sees the lock that belongs to it, and gives to nobody else a slot that this process may still write.
+    then the hub sees the lock of the mapping, and gives no slot that this process may still write to another process.
     """
 
     def __init__(self, name: ArenaName) -> None:

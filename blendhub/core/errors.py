@@ -94,3 +94,8 @@ class AdapterReplaced(BlendHubError):
 
 class Unsupported(BlendHubError):
     """A model, page format or feature is not supported; the message says what still works."""
+
+
+def reason_of(error: Exception) -> str:
+    """Why something failed, for a message that names the file or address itself: without an error number."""
+    return getattr(error, "strerror", None) or str(error) or type(error).__name__

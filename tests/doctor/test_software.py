@@ -170,7 +170,7 @@ def test_the_installed_versions_fit_and_a_cpu_without_instructions_for_bfloat16_
     report = doctor("--only", "versions", ONEDNN_MAX_CPU_ISA="SSE41")
     assert report.code == 0
     assert report.findings[-1]["sentence"].endswith(f" can run BlendHub; its server starts with: {server_command()}")
-    # oneDNN is told to use no newer instructions, of x86 only.
+    # The variable names instructions of x86, and only builds for CPUs compute with oneDNN.
     if platform.machine() == "x86_64" and not (torch.version.cuda or torch.version.hip):
         assert "in bfloat16 as in float32: serve models of bfloat16 with --dtype float32" in report.text
 

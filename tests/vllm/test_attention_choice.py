@@ -5,9 +5,6 @@ import math
 import re
 
 import pytest
-
-pytest.importorskip("vllm", reason="the adapter needs vLLM; `make setup` installs it")
-
 import torch
 
 from blendhub.vllm.worker import attention_choice
@@ -38,7 +35,7 @@ def test_the_device_attends_where_it_is_faster_for_all_shorter_spans_too(ours, l
 
 
 class Slow(Anything):
-    """A model whose forwards take so many seconds by a clock of its own; by the device, half of them."""
+    """A model that is also the clock: a forward takes ``seconds``, and half of that by the device."""
 
     max_tokens, max_spans, n_blocks, block_size, dtype = 4096, 256, 300, 16, torch.float32
     config = StandIn(model_config=StandIn(max_model_len=4096))

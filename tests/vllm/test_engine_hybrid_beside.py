@@ -16,7 +16,7 @@ from tests.vllm.test_engine_other_connectors import OFFLOADING, OURS, SIMPLE, be
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 ALONE = {"mode": "off", "store": False}
-"""What a request says of which BlendHub reuses and stores nothing."""
+"""Options of a request for which BlendHub reuses and stores nothing."""
 
 
 @pytest.fixture(scope="module")

@@ -3,9 +3,6 @@
 from typing import Any
 
 import pytest
-
-pytest.importorskip("vllm", reason="the adapter needs vLLM; `make setup` installs it")
-
 import torch
 from vllm.model_executor.layers.attention import Attention, ChunkedLocalAttention, MLAAttention
 from vllm.v1.attention.backend import AttentionType

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from blendhub.core.errors import InvalidInput
+from blendhub.core.errors import InvalidInput, reason_of
 
 Text = str | list[Annotated[int, Meta(ge=0, lt=2**32)]]
 """A text, or its token ids."""
@@ -36,7 +36,7 @@ def read_questions(file: Path, most: int | None = None) -> list[Question]:
     try:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise InvalidInput(f"cannot read {file}: {getattr(error, 'strerror', error)}; {EXPECTED}") from None
+        raise InvalidInput(f"cannot read {file}: {reason_of(error)}; {EXPECTED}") from None
     questions = [_question(where, entry) for where, entry in islice(_entries(file, text), most)]
     if not questions:
         raise InvalidInput(f"{file} has no questions; {EXPECTED}")

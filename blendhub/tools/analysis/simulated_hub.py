@@ -245,7 +245,7 @@ class SimulatedHub:
         """The tokens of a prompt that the largest arena would reuse. Nothing changes."""
         matches = self._index.match(tokens, 0.0, self._max_generation).matches
         pieces = self._pieces(matches, len(tokens) - 1)
-        return Reused(*(sum(piece[at] for piece in pieces) for at in (1, 2, 3)))  # type: ignore[misc]
+        return Reused(sum(piece.exact for piece in pieces), sum(piece.moved for piece in pieces), settled=0)
 
     def _pieces(self, matches: Sequence[Match], end: int, kept: int = 0) -> list[FoundChunk]:
         """The part of a prompt, whose last token is at ``end``, in each chunk. A prefix cache goes on up to a gap."""

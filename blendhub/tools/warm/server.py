@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from blendhub.core.errors import BlendHubError, InvalidInput
+from blendhub.core.errors import BlendHubError, InvalidInput, reason_of
 
 T = TypeVar("T")
 ANSWER_TIMEOUT_S = 600.0
@@ -131,8 +131,7 @@ class Server:
         try:
             status, said = self._exchange(method, path, body)
         except (OSError, http.client.HTTPException) as error:
-            why = getattr(error, "strerror", None) or error or type(error).__name__
-            raise ServerGone(f"no server answers at {self.url}: {why}") from None
+            raise ServerGone(f"no server answers at {self.url}: {reason_of(error)}") from None
         if status in TOO_MANY:
             raise ServerBusy(f"the server at {self.url} has too many requests")
         if status == 401:

@@ -78,17 +78,16 @@ def _measured(
 ) -> list[tuple[float, float]]:
     """The seconds of forwards over the first of the lengths: by the device, and by the engine's attention."""
     times: list[tuple[float, float]] = []
-    started, left, last = time.perf_counter(), SECONDS, 0.0
+    started, spent, last = time.perf_counter(), 0.0, 0.0
     for chosen in ranks.together(partial(_forwards, model)):
         # All ranks know the same times, so they stop at the same length.
-        if times and last > left:
+        if times and spent + last > SECONDS:
             break
         begun = time.perf_counter()
         pair = ranks.together(partial(_compared, model, attention, chosen, allowed))
         now = time.perf_counter()
         ours, theirs, last, spent = ranks.largest(torch.tensor([*pair, now - begun, now - started])).tolist()
         times.append((ours, theirs))
-        left = SECONDS - spent
     return times
 
 

@@ -41,7 +41,7 @@ def layout_of(width, value_width=64):
     return KVLayout(layers=1, kv_heads=2, key_dim=width, value_dim=value_width, dtype="float32", chunk_tokens=16)
 
 
-@pytest.mark.parametrize("group, width", product([1, 3, 4, 16], [64, 96, 128]))
+@pytest.mark.parametrize("group, width", [*product([1, 3, 4, 16], [64, 96, 128])])
 def test_heads_share_keys(group, width, device):
     check(device, [spread_out(20, 130)], AttentionRules(2 * group, 0.2), layout=layout_of(width))
 
@@ -68,7 +68,7 @@ def test_a_latent_of_another_width_is_refused_with_a_sentence(device):
 
 
 def tiles_of_spans(length, shape):
-    """Of 15% of ``N`` tokens, in spans of this length."""
+    """The tiles for 15% of ``N`` tokens, chosen in spans of this length."""
     positions = (np.arange(0, N, length * 20 // 3)[:, None] + np.arange(length)).ravel()
     tiles = tiles_of(np.zeros(len(positions), np.int64), positions, shape.tokens)
     assert int(tiles[:, 2].sum()) == len(positions)
@@ -83,7 +83,7 @@ def test_tiles_are_full_however_short_spans_are(length):
     assert int(tiles[:, 2].sum()) * 4 / (len(tiles) * shape.rows) >= 0.9
 
 
-@pytest.mark.parametrize("heads, length", product([16, 128], [1, 4]))
+@pytest.mark.parametrize("heads, length", [*product([16, 128], [1, 4])])
 def test_latents_are_read_less_than_the_keys_and_values_of_a_full_prefill(heads, length):
     """What the kernel's tiles read of pages, beside the least that a full prefill with MLA reads: it projects keys of
     192 items and values of 128 for each head, and FlashAttention reads them once for each 128 queries of a head."""
