@@ -162,7 +162,9 @@ def test_a_chat_without_a_template_says_what_to_name(analyze):
 @pytest.mark.parametrize("output", ["text", "json"])
 @pytest.mark.slow
 def test_ctrl_c_prints_what_was_seen(tmp_path, output):
-    command = [sys.executable, "-m", "blendhub.cli", "analyze", "--bytes", "-"]
+    # A child of `nohup make test &` inherits that SIGINT is ignored.
+    restored = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); import blendhub.cli.__main__"
+    command = [sys.executable, "-c", restored, "analyze", "--bytes", "-"]
     command += ["--json"] if output == "json" else []
     process = subprocess.Popen(command, cwd=tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdin and process.stdout
