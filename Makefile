@@ -47,7 +47,7 @@ test $$result = passed
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: help setup docs test test-fast test-long test-vllm lint imported size format dist bench quality model-card gpu-pack gpu-check npu-check soak demo agent-demo fleet-demo clean
+.PHONY: help setup docs test test-fast test-long test-vllm lint imported size format dist bench quality model-card gpu-pack gpu-check npu-check demo agent-demo fleet-demo clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -158,9 +158,6 @@ gpu-check: $(if $(GPU_PACK),$(GPU_SITE)) ## On a machine with a GPU and torch, t
 npu-check: ## On a machine with an Ascend NPU and torch_npu, test and measure the device; results go to build/npu-check
 	PYTHONPATH=.:plugins/ascend "$(PYTHON)" plugins/ascend/npu_check.py
 
-soak: setup ## Hubs among hostile, killed and frozen clients, alone and as a fleet; every byte read is held against what was written
-	$(BIN)/python -m benchmarks.soak
-	SOAKED_S=300 $(BIN)/python -m pytest plugins/mooncake/tests/test_two_hubs.py -k while_mooncake_evicts
 
 demo: setup ## Ask a real model about documents seen before, in three ways; results go to build/demo
 	$(BIN)/python -m examples.demo

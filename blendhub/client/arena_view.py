@@ -34,7 +34,7 @@ MappingId = Annotated[int, Meta(ge=LARGEST_ARENA + HEADER_BYTES, le=2**62)]
 
 
 class ArenaName(msgspec.Struct, frozen=True):
-    """Identifies a segment: another machine may have a segment of the same name, but not with the same nonce."""
+    """Identifies a segment: another container may have a segment of the same name, but not with the same nonce."""
 
     segment: Annotated[str, Meta(pattern=r"^blendhub-\d+-[0-9a-f]{16}$")]
     nonce: Annotated[str, Meta(max_length=64)]
@@ -78,7 +78,7 @@ class ArenaView:
             raise _cannot_map(path, error) from error
         try:
             if read_header(fd) != name:
-                raise HubError(f"{path} is another hub's arena; is the hub on another machine?")
+                raise ValueError("it is another hub's arena")
             self.mapping = _lock_some_byte(fd)
             memory = mmap.mmap(fd, HEADER_BYTES + name.size)
         except (OSError, ValueError, msgspec.MsgspecError) as error:
@@ -116,4 +116,8 @@ def _lock_some_byte(fd: int) -> int:
 
 
 def _cannot_map(path: Path, error: Exception) -> HubError:
-    return HubError(f"cannot map the hub's arena {path}: {error}; is the hub on another machine?")
+    why = error.strerror if isinstance(error, OSError) else str(error)
+    return HubError(
+        f"cannot map the hub's arena {path}: {why}. Hub and engines need one /dev/shm and one user: on this machine or "
+        "with docker run --ipc=host, or with one volume at /dev/shm in their containers"
+    )

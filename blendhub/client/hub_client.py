@@ -1,7 +1,6 @@
 """The hub as a Python object, over any transport."""
 
 import contextlib
-import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -13,8 +12,7 @@ from blendhub.client import wire
 from blendhub.client.session import HubSession, PendingReply
 from blendhub.client.write_rights import WriteRight
 from blendhub.contracts import Segment
-from blendhub.contracts.transport import Buffer
-from blendhub.core.errors import BlendHubError, Busy, HubError
+from blendhub.core.errors import BlendHubError, HubError
 from blendhub.core.layout import Variant
 from blendhub.core.spans import MOST_GENERATION, Span
 from blendhub.core.tokens import TokenBuffer, as_tokens
@@ -22,8 +20,6 @@ from blendhub.outcome.report import LONGEST_NAME, PromptReport
 
 BASE = Variant()
 """The namespace of requests without LoRA and salt."""
-
-BUSY_PAUSE_S = 0.01
 
 ByteArray = npt.NDArray[np.uint8]
 
@@ -113,19 +109,13 @@ class HubClient(HubSession):
     def shard(self, slot: int) -> ByteArray:
         """This rank's part of a slot, in place."""
         if self.arena is None:
-            raise HubError("the hub's arena is on another machine; use submit_fetch and put")
+            raise HubError("this client is not registered; call register first")
         return self.arena.slot(self.shard_at(slot), self.namespace.shard_bytes)
 
     def shard_at(self, slot: int, *, of_state: bool = False) -> int:
         """Where in the arena this rank's part of a slot begins; ``of_state``: of a slot with a state."""
         namespace = self.namespace.with_variant(Variant(states=True)) if of_state else self.namespace
         return slot + self._rank * namespace.shard_bytes
-
-    def submit_fetch(
-        self, lease: int, slots: Sequence[int], *, timeout: float | None = None
-    ) -> PendingReply[wire.Shards]:
-        """Ask for this rank's shards of slots of a lease, as payloads of the reply; for hubs on other machines."""
-        return self._submit(wire.Shards, wire.Fetch(**self._ids(), lease=lease, slots=tuple(slots)), (), timeout)
 
     # Writing.
 
@@ -193,21 +183,6 @@ class HubClient(HubSession):
         """End a write lease; waits for writes of this process that are under way."""
         self._end(right)
         self._call(wire.Done, wire.Abort(**self._ids(), lease=right.lease))
-
-    def put(self, right: WriteRight, position: int, shard: Buffer) -> None:
-        """Write this rank's shard of the slot at a position, through the transport; for hubs on other machines.
-
-        A hub that is Busy, as when several ranks put at once, is asked again until the timeout.
-        """
-        give_up_at = time.monotonic() + self._timeout
-        while True:
-            try:
-                self._call(wire.Done, wire.Put(**self._ids(), lease=right.lease, position=position), [shard])
-                return
-            except Busy:
-                if time.monotonic() >= give_up_at:
-                    raise
-                time.sleep(BUSY_PAUSE_S)
 
     # The rest.
 

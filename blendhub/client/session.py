@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Generic, TypeVar
 
 from blendhub.client import wire
-from blendhub.client.arena_view import ArenaName, ArenaView
+from blendhub.client.arena_view import ArenaView
 from blendhub.client.write_rights import WriteRights
 from blendhub.contracts import Envelope
 from blendhub.contracts.transport import Buffer, Pending
@@ -53,20 +53,11 @@ class PendingReply(Generic[R]):
 
     def result(self) -> R:
         """The reply; raises the error that the hub answered with. Waits until the timeout, unless ``done``."""
-        return self._checked().message  # type: ignore[return-value]
-
-    def payload(self) -> Sequence[Buffer]:
-        """The payload of the reply; waits and raises as ``result`` does."""
-        return self._checked().payload
-
-    def _checked(self) -> Envelope:
         with self._owner._noticing_trouble(self._session):
-            answer = self._pending.result()
-        if not isinstance(answer.message, self._expected):
-            raise ProtocolError(
-                f"the hub answered {type(answer.message).__name__} where {self._expected.__name__} was expected"
-            )
-        return answer
+            reply = self._pending.result().message
+        if not isinstance(reply, self._expected):
+            raise ProtocolError(f"the hub answered {type(reply).__name__} where {self._expected.__name__} was expected")
+        return reply
 
 
 class HubSession:
@@ -115,9 +106,7 @@ class HubSession:
         """Why the session is not ``is_up``, or was not the last time."""
         self._keeper = threading.Thread(target=self._keep_alive_regularly, name="blendhub-ping", daemon=True)
         self.arena: ArenaView | None = None
-        """The hub's arena, mapped; None if the hub is on another machine."""
-        self.arena_trouble = ""
-        """Why the last attempt to map the arena failed."""
+        """The hub's arena, mapped; None before the first registration."""
         self.registrations = 0
         self.kept_leases: set[int] = set()
         """Read leases under which copies are under way: pings keep them."""
@@ -166,11 +155,6 @@ class HubSession:
     def epoch(self) -> int:
         """A number that a hub chooses at its start."""
         return self._session.epoch
-
-    @property
-    def arena_name(self) -> ArenaName:
-        """The hub's arena, whether it can be mapped here or not."""
-        return self._session.arena
 
     @property
     def namespace(self) -> Namespace:
@@ -274,13 +258,9 @@ class HubSession:
         self._submit(wire.HubStats, wire.Stats(), probing=True).result()
         answer = self._submit(wire.Registered, self._register, (), REGISTER_TIMEOUT_S, probing=True).result()
         self._registered = answer
-        try:
-            if self.arena is None or self.arena.name != answer.arena:
-                self.arena = ArenaView(answer.arena)
-        except HubError as error:
-            self.arena, self.arena_trouble = None, str(error)
-            log.info("KV goes through the transport: %s", error)
-        if self.arena and self._rank >= 0:
+        if self.arena is None or self.arena.name != answer.arena:
+            self.arena = ArenaView(answer.arena)
+        if self._rank >= 0:
             mapped = wire.Mapped(**self._ids(), nonce=answer.arena.nonce, mapping=self.arena.mapping)
             try:
                 may = self._submit(wire.MayWrite, mapped, probing=True).result()

@@ -3,8 +3,8 @@
 Token ids are a request's first payload, raw uint32, sent once. Whatever comes from a peer is decoded into these
 structs, which bound every field; the hub checks the rest before it uses it. A session belongs to one engine; requests
 name one of the engine's namespaces by its ``Variant``, so they cannot name another engine's. Lookups answer with
-matches and, under a read lease, with the places of their KV in the arena; reserves answer with slots. KV travels in
-payloads only between machines.
+matches and, under a read lease, with the places of their KV in the arena; reserves answer with slots. KV itself never
+travels in messages.
 """
 
 from typing import Annotated, TypeAlias
@@ -21,7 +21,7 @@ from blendhub.core.spans import MOST_GENERATION, Generation, Id, Match, Position
 from blendhub.outcome.report import MOST_REPORTS, PromptReport, RequestName
 from blendhub.system.processes import ProcessId
 
-WIRE_VERSION = 8
+WIRE_VERSION = 9
 
 Seconds = Annotated[float, Meta(ge=0, le=3600)]
 Ratio = Annotated[float, Meta(ge=0, le=1)]
@@ -145,10 +145,7 @@ class Reserve(InNamespace, frozen=True, kw_only=True):
 
 
 class Commit(FromSession, frozen=True):
-    """This rank has written its shard of all slots up to position ``upto``.
-
-    A rank that has not mapped the arena has put all of them before.
-    """
+    """This rank has written its shard of all slots up to position ``upto``."""
 
     lease: Id
     upto: Position
@@ -211,21 +208,6 @@ class Stats(Message, frozen=True):
     """Ask for the hub's counters and gauges; needs no session."""
 
 
-class Fetch(FromSession, frozen=True):
-    """Ask for this rank's shards of slots of a read lease, as payloads; for clients on other machines."""
-
-    lease: Id
-    slots: Annotated[tuple[Position, ...], Meta(max_length=MOST_MATCHES)]
-    """The offsets of the slots, each of which the lease covers."""
-
-
-class Put(FromSession, frozen=True):
-    """Write this rank's shard of the slot that begins at ``position``; for clients on other machines."""
-
-    lease: Id
-    position: Position
-
-
 Request: TypeAlias = (
     Register
     | Unregister
@@ -244,8 +226,6 @@ Request: TypeAlias = (
     | Forget
     | Events
     | Stats
-    | Fetch
-    | Put
 )
 
 # Replies.
@@ -360,23 +340,8 @@ class HubStats(Message, frozen=True):
     namespaces: dict[str, dict[str, float]]
 
 
-class Shards(Message, frozen=True):
-    """The requested bytes are the payloads."""
-
-
 Reply: TypeAlias = (
-    Registered
-    | MayWrite
-    | Done
-    | Pong
-    | Found
-    | Reserved
-    | Explained
-    | Previewed
-    | Forgotten
-    | EventsFound
-    | HubStats
-    | Shards
+    Registered | MayWrite | Done | Pong | Found | Reserved | Explained | Previewed | Forgotten | EventsFound | HubStats
 )
 
 

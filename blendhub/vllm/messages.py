@@ -178,8 +178,6 @@ class WorkerReport(KVConnectorWorkerMetadata):
     """The number of ranks whose first attempt to reach the hub and to pin its arena ended in this step."""
     save_seconds: tuple[float, ...] = ()
     """The seconds of each save that was committed since the last report."""
-    carried_bytes: int = 0
-    """Bytes of KV that went through the transport."""
     adapters: dict[int, dict[int, LoadedAdapter]] = field(default_factory=dict)
     """All LoRA adapters of the ranks on which these have changed, by rank and by id."""
     proofs: dict[int, WorkerProof] = field(default_factory=dict)
@@ -199,7 +197,6 @@ class WorkerReport(KVConnectorWorkerMetadata):
             committed_ranks=Counter(self.committed_ranks) + Counter(other.committed_ranks),
             opened=self.opened + other.opened,
             save_seconds=max(self.save_seconds, other.save_seconds, key=sum),
-            carried_bytes=self.carried_bytes + other.carried_bytes,
             adapters=self.adapters | other.adapters,
             proofs=self.proofs | other.proofs,
         )

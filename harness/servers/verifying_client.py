@@ -18,7 +18,7 @@ ROW = np.arange(1, 33, dtype=np.uint32) * np.uint32(2654435761)
 
 def space(chunk_tokens: int) -> Namespace:
     layout = KVLayout(layers=2, kv_heads=1, key_dim=32, value_dim=32, dtype="float32", chunk_tokens=chunk_tokens)
-    return Namespace(model=f"soak in chunks of {chunk_tokens}", layout=layout)
+    return Namespace(model=f"chunks of {chunk_tokens}", layout=layout)
 
 
 SMALL, LARGE = space(64), space(16 * 64)

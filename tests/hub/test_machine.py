@@ -85,8 +85,6 @@ class HubMachine(WritingRules):
             client = engine.workers[0].client
             with pytest.raises(BlendHubError):
                 client.release(garbage)
-            with pytest.raises(BlendHubError):
-                client.submit_fetch(garbage, [0]).result()
 
     @invariant()
     def all_agree(self) -> None:

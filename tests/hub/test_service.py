@@ -34,8 +34,6 @@ def test_the_hit_rate_is_counted(hub):
         (wire.Release, {"lease": 7}, [], LeaseError, "does not hold"),
         (wire.Commit, {"lease": 7, "upto": 1}, [], LeaseError, "does not hold"),
         (wire.Abort, {"lease": 7}, [], LeaseError, "does not hold"),
-        (wire.Fetch, {"lease": 7, "slots": ()}, [], LeaseError, "does not hold"),
-        (wire.Put, {"lease": 7, "position": 0}, [], LeaseError, "does not hold"),
         (wire.Release, {"lease": -1}, [], ProtocolError, "does not decode"),
         (wire.Lookup, {"wait_s": 1e9}, [b""], ProtocolError, "does not decode"),
         (wire.Lookup, {"wait_s": float("nan")}, [b""], ProtocolError, "wait_s"),

@@ -45,7 +45,7 @@ def numbers_of(kind: Any, at: str, seen: set[type]) -> Iterator[tuple[str, int |
 
 def test_every_number_of_a_request_has_a_least_and_a_greatest_value():
     found = list(numbers_of(msgspec.inspect.type_info(wire.Request), "", set()))
-    assert {"Span.end", "Fetch.lease", "Register.rank", "ProcessId.pid"} <= {at for at, *_ in found}
+    assert {"Span.end", "Release.lease", "Register.rank", "ProcessId.pid"} <= {at for at, *_ in found}
     assert [one for one in found if None in one] == []
 
 
@@ -54,7 +54,7 @@ def test_every_number_of_a_request_has_a_least_and_a_greatest_value():
     [
         ({"is": "Reserve", "span": [0, HUGE]}, [TEXT]),
         ({"is": "Reserve", "span": [HUGE, HUGE]}, [TEXT]),
-        ({"is": "Fetch", "lease": HUGE, "slots": []}, []),
+        ({"is": "Release", "lease": HUGE}, []),
         ({"is": "Lookup", "variant": ["", "s" * 1025]}, [TEXT]),
         ({"is": "Register", "engine": "f", "rank": 0, "namespace": namespace(), "client": 1,
           "process": msgspec.structs.replace(ProcessId.mine(), pid=HUGE)}, []),

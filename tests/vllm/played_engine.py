@@ -147,9 +147,6 @@ class PlayedEngine:
         self.loads = plan.loads
         self.settle()
         for job in plan.saves:
-            if self.client.arena is None:
-                for slot in job.slots:
-                    self.client.put(job.right, slot.span.start, bytes(self.client.namespace.shard_bytes))
             self.client.commit(job.right, job.span.end)
         self.saved += plan.saves
         self.ending = plan.ending

@@ -1,50 +1,19 @@
 """The scheduler side when the hub is slow, frozen, gone or cleared."""
 
-import logging
 import threading
 import time
 
 import pytest
 from vllm.v1.core.sched.output import CachedRequestData, SchedulerOutput
 
-from blendhub.client.arena_view import SHM
 from blendhub.core.errors import LeaseError
-from blendhub.core.plugin_choice import PluginChoice
-from blendhub.hub.config import HubConfig, Listen, StoreChoice
+from blendhub.hub.config import HubConfig, StoreChoice
 from blendhub.hub.embedded import HubInThread
-from blendhub.vllm.messages import HubAddress, WorkerReport
+from blendhub.vllm.messages import WorkerReport
 from tests.vllm.played_engine import HOST, SETTINGS, PlayedEngine, text
 from tests.vllm.standing_still import standing_still
 
 pytestmark = pytest.mark.slow
-
-
-def test_a_hub_whose_arena_cannot_be_mapped_is_used_through_the_transport_with_one_warning(tmp_path, caplog):
-    endpoint = f"ipc://{tmp_path}/hub.sock"
-    config = HubConfig(arena_gib=0.01, metrics="", listen=(Listen(endpoint=endpoint),))
-    document = text(0, 96)
-    with caplog.at_level(logging.INFO, logger="blendhub"):
-        with HubInThread(config, HOST) as hub:
-            # As if it had another /dev/shm.
-            segment = SHM / hub.hub.service.state.cache.arena.name.segment
-            segment.unlink()
-            engine = PlayedEngine(hub, HubAddress(endpoint, PluginChoice("zmq")))
-            assert [engine.serve(name, document) for name in ("a", "b")] == [0, 95]
-        lines = [line for line in caplog.messages if line.startswith("BlendHub: ")]
-        assert len(lines) == 2 and lines[0].startswith("BlendHub: text is reused anywhere; ")
-        assert lines[1].startswith(
-            "BlendHub: KV goes through the transport, which is slower than shared memory: cannot"
-        )
-        with HubInThread(config, HOST):
-            until = time.monotonic() + 20
-            while engine.client.arena is None or not engine.side.executor.is_up:
-                assert time.monotonic() < until, "the hub that came back was not found"
-                time.sleep(0.05)
-            engine.serve("d", document)
-            assert engine.found(document, exact=True) == set(range(96))
-            assert sum("through the transport, which" in line for line in caplog.messages) == 1
-            assert sum(line.startswith("BlendHub: ") for line in caplog.messages) > 2, "the new arena was not noticed"
-            engine.close()
 
 
 def test_the_reason_says_that_text_is_still_being_read_from_the_store(tmp_path, monkeypatch):

@@ -34,10 +34,10 @@ def facts(**changes) -> StartupFacts:
     return StartupFacts(**given | changes)
 
 
-def said(facts: StartupFacts, arena: int = 5 * GIB, trouble: str = "") -> tuple[list[str], list[str]]:
+def said(facts: StartupFacts, arena: int = 5 * GIB) -> tuple[list[str], list[str]]:
     """The lines of INFO, and those of WARNING."""
     by_level: dict[int, list[str]] = {logging.INFO: [], logging.WARNING: []}
-    for line in lines(facts, ArenaProgress(arena, arena), trouble):
+    for line in lines(facts, ArenaProgress(arena, arena)):
         by_level[line.level].append(line.text)
     return by_level[logging.INFO], by_level[logging.WARNING]
 
@@ -114,7 +114,7 @@ def test_an_arena_that_does_not_hold_one_prompt_is_a_warning_that_names_the_key(
 
 
 def test_an_arena_that_is_still_being_reserved_is_described_as_it_will_be():
-    (line,) = lines(facts(), ArenaProgress(GIB, 5 * GIB), "")
+    (line,) = lines(facts(), ArenaProgress(GIB, 5 * GIB))
     assert "; arena 5.0 GiB (1.0 GiB of them reserved so far): about 40,960 tokens of this model" in line.text
 
 
@@ -129,15 +129,6 @@ def test_where_not_one_chunk_fits_the_line_names_the_flag_of_the_container():
 def test_one_prompt_that_just_fits_is_no_warning():
     assert said(facts(), 8192 * TOKEN)[1] == []
     assert len(said(facts(), 8192 * TOKEN - 1)[1]) == 1
-
-
-def test_an_arena_that_cannot_be_mapped_is_a_warning_that_says_how_to_share_memory():
-    chosen = facts(settings=Settings(endpoint="tcp://far:7"))
-    (line,), (warning,) = said(chosen, trouble="cannot map /dev/shm/blendhub-0-1f")
-    assert line.startswith("BlendHub: text is reused anywhere; hub at tcp://far:7; arena 5.0 GiB")
-    assert warning.startswith("BlendHub: KV goes through the transport, which is slower than shared memory: cannot map")
-    assert "tcp://far:7" in warning and "--ipc=host" in warning
-    assert "kv_connector_extra_config.blendhub.endpoint" in warning
 
 
 def test_a_ratio_that_the_policy_forbids_is_a_warning():

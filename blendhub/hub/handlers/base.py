@@ -51,9 +51,3 @@ class Handlers(ABC):
         if len(tokens) > MOST_PROMPT_TOKENS:
             raise InvalidInput(f"{len(tokens)} tokens are more than the {MOST_PROMPT_TOKENS} that a hub accepts")
         return tokens
-
-    def shard(self, session: Session, slot: int, size: int) -> memoryview:
-        """The part of a slot that belongs to the session's rank, which has ``size`` bytes."""
-        if session.rank < 0:
-            raise InvalidInput("this session registered without a rank, so it has no shard of a chunk")
-        return self.state.cache.arena.slot(slot + session.rank * size, size)

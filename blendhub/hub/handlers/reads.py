@@ -8,9 +8,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from blendhub.client import wire
-from blendhub.contracts import Envelope
 from blendhub.contracts.transport import Buffer
-from blendhub.core.errors import InvalidInput
 from blendhub.core.spans import Span
 from blendhub.hub.handlers.base import DONE, Answer, Handler, Handlers
 from blendhub.hub.index.matched_tokens import MatchedTokens
@@ -67,7 +65,6 @@ class ReadHandlers(Handlers):
         return {
             wire.Lookup: self._look,
             wire.Release: self._release,
-            wire.Fetch: self._fetch,
         }
 
     def _look(self, session: Session, message: wire.Lookup, payload: Sequence[Buffer]) -> Answer | Awaitable[Answer]:
@@ -164,13 +161,6 @@ class ReadHandlers(Handlers):
     def _release(self, session: Session, message: wire.Release, payload: Sequence[Buffer]) -> Answer:
         self.state.release(session, message.lease)
         return DONE
-
-    def _fetch(self, session: Session, message: wire.Fetch, payload: Sequence[Buffer]) -> Answer:
-        lease = self.state.reads.leases.of_engine(message.lease, session.engine.name)
-        if len(message.slots) > len(lease.chunks) or not {chunk.offset for chunk in lease.chunks} >= set(message.slots):
-            raise InvalidInput(f"lease {lease.id} covers {len(lease.chunks)} slots; fetch each of them once")
-        sizes = {chunk.offset: chunk.run.index.namespace.shard_bytes for chunk in lease.chunks}
-        return Envelope(wire.Shards(), [self.shard(session, slot, sizes[slot]) for slot in message.slots])
 
     def _load(self, chunks: set[Chunk]) -> list["asyncio.Future[None]"]:
         """Start to load chunks from the store; nothing to do where there is no store."""

@@ -1,10 +1,8 @@
 """Answers the requests that store KV and drop it."""
 
 import asyncio
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-
-import numpy as np
 
 from blendhub.client import wire
 from blendhub.contracts.transport import Buffer
@@ -25,7 +23,6 @@ class WriteHandlers(Handlers):
             wire.Reserve: self._reserve,
             wire.Commit: self._commit,
             wire.Abort: self._abort,
-            wire.Put: self._put,
             wire.Clear: self._clear,
         }
 
@@ -94,29 +91,14 @@ class WriteHandlers(Handlers):
                 raise full
             await self.tier.writer.wait_for_progress(left)
 
-    def _commit(self, session: Session, message: wire.Commit, payload: Sequence[Buffer]) -> Answer | Awaitable[Answer]:
+    def _commit(self, session: Session, message: wire.Commit, payload: Sequence[Buffer]) -> Answer:
         lease = self.state.writes.leases.of_engine(message.lease, session.engine.name)
         self.state.writes.commit(lease, session, message.upto)
-        copies = [copy for copy, position in lease.copies.items() if position < message.upto]
-        return _done_after(copies) if copies else DONE
+        return DONE
 
     def _abort(self, session: Session, message: wire.Abort, payload: Sequence[Buffer]) -> Answer:
         self.state.abort(session, message.lease)
         return DONE
-
-    def _put(self, session: Session, message: wire.Put, payload: Sequence[Buffer]) -> Awaitable[Answer]:
-        # Not a coroutine, which would begin after requests that the client sent behind this one.
-        lease = self.state.writes.leases.of_engine(message.lease, session.engine.name)
-        slot = lease.unwritten(session.rank, message.position).slot
-        target = self.shard(session, slot, lease.run.index.namespace.shard_bytes)
-        if len(payload) != 1 or memoryview(payload[0]).nbytes != len(target):
-            sizes = [memoryview(part).nbytes for part in payload]
-            raise InvalidInput(f"a shard has {len(target)} bytes, but the payloads have {sizes}")
-        copy = asyncio.get_running_loop().run_in_executor(
-            None, np.copyto, np.frombuffer(target, np.uint8), np.frombuffer(payload[0], np.uint8)
-        )
-        self.state.writes.copying(lease, session.rank, message.position, copy)
-        return _done_after([copy])
 
     async def _clear(self, session: Session, message: wire.Clear, payload: Sequence[Buffer]) -> Answer:
         for index in self._indexes_to_clear(session, message.variant):
@@ -133,9 +115,3 @@ class WriteHandlers(Handlers):
             return self.state.indexes.of_base(session.engine.base)
         index = self.state.find_index(session, variant)
         return [index] if index else []
-
-
-async def _done_after(copies: "Sequence[asyncio.Future[None]]") -> Answer:
-    # Unlike gather, wait cancels none: when the client cancels the request, the slot stays in use until its copy ends.
-    await asyncio.wait(copies)
-    return DONE

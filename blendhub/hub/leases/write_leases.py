@@ -1,9 +1,6 @@
 """Write leases: slots that engines fill. Chunks are published when all ranks have committed them; a slot is not
 reused while any process may still write into it."""
 
-from asyncio import Future
-from collections.abc import Hashable
-from functools import partial
 from typing import NamedTuple
 
 from blendhub.client.arena_view import SHM, SHM_ADVICE
@@ -34,7 +31,7 @@ ORDINARY = Worth()
 class WriteLease(Lease):
     """Slots for the next chunks of a run."""
 
-    __slots__ = ("committed", "copies", "number", "published", "put", "run", "slots", "tokens", "worth")
+    __slots__ = ("committed", "number", "published", "run", "slots", "tokens", "worth")
 
     def __init__(
         self,
@@ -59,10 +56,6 @@ class WriteLease(Lease):
         """The position up to which each rank has committed, after which it writes only behind that."""
         self.published = 0
         """The number of the lease's slots that have become chunks."""
-        self.copies: dict[Future[None], int] = {}
-        """The hub's own copies into the slots that are under way, and where these slots begin."""
-        self.put: set[tuple[int, int]] = set()
-        """The shards that the hub has copied or is copying, as pairs of a rank and a slot's offset."""
 
     @property
     def span(self) -> Span:
@@ -79,27 +72,6 @@ class WriteLease(Lease):
         """Whether the rank has committed the whole lease, after which it does not write."""
         return self.committed[rank] == self.span.end
 
-    def check_put(self, rank: int, upto: int) -> None:
-        """Raise InvalidInput unless the rank has put its shards of all slots up to a position."""
-        done = self.committed_by(rank)
-        for slot in self.slots[self.published :]:
-            if done < slot.span.end <= upto and (rank, slot.span.start) not in self.put:
-                raise InvalidInput(
-                    f"rank {rank} has put no shard at position {slot.span.start} of lease {self.id}, and does not map "
-                    "the arena; put the shard, then commit"
-                )
-
-    def unwritten(self, rank: int, position: int) -> Slot:
-        """The slot that begins at a position, which the rank may fill; raises InvalidInput if there is none."""
-        done = self.committed_by(rank)
-        for slot in self.slots[self.published :]:
-            if slot.span.start == position and slot.span.end > done:
-                return slot
-        raise InvalidInput(
-            f"no slot of lease {self.id} that rank {rank} may fill begins at position {position}; "
-            f"it has committed up to {done} of {self.span}"
-        )
-
 
 class Quarantine:
     """Slots of a revoked lease, unusable until none of the writers in ``waiting_for`` can write into them.
@@ -107,7 +79,7 @@ class Quarantine:
     The hub cannot take shared memory away from a process that maps it.
     """
 
-    def __init__(self, offsets: list[int], size: int, waiting_for: set[Hashable]) -> None:
+    def __init__(self, offsets: list[int], size: int, waiting_for: set[int]) -> None:
         self.offsets = offsets
         self.size = size
         self.waiting_for = waiting_for
@@ -161,36 +133,25 @@ class WriteLeases:
         run.index.begin_growing(run)
         return lease
 
-    def copying(self, lease: WriteLease, rank: int, position: int, copy: "Future[None]") -> None:
-        """Note that the hub copies a rank's shard into the slot that begins at a position, until ``copy`` is done."""
-        lease.copies[copy] = position
-        lease.put.add((rank, position))
-        copy.add_done_callback(partial(self._copied, lease))
-
     def commit(self, lease: WriteLease, session: Session, upto: int) -> None:
-        """A rank has written up to a position.
-
-        The chunks that all ranks have written are published, at once or when the hub has copied what they put.
-        """
+        """A rank has written up to a position. The chunks that all ranks have written are published."""
         done = lease.committed_by(session.rank)
         if not done <= upto <= lease.span.end:
             raise InvalidInput(f"rank {session.rank} has committed up to {done} of {lease.span}, not back to {upto}")
         if session.mapping is None:
             # What its slots hold is what was stored there before: perhaps KV of another namespace.
-            lease.check_put(session.rank, upto)
+            raise InvalidInput(f"rank {session.rank} has not mapped the arena, so it has written nothing to commit")
         lease.committed[session.rank] = upto
         self._publish(lease)
 
-    def revoke(self, lease: WriteLease, waiting_for: set[Hashable]) -> None:
+    def revoke(self, lease: WriteLease, waiting_for: set[int]) -> None:
         """End a lease. Published chunks stay; other slots are freed once none of ``waiting_for`` can write there."""
         self._end(lease)
-        if lease.copies:
-            waiting_for = {*waiting_for, lease}
         offsets = [slot.slot for slot in lease.slots[lease.published :]]
         self.quarantined[lease.id] = Quarantine(offsets, lease.run.index.namespace.slot_bytes, waiting_for)
         self._free_quarantined(lease.id)
 
-    def stop_waiting_for(self, writer: Hashable, lease: int | None = None) -> None:
+    def stop_waiting_for(self, writer: int, lease: int | None = None) -> None:
         """Note that the writer will not write again under a revoked lease; ``lease`` None: under any revoked lease."""
         for id in list(self.quarantined) if lease is None else [lease]:
             quarantine = self.quarantined.get(id)
@@ -202,16 +163,9 @@ class WriteLeases:
         self.leases.end(lease)
         lease.run.index.end_growing(lease.run)
 
-    def _copied(self, lease: WriteLease, copy: "Future[None]") -> None:
-        del lease.copies[copy]
-        if lease in self.leases:
-            self._publish(lease)
-        if not lease.copies:
-            self.stop_waiting_for(lease, lease.id)
-
     def _publish(self, lease: WriteLease) -> None:
         """Publish the chunks that are complete; ends the lease with the last one."""
-        reached = min((*lease.committed.values(), *lease.copies.values()))
+        reached = min(lease.committed.values())
         ready = [slot for slot in lease.slots[lease.published :] if slot.span.end <= reached]
         if not ready:
             return

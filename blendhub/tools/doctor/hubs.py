@@ -53,8 +53,6 @@ def _stores_and_gives_back(client: HubClient) -> Finding:
     kv = np.random.default_rng().integers(0, 255, (N_CHUNKS, LAYOUT.shard_bytes), np.uint8)
     started = time.perf_counter()
     client.register("blendhub-doctor", SPACE, rank=0)
-    if client.arena is None:
-        raise HubError(client.arena_trouble)
     reserved = client.reserve(tokens, Span(0, len(tokens)))
     if reserved.right is None or len(reserved.slots) != len(kv):
         raise HubError(f"the hub gave {len(reserved.slots)} slots for {len(kv)} chunks")
@@ -164,13 +162,11 @@ def trouble_in(stats: HubStats) -> Iterator[Finding]:
 
 def _mapped(client: HubClient) -> Iterator[Finding]:
     """Whether this machine can map the hub's arena, as engines must."""
-    client.register(f"blendhub-doctor-{os.getpid()}", SPACE)
-    if client.arena is None:
-        yield warn(
-            f"engines here cannot use its arena: {client.arena_trouble}",
-            "docker run --ipc=host ...",
-        )
-    else:
+    try:
+        client.register(f"blendhub-doctor-{os.getpid()}", SPACE)
+    except HubError as error:
+        yield warn(f"engines here cannot use it: {error}", "docker run --ipc=host ...")
+    if client.arena:
         reserved, goal = client.arena.progress()
         so_far = f", {reserved / 2**30:.2f} of them reserved so far," if reserved < goal else ""
         yield ok(f"its arena of {goal / 2**30:.2f} GiB{so_far} can be mapped here")

@@ -84,7 +84,6 @@ class Reports:
         """Count what the workers have done in a step."""
         self.counters["saved_tokens"] += report.saved_tokens
         self.times.add("save_seconds", *report.save_seconds)
-        self.counters["carried_bytes"] += report.carried_bytes
         for reason, count in report.failed_saves.items():
             self.counters[f"saves_failed_{reason}"] += count
 

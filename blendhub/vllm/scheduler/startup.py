@@ -88,8 +88,8 @@ def _has_room(facts: StartupFacts, arena_bytes: int) -> bool:
     return tokens_of(arena_bytes, facts.namespace) >= ROOMY * facts.max_model_len
 
 
-def lines(facts: StartupFacts, arena: ArenaProgress, trouble: str) -> list[Line]:
-    """The lines to log. ``trouble`` says why the arena cannot be mapped here; empty: it can."""
+def lines(facts: StartupFacts, arena: ArenaProgress) -> list[Line]:
+    """The lines to log."""
     tokens = tokens_of(arena.goal, facts.namespace)
     so_far = f" ({_size(arena.reserved)} of them reserved so far)" if arena.left else ""
     composed = [
@@ -111,8 +111,6 @@ def lines(facts: StartupFacts, arena: ArenaProgress, trouble: str) -> list[Line]
                 f"{_gib_for(facts.max_model_len, facts.namespace):.1f}, which takes as much of /dev/shm",
             )
         )
-    if trouble:
-        composed.append(Line(logging.WARNING, _through_the_transport(facts, trouble)))
     ratio, most = facts.settings.recompute_ratio, facts.settings.policy.max_recompute_share
     if facts.blends and facts.settings.mode in ("blend", "contiguous") and ratio > most:
         composed.append(
@@ -126,7 +124,7 @@ def lines(facts: StartupFacts, arena: ArenaProgress, trouble: str) -> list[Line]
 
 
 class ArenaWatch:
-    """Logs what the arena holds, and whether it can be mapped. For one thread; waits for nothing."""
+    """Logs what the arena holds. For one thread; waits for nothing."""
 
     def __init__(self, facts: StartupFacts, executor: "HubExecutor") -> None:
         self._facts = facts
@@ -139,14 +137,13 @@ class ArenaWatch:
     def look(self) -> None:
         """Notice a hub that came or came back."""
         client = self._executor.registered
-        if client is None:
+        if client is None or client.arena is None:
             return
-        arena, trouble = client.arena_name, "" if client.arena else client.arena_trouble
-        if arena.nonce != self._logged:
-            self._logged = arena.nonce
-            progress = client.arena.progress() if client.arena else ArenaProgress(arena.size, arena.size)
+        if client.arena.name.nonce != self._logged:
+            self._logged = client.arena.name.nonce
+            progress = client.arena.progress()
             self.stores_blended = not why_no_blended(self._facts, progress.goal)
-            for line in lines(self._facts, progress, trouble):
+            for line in lines(self._facts, progress):
                 log.log(line.level, "%s", line.text)
 
 
@@ -174,14 +171,6 @@ def _and_blended(facts: StartupFacts, arena_bytes: int) -> str:
 def _where(facts: StartupFacts) -> str:
     settings = facts.settings
     return f"hub at {settings.endpoint}" if settings.endpoint else f"embedded hub in a {settings.hub.embedded}"
-
-
-def _through_the_transport(facts: StartupFacts, trouble: str) -> str:
-    return (
-        f"BlendHub: KV goes through the transport, which is slower than shared memory: {trouble}. To share memory with "
-        f"the {_where(facts)}, run both on one machine with one /dev/shm (containers: the same --ipc, as --ipc=host), "
-        f"as the same user, and name that hub in {OWNER}.endpoint; or leave the endpoint out for an embedded hub"
-    )
 
 
 def _nothing_fits(facts: StartupFacts, arena_bytes: int) -> str:

@@ -25,7 +25,6 @@ COUNTERS: dict[str, str] = {
     "tokens_recomputed": "Moved tokens that were recomputed.",
     "tokens_in_holes": "Tokens between reused ones that were computed.",
     "saved_tokens": "Tokens whose KV was stored.",
-    "carried_bytes": "KV that went through the transport, because this machine cannot map the hub's memory, in bytes.",
 }
 """The counters without a label."""
 

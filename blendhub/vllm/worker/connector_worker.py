@@ -24,14 +24,9 @@ from blendhub.vllm.worker.layer_copies import LayerCopies, Transfers
 from blendhub.vllm.worker.load_task import LoadProgress, LoadTask
 from blendhub.vllm.worker.loaded_adapters import LoadedAdapters
 from blendhub.vllm.worker.recompute import Blend, BlendContext
-from blendhub.vllm.worker.remote_kv import RemoteKV
 from blendhub.vllm.worker.save_queue import SaveQueue
 
 log = logging.getLogger(__name__)
-
-NO_REMOTE_STATES = (
-    "states of recurrent layers are not sent through the transport: this machine must map the hub's memory"
-)
 
 
 class WaitingSave(NamedTuple):
@@ -72,9 +67,7 @@ class ConnectorWorker:
         self._is_opened = False
         """Whether the first attempt to reach the hub and to pin its arena is over."""
         self._pinned: str | None = None
-        """The nonce of the arena that the device uses; empty if the hub's arena cannot be mapped here."""
-        self._remote: RemoteKV | None = None
-        """Set where the arena cannot be mapped."""
+        """The nonce of the arena that the device uses."""
         self._loading: dict[str, LoadTask] = {}
         self._postponed = 0
         """How many tokens the last step left to be recomputed before the next one."""
@@ -168,7 +161,6 @@ class ConnectorWorker:
             self._saves.forget(request)
         report.committed_ranks = dict.fromkeys(committed, 1)
         report.saved_tokens, report.save_seconds, report.failed_saves = self._saves.take_numbers()
-        report.carried_bytes = self._remote.take_bytes() if self._remote else 0
         adapters = self._adapters.take_changes()
         report.adapters = {} if adapters is None else {self._ranks.number: adapters}
         return report if report != WorkerReport() else None
@@ -228,10 +220,6 @@ class ConnectorWorker:
         self._report.loads[loading.job.request] = result
 
     def _begin_copy(self, job: LoadJob, client: HubClient) -> Transfer:
-        if self._remote:
-            if job.state:
-                raise HubError(NO_REMOTE_STATES)
-            return self._remote.load(client, job)
         segments = [replace(piece, shard=client.shard_at(piece.shard)) for piece in job.pieces]
         transfer = self._copies.load(segments, job.blocks, job.decision.start)
         if job.state:
@@ -270,34 +258,17 @@ class ConnectorWorker:
                 # The saves of a lease are done in order.
                 is_next = all(other.job.right != save.job.right for other in self._waiting)
                 client = self._client() if is_next else None
-                rest, until = self._begin_save(save.job, client) if client else save.job, save.until
-                if rest is None:
-                    continue
-                if rest is not save.job:
-                    until = time.monotonic() + self._timeout_s
-                elif time.monotonic() > until:
-                    raise DeadlineExceeded("the session with the hub was not open, or its transport full, for too long")
-                self._waiting.append(WaitingSave(rest, until))
+                if client:
+                    self._begin_save(save.job, client)
+                elif time.monotonic() > save.until:
+                    raise DeadlineExceeded("the session with the hub was not open for too long")
+                else:
+                    self._waiting.append(save)
             except Exception as error:  # the accelerator may fail, and the request does not need its save
                 self._saves.note(save.job, error, client)
 
-    def _begin_save(self, job: SaveJob, client: HubClient) -> SaveJob | None:
-        """Begin a save; returns the part for which there was no room."""
+    def _begin_save(self, job: SaveJob, client: HubClient) -> None:
         self._adapters.check(job.adapter, is_loaded=False)
-        if self._remote:
-            if job.of_state:
-                raise HubError(NO_REMOTE_STATES)
-            if self._context.model.frees_blocks_early and job.slots[0].span.start < job.span.start:
-                raise HubError(
-                    "vLLM may have freed the beginning of a chunk that several steps compute, and through the "
-                    "transport a chunk is sent whole"
-                )
-            delivery = self._remote.save(job)
-            if not delivery:
-                return job
-            self._saves.add(delivery.job, delivery.copy, ExitStack(), client, delivery)
-            self._wait_unless_overlapping(delivery.copy)
-            return delivery.rest
         if job.right.arena != self._pinned:
             raise HubError("the slots are of another arena than this worker has mapped; the hub was restarted")
         segments = []
@@ -314,7 +285,6 @@ class ConnectorWorker:
                 transfer = self._copies.save(segments, job.blocks)
             self._saves.add(job, transfer, right.pop_all(), client)
         self._wait_unless_overlapping(transfer)
-        return None
 
     # Both.
 
@@ -335,22 +305,12 @@ class ConnectorWorker:
     def _pin(self, client: HubClient) -> bool:
         """Have the device use the client's arena; returns False while it still copies in an earlier arena."""
         arena = client.arena
-        nonce = arena.name.nonce if arena else ""
-        if self._pinned != nonce:
+        assert arena, "a registered client has mapped the arena"
+        if self._pinned != arena.name.nonce:
             if any(loading.is_copying for loading in self._loading.values()) or self._saves.is_copying():
                 return False
-            if arena:
-                self._remote = None
-                self._device.pin(arena.bytes, arena.progress)
-            else:
-                # A model of recurrent layers only has no groups, and sends nothing.
-                size = max(
-                    (group.layout.chunk_tokens for group in self._context.groups),
-                    default=self._context.model.max_tokens,
-                )
-                n_slots = self._context.model.max_tokens // size + 2
-                self._remote = RemoteKV(self._copies, n_slots)
-            self._pinned = nonce
+            self._device.pin(arena.bytes, arena.progress)
+            self._pinned = arena.name.nonce
         return True
 
     def _wait_unless_overlapping(self, transfer: Transfer) -> None:

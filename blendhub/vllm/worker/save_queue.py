@@ -16,7 +16,6 @@ from blendhub.client.write_rights import WriteRight
 from blendhub.contracts import Transfer
 from blendhub.core.errors import BlendHubError
 from blendhub.vllm.messages import SaveJob
-from blendhub.vllm.worker.remote_kv import Delivery
 
 log = logging.getLogger(__name__)
 
@@ -52,19 +51,12 @@ class SaveQueue:
         self._thread = threading.Thread(target=self._run, name="blendhub-saver", daemon=True)
         self._thread.start()
 
-    def add(
-        self,
-        job: SaveJob,
-        transfer: Transfer,
-        right: ExitStack,
-        client: HubClient,
-        delivery: Delivery | None = None,
-    ) -> None:
-        """Add a copy. ``right`` is held until the copy has ended; a ``delivery`` is sent before the commit."""
+    def add(self, job: SaveJob, transfer: Transfer, right: ExitStack, client: HubClient) -> None:
+        """Add a copy. ``right`` is held until the copy has ended."""
         with self._state:
             self._copying[job.request] += 1
             self._committing[job.request] += 1
-        commit = partial(self._commit, job, client, delivery, time.monotonic())
+        commit = partial(self._commit, job, client, time.monotonic())
         self._copies.put(partial(self._finish_copy, job, transfer, right, client, commit))
 
     def note(self, job: SaveJob, error: BaseException, client: HubClient | None = None) -> None:
@@ -140,20 +132,15 @@ class SaveQueue:
             _count_down(self._copying, job.request)
             self._state.notify_all()
 
-    def _commit(self, job: SaveJob, client: HubClient, delivery: Delivery | None, begun_at: float) -> None:
+    def _commit(self, job: SaveJob, client: HubClient, begun_at: float) -> None:
         try:
             if not self.has_failed(job):
-                if delivery:
-                    delivery.send(client)
                 client.commit(job.right, job.span.end)
                 with self._state:
                     self._saved_tokens += len(job.span)
                     self._seconds.append(time.monotonic() - begun_at)
         except Exception as error:
             self.note(job, error, client)
-        finally:
-            if delivery:
-                delivery.close()
         with self._state:
             _count_down(self._committing, job.request)
 

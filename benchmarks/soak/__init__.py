@@ -1,1 +1,0 @@
-"""A hub among clients that are good, hostile, killed and frozen."""
