@@ -104,7 +104,7 @@ def as_toml(config: HubConfig) -> str:
     # Last, since TOML counts all keys that follow a table's name as its own; shown as comments where there are none.
     tables: dict[str, Any] = {
         "tokenizers": {"MODEL": "/FOLDER"},
-        "listen": (Listen(endpoint="tcp://127.0.0.1:7070"),),
+        "listen": (Listen(endpoint="ipc:///run/user/1000/blendhub/hub.sock"),),
         "store": StoreChoice(),
     }
     written = []

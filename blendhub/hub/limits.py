@@ -47,21 +47,11 @@ CHUNKS_A_PIECE = 16
 MATCH_THREADS = 2
 """Threads for long matches. An engine has one of them at a time, so that another engine's long lookups find one."""
 
-MOST_WAITING_BYTES = 2**29
-WAITING_REQUEST_BYTES = 2**16
-"""Payloads of all requests that wait for an answer; each request counts as at least the second number. A connection may
-have as many bytes waiting as are left: half of them if it is alone. One more request is answered Busy."""
-
-MOST_RESERVED_TOKENS = 2**26
-"""Tokens that all write leases keep, 256 MiB. A connection may have as many as are left: half if it is alone."""
-
 MOST_WRITE_LEASES = 4096
 """The most write leases of one session. One more reservation is answered Busy."""
 
 MOST_READ_LEASES = 4096
-MOST_READ_CHUNKS = 2**19
-"""The read leases of one session, and the chunks of all read leases, counted once for each. A connection may have as
-many as are left: half of them if it is alone. One more is answered Busy."""
+"""The most read leases of one session. One more is answered Busy."""
 
 FREE_INDEX_BYTES = 2**28
 """What indexes may take beyond the KV that each of them indexes. Where they take more, the engine whose indexes take
@@ -69,9 +59,7 @@ the most loses its oldest text. KV takes a thousand times as much as its tokens;
 or reservations of few tokens behind long prefixes that are not stored, come near this."""
 
 MOST_SESSIONS = 2**14
-MOST_SESSIONS_OF_A_CONNECTION = 64
-"""The most sessions of all clients, and of one connection, which needs a session for each engine that it serves. One
-more is answered Busy."""
+"""The most sessions of all clients. One more is answered Busy."""
 
 MOST_AUDITED_NAMESPACES = 1024
 """Engines' namespaces whose audits are counted. With one more, the one that was silent longest is forgotten."""

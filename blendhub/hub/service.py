@@ -1,6 +1,5 @@
 """Passes each request to its handler, and counts and times the answers."""
 
-import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, get_args
@@ -8,7 +7,7 @@ from typing import Any, get_args
 from blendhub.client import wire
 from blendhub.contracts import Deleted, Envelope, Service
 from blendhub.contracts.transport import Buffer, Peer
-from blendhub.core.errors import BlendHubError, Busy
+from blendhub.core.errors import BlendHubError
 from blendhub.hub.config import HubConfig
 from blendhub.hub.counters import Counters, Latencies
 from blendhub.hub.deletion import Deletion
@@ -18,9 +17,7 @@ from blendhub.hub.handlers.reads import ReadHandlers
 from blendhub.hub.handlers.sessions import SessionHandlers
 from blendhub.hub.handlers.writes import WriteHandlers
 from blendhub.hub.http.stats import collect_stats
-from blendhub.hub.leases.sessions import ProcessWatcher, check_process
-from blendhub.hub.leases.table import FairShares
-from blendhub.hub.limits import MOST_WAITING_BYTES, WAITING_REQUEST_BYTES
+from blendhub.hub.leases.sessions import ProcessWatcher
 from blendhub.hub.reports import ReportTable
 from blendhub.hub.state import HubState
 from blendhub.hub.stores.follower import Follower
@@ -53,10 +50,6 @@ class HubService(Service):
         self._follower = follower
         self._clock = clock
         self._watch = ProcessWatcher(state.process_died)
-        self._waiting = FairShares()
-        """The bytes of the payloads of requests that wait for an answer, by connection."""
-        self._pids: dict[Peer, int] = {}
-        """The pids, as the kernel gives them, of peers that are processes of this machine."""
         shared = (config, state, tier, self.counters, clock)
         self._sessions = SessionHandlers(*shared)
         self._handlers: dict[type, Handler] = {
@@ -77,11 +70,7 @@ class HubService(Service):
     def handle(self, peer: Peer, request: Envelope) -> Envelope | Awaitable[Envelope]:
         started = self._clock()
         kind = KINDS[type(request.message)]
-        n_bytes = sum(memoryview(part).nbytes for part in request.payload)
-        cost = max(n_bytes, WAITING_REQUEST_BYTES) if n_bytes else 0
         try:
-            if cost and not self._waiting.have_room(peer, cost, MOST_WAITING_BYTES):
-                self._check_does_not_wait(peer, request.message, n_bytes, started)
             answer = self._answer(peer, request, started)
         except BlendHubError as error:
             self._count_refusal(kind, error)
@@ -89,17 +78,9 @@ class HubService(Service):
         # Not the other way round: testing whether an object is awaitable is slow.
         if isinstance(answer, READY):
             return self._finish(kind, started, answer)
-        # A task, whose end is heard of even if it is cancelled before it begins.
-        waiting = asyncio.ensure_future(self._finish_later(kind, started, answer))
-        self._waiting.take(peer, cost)
-        waiting.add_done_callback(lambda _: self._waiting.give_back(peer, cost))
-        return waiting
-
-    def met(self, peer: Peer, pid: int) -> None:
-        self._pids[peer] = pid
+        return self._finish_later(kind, started, answer)
 
     def gone(self, peer: Peer) -> None:
-        self._pids.pop(peer, None)
         self.state.peer_left(peer)
 
     def tick(self) -> None:
@@ -122,30 +103,12 @@ class HubService(Service):
         message: Any = request.message
         handler = self._handlers.get(type(message))
         if handler:
-            session = self.state.sessions.get(message.session, message.epoch, now, peer)
+            session = self.state.sessions.get(message.session, message.epoch, now)
             return handler(session, message, request.payload)
         if isinstance(message, wire.Register):
-            return self._register(peer, message)
+            return self._sessions.register(peer, message, self._watch)
         open_handler = self._open_handlers.get(type(message))
         return open_handler(message, request.payload) if open_handler else self.stats()
-
-    def _check_does_not_wait(self, peer: Peer, message: Any, n_bytes: int, now: float) -> None:
-        """Raise Busy if a request may have to wait: it would keep more than its connection's share."""
-        if isinstance(message, wire.Lookup) and not message.wait_s:
-            session = self.state.sessions.get(message.session, message.epoch, now, peer)
-            index = self.state.find_index(session, message.variant)
-            if index is None or index.queue.is_inline(n_bytes // 4):
-                return
-        waiting = self._waiting
-        raise Busy(
-            f"requests of this connection that wait keep {waiting.held_by(peer)} bytes, and those of all clients "
-            f"{waiting.total} of the {MOST_WAITING_BYTES} that the hub takes; this one asks for "
-            f"{max(n_bytes, WAITING_REQUEST_BYTES)} more: try again later"
-        )
-
-    async def _register(self, peer: Peer, message: wire.Register) -> Answer:
-        check_process(message.process, self._pids.get(peer))
-        return await self._sessions.register(peer, message, self._watch)
 
     async def _finish_later(self, kind: str, started: float, answer: Awaitable[Answer]) -> Envelope:
         try:

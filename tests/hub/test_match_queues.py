@@ -10,13 +10,11 @@ import pytest
 
 from blendhub.client import wire
 from blendhub.contracts import Envelope
-from blendhub.core.errors import Busy, InvalidInput
+from blendhub.core.errors import InvalidInput
 from blendhub.core.layout import Variant
 from blendhub.core.spans import Span
-from blendhub.hub import service
 from blendhub.hub.index import match_queues
-from blendhub.hub.limits import WAITING_REQUEST_BYTES
-from tests.hub.hub_direct import CHUNK, ELSEWHERE, namespace, tokens
+from tests.hub.hub_direct import CHUNK, namespace, tokens
 
 INLINE = 2 * CHUNK
 LONG = tokens(1, 3 * CHUNK)
@@ -113,27 +111,6 @@ def test_what_is_committed_during_a_long_match_is_matchable_after_it(slow):
     slow.hub.run(meanwhile())
     assert slow.member.lookup(tokens(3, CHUNK)).matches
     slow.hub.state.check_integrity()
-
-
-def test_what_waits_is_bounded_for_the_whole_hub_and_a_newcomer_finds_room(slow, monkeypatch):
-    """However many engines a connection registers."""
-    monkeypatch.setattr(service, "MOST_WAITING_BYTES", 6 * WAITING_REQUEST_BYTES)
-    engines = [slow.hub.join(f"e{number}", process=ELSEWHERE, maps=False).registered for number in range(5)]
-    register = wire.Register(engine="n", rank=-1, process=ELSEWHERE, namespace=namespace(), client=7)
-    newcomer = slow.hub.envelope(register, peer=b"newcomer").message
-
-    async def meanwhile():
-        lookups = [slow.start(registered=engine) for engine in engines]
-        await slow.until_it_waits()
-        lookups.append(slow.start(registered=newcomer, peer=b"newcomer"))
-        await slow.ask(wire.Ping(**slow.ids()))  # what brings no payload is not refused
-        await asyncio.sleep(0.01)
-        slow.may_end.set()
-        return await asyncio.gather(*lookups, return_exceptions=True)
-
-    answers = slow.hub.run(meanwhile())
-    assert [isinstance(answer, Busy) for answer in answers] == [False] * 3 + [True] * 2 + [False]
-    assert slow.hub.run(meanwhile())[0].matches, "the others are no longer counted"
 
 
 def test_a_lookup_whose_deadline_passed_while_it_waited_is_not_matched(slow):

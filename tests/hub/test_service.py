@@ -3,9 +3,8 @@
 import pytest
 
 from blendhub.client import wire
-from blendhub.core.errors import Busy, InvalidInput, LeaseError, ProtocolError, StaleEpoch, UnknownSession
+from blendhub.core.errors import InvalidInput, LeaseError, ProtocolError, StaleEpoch, UnknownSession
 from blendhub.core.spans import Span
-from blendhub.hub import service
 from blendhub.hub.handlers import base
 from tests.hub.hub_direct import tokens
 
@@ -51,19 +50,3 @@ def test_bad_input_is_a_typed_error_and_changes_nothing(hub, monkeypatch, kind, 
     assert hub.service.stats().gauges["arena_free_bytes"] == before
     assert len(hub.state.reads.leases) == len(hub.state.writes.leases) == 0
     member.check(member.read(text), text)
-
-
-def test_where_no_more_may_wait_a_request_that_does_not_wait_is_answered(make_hub, monkeypatch):
-    hub = make_hub(inline=96)
-    member, text = hub.join(), tokens(1, 96)
-    member.store(text)
-    (index,) = hub.state.indexes
-    monkeypatch.setattr(service, "MOST_WAITING_BYTES", 1)
-    assert member.lookup(text, acquire=False).matches
-    with pytest.raises(Busy):
-        member.lookup(text, wait_s=1.0)
-    with pytest.raises(Busy):
-        member.lookup(tokens(2, 97))
-    monkeypatch.setattr(index.queue, "_in_thread", True)
-    with pytest.raises(Busy):
-        member.lookup(text)

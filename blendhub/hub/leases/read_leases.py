@@ -7,7 +7,7 @@ from blendhub.core.spans import Span
 from blendhub.hub.index.namespace_index import ChunkMatch
 from blendhub.hub.leases.sessions import Session
 from blendhub.hub.leases.table import Lease, Leases
-from blendhub.hub.limits import MOST_READ_CHUNKS, MOST_READ_LEASES
+from blendhub.hub.limits import MOST_READ_LEASES
 from blendhub.hub.memory.cache import Cache
 
 
@@ -15,7 +15,7 @@ class ReadLease(Lease):
     __slots__ = ("_chunk_matches", "chunks")
 
     def __init__(self, id: int, session: Session, deadline: float, chunk_matches: Sequence[ChunkMatch]) -> None:
-        super().__init__(id, session, deadline, cost=len(chunk_matches))
+        super().__init__(id, session, deadline)
         self._chunk_matches = chunk_matches
         self.chunks = list(dict.fromkeys(found.chunk for found in chunk_matches))
 
@@ -38,7 +38,7 @@ class ReadLeases:
         """A lease on chunks, which are all in the arena; None for none. Raises Busy if the session has too many."""
         if not chunk_matches:
             return None
-        self.leases.check(session, len(chunk_matches), most_cost=MOST_READ_CHUNKS, most=MOST_READ_LEASES, unit="chunks")
+        self.leases.check(session, MOST_READ_LEASES)
         lease = ReadLease(id, session, deadline, chunk_matches)
         for chunk in lease.chunks:
             self._cache.pin(chunk)

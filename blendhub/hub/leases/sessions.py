@@ -8,7 +8,7 @@ from blendhub.client.wire import Register
 from blendhub.contracts.transport import Peer
 from blendhub.core.errors import Busy, InvalidInput, StaleEpoch, UnknownSession
 from blendhub.core.layout import Namespace, Variant, check_same
-from blendhub.hub.limits import MOST_SESSIONS, MOST_SESSIONS_OF_A_CONNECTION
+from blendhub.hub.limits import MOST_SESSIONS
 from blendhub.system.processes import ProcessId
 
 
@@ -67,12 +67,8 @@ class SessionTable:
 
     def add(self, id: int, request: Register, peer: Peer, now: float) -> Session:
         name, rank, namespace = request.engine, request.rank, request.namespace
-        of_peer = len(self._by_name.get(peer, ()))
-        if len(self) >= MOST_SESSIONS or of_peer >= MOST_SESSIONS_OF_A_CONNECTION:
-            raise Busy(
-                f"the hub has {len(self)} sessions, {of_peer} of them over this connection; it takes {MOST_SESSIONS}, "
-                f"and {MOST_SESSIONS_OF_A_CONNECTION} over one connection"
-            )
+        if len(self) >= MOST_SESSIONS:
+            raise Busy(f"the hub has {MOST_SESSIONS} sessions, as many as it takes")
         if namespace.variant != Variant():
             raise InvalidInput(
                 f"engine {name!r} registers with {namespace.variant}; an engine registers without LoRA and salt, and "
@@ -94,18 +90,13 @@ class SessionTable:
             self._by_name.setdefault(known_as, {})[id] = session
         return session
 
-    def get(self, id: int, epoch: int, now: float, peer: Peer | None = None) -> Session:
-        """The session of a request; notes that it was heard. ``peer`` is the connection that the request came by.
-
-        A session belongs to the connection that registered it: its id alone lets no other use or end it.
-        """
+    def get(self, id: int, epoch: int, now: float) -> Session:
+        """The session of a request; notes that it was heard."""
         if epoch != self.epoch:
             raise StaleEpoch(f"epoch {epoch} belongs to an earlier hub, this one is {self.epoch}; register again")
         session = self._by_id.get(id)
         if session is None:
             raise UnknownSession(f"no session {id}: it unregistered, or was silent for too long; register again")
-        if peer is not None and session.peer != peer:
-            raise UnknownSession(f"session {id} was registered by another connection; register again by this one")
         session.last_heard = now
         return session
 
@@ -131,18 +122,6 @@ class SessionTable:
 
     def of_process(self, process: ProcessId) -> list[Session]:
         return list(self._by_name.get(process, {}).values())
-
-
-def check_process(claimed: ProcessId, pid: int | None) -> None:
-    """Raise unless a process of this machine claims to be itself; ``pid`` is what the kernel says, None if nothing.
-
-    One that claimed to be another would be taken to live as long as that one does.
-    """
-    if pid is not None and claimed.is_here() and claimed.pid != pid:
-        raise InvalidInput(
-            f"process {pid} registers as process {claimed.pid}; a process registers itself: make the client in the "
-            "process that uses it"
-        )
 
 
 class ProcessWatcher:

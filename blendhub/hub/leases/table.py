@@ -2,7 +2,7 @@
 
 import itertools
 from collections import Counter
-from collections.abc import Hashable, Iterator
+from collections.abc import Iterator
 from typing import Generic, TypeVar
 
 from blendhub.core.errors import Busy, LeaseError
@@ -14,43 +14,13 @@ T = TypeVar("T", bound="Lease")
 class Lease:
     """The right to use named slots until a deadline. Subclasses name the slots and their use."""
 
-    __slots__ = ("cost", "deadline", "engine", "id", "peer", "session")
+    __slots__ = ("deadline", "engine", "id", "session")
 
-    def __init__(self, id: int, session: Session, deadline: float, cost: int) -> None:
-        """``cost``: how much of its connection's share the lease takes; see ``Leases.check``."""
-        self.cost = cost
+    def __init__(self, id: int, session: Session, deadline: float) -> None:
         self.id = id
         self.session = session.id
-        self.peer = session.peer
         self.engine = session.engine.name
         self.deadline = deadline
-
-
-class FairShares:
-    """The shares of a limit of the whole hub. A holder may have as much as is left: alone half at most, so that some is
-    always left. A holder needs no count of the others.
-    """
-
-    def __init__(self) -> None:
-        self.total = 0
-        self._held: Counter[Hashable] = Counter()
-
-    def held_by(self, holder: Hashable) -> int:
-        return self._held[holder]
-
-    def have_room(self, holder: Hashable, more: int, most: int) -> bool:
-        """Whether a holder may have more, where all holders together may have ``most``."""
-        return self._held[holder] + more <= most - self.total - more
-
-    def take(self, holder: Hashable, more: int) -> None:
-        self.total += more
-        self._held[holder] += more
-
-    def give_back(self, holder: Hashable, less: int) -> None:
-        self.total -= less
-        self._held[holder] -= less
-        if not self._held[holder]:
-            del self._held[holder]
 
 
 class Leases(Generic[T]):
@@ -61,8 +31,6 @@ class Leases(Generic[T]):
         self._by_engine: dict[str, dict[int, T]] = {}
         self._numbers: Counter[int] = Counter()
         """How many leases each session has."""
-        self._costs = FairShares()
-        """The sum of the leases' costs, by connection: a connection may have many sessions."""
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -73,21 +41,15 @@ class Leases(Generic[T]):
     def __contains__(self, lease: T) -> bool:
         return lease.id in self._by_id
 
-    def check(self, session: Session, cost: int, *, most_cost: int, most: int, unit: str) -> None:
-        """Raise Busy if a session may have no more leases, or one more costs more than its connection's share."""
-        number, costs = self._numbers[session.id], self._costs
-        if number >= most or not costs.have_room(session.peer, cost, most_cost):
-            raise Busy(
-                f"this session has {number} leases, and its connection {costs.held_by(session.peer)} {unit}, and it "
-                f"asks for {cost} more; a session may have {most}, and a connection no more {unit} than are left of "
-                f"{most_cost}, of which all have {costs.total}: end some first"
-            )
+    def check(self, session: Session, most: int) -> None:
+        """Raise Busy if a session has as many leases as it may have."""
+        if self._numbers[session.id] >= most:
+            raise Busy(f"this session has {most} leases, as many as it may have: end some first")
 
     def add(self, lease: T) -> None:
         self._by_id[lease.id] = lease
         self._by_engine.setdefault(lease.engine, {})[lease.id] = lease
         self._numbers[lease.session] += 1
-        self._costs.take(lease.peer, lease.cost)
 
     def extend(self, id: int, session: int, deadline: float) -> None:
         """Extend a lease of the session; nothing to do if it has ended."""
@@ -111,7 +73,6 @@ class Leases(Generic[T]):
         if not of_engine:
             del self._by_engine[lease.engine]
         self._numbers[lease.session] -= 1
-        self._costs.give_back(lease.peer, lease.cost)
         if not self._numbers[lease.session]:
             del self._numbers[lease.session]
 
