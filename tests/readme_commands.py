@@ -101,8 +101,8 @@ def check(newcomer: Newcomer) -> None:
     (at_once,) = re.findall(r"^Successfully installed (.*)$", installed, re.M)
     assert re.search(r" torch-\S+\+cpu ", at_once), f"torch is not the build for CPUs: {at_once}"
     assert "nvidia" not in at_once, f"libraries for GPUs were installed: {at_once}"
-    said = newcomer.run("blendhub doctor --only versions")
-    assert server.partition(" --kv-transfer-config")[0] in said, f"the doctor names another command: {said}"
+    said = newcomer.run("blendhub check --only versions")
+    assert server.partition(" --kv-transfer-config")[0] in said, f"blendhub check names another command: {said}"
     serve_and_ask(newcomer, server, request)
 
 

@@ -9,7 +9,7 @@ import blendhub
 from blendhub.cli import main
 from blendhub.testing.matchers import MatcherSuite
 
-KEYS = {"kind", "name", "distribution", "version", "api", "summary", "available", "reason", "remedy", "is_missed"}
+KEYS = {"kind", "name", "distribution", "version", "api", "summary", "available", "reason", "remedy"}
 KEYS |= {"details", "capabilities", "options"}
 
 MATCHER = """

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-import tomllib
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -18,14 +17,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from blendhub import PluginHost
 from blendhub.cli import READER_GONE, main
 from blendhub.client.arena_view import SHM
 from blendhub.client.hub_client import HubClient
 from blendhub.core.layout import KVLayout, Namespace
 from blendhub.core.spans import Span
 from blendhub.system.served_vllm import server_command
-from blendhub.vllm.settings import read_settings
 
 pytestmark = pytest.mark.slow
 
@@ -89,22 +86,12 @@ def serve(tmp_path) -> Iterator:
         served.process.communicate(timeout=SOON_S)
 
 
-def top(*flags: str, **environment: str) -> dict[str, str]:
-    done = subprocess.run(
-        [*BLENDHUB, "top", "--once", *flags], capture_output=True, text=True, env={**os.environ, **environment}
-    )
-    assert done.returncode == 0, done.stderr
-    return dict(line.split(None, 1) for line in done.stdout.splitlines())
-
-
-def test_a_reader_that_has_enough_is_no_fault(serve):
+def test_a_reader_that_has_enough_is_no_fault():
     """The reader closes the pipe, as ``| head`` does, before the command has written to it."""
-    served = serve()
-    for command in (["top", "--once"], ["top"], ["serve", "--print-config"], ["plugins", "--json"]):
-        endpoint = ["--endpoint", served.rows["endpoint"]] if command[0] == "top" else []
+    for command in (["serve", "--print-config"], ["plugins", "--json"]):
         reader, writer = os.pipe()
         os.close(reader)
-        done = subprocess.run([*BLENDHUB, *command, *endpoint], stdout=writer, stderr=subprocess.PIPE, timeout=SOON_S)
+        done = subprocess.run([*BLENDHUB, *command], stdout=writer, stderr=subprocess.PIPE, timeout=SOON_S)
         os.close(writer)
         assert done.stderr == b"" and done.returncode in (0, READER_GONE), (command, done)
 
@@ -155,16 +142,13 @@ def page(served: Served, path: str) -> str:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP], ids=lambda number: number.name)
-def test_serve_is_seen_by_top_and_leaves_nothing_when_it_is_stopped(serve, tmp_path, number):
+def test_serve_answers_and_leaves_nothing_when_it_is_stopped(serve, tmp_path, number):
     served = serve()
     endpoint = f"ipc://{tmp_path}/hub.sock"
     assert served.rows["endpoint"] == endpoint and f'{{"blendhub": {{"endpoint": "{endpoint}"}}}}' in served.screen
     assert served.rows["arena"].startswith("10 MiB") and "rolling_hash" in served.rows["matchers"]
     store_a_chunk(endpoint)
-    rows = top("--endpoint", endpoint)
-    assert rows["lookups"] == "2, hit rate 100%" and rows["exact"] == "128 tokens"
-    assert rows["chunks"] == "1, 1 of them in the arena" and rows["sessions"] == "0 of 0 engines"
-    assert rows["lookup"].startswith("2, p50 ")
+    assert main(["check", "--only", "hub", "--endpoint", endpoint]) == 0
     assert served.segment.exists()
     assert served.stop(number).endswith("\nstopped\n")
     assert not served.segment.exists() and list(tmp_path.iterdir()) == []
@@ -222,7 +206,7 @@ def test_what_a_killed_hub_left_is_gone_when_the_next_one_runs(serve, tmp_path):
     assert killed.segment.exists() and (tmp_path / "hub.sock").exists()
     again = serve()
     assert not killed.segment.exists() and again.segment.exists()
-    assert top("--endpoint", again.rows["endpoint"])["lookups"] == "0, hit rate -"
+    assert main(["check", "--only", "hub", "--endpoint", again.rows["endpoint"]]) == 0
     again.stop()
     assert list(tmp_path.iterdir()) == []
 
@@ -240,55 +224,11 @@ def test_health_and_metrics_answer_on_loopback(serve):
         page(served, "/else")
 
 
-def test_without_an_endpoint_serve_and_top_meet(serve, tmp_path):
-    served = serve("--arena-gib", "0.01", XDG_RUNTIME_DIR=str(tmp_path))
+def test_without_an_endpoint_serve_and_other_commands_meet(serve, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    served = serve("--arena-gib", "0.01")
     assert served.rows["endpoint"] == f"ipc://{tmp_path}/blendhub/hub.sock"
-    assert top(XDG_RUNTIME_DIR=str(tmp_path))["lookups"] == "0, hit rate -"
-
-
-def test_the_keys_that_were_made_open_the_door_they_were_made_for(serve, tmp_path, capsys):
-    assert main(["keys", str(tmp_path / "keys")]) == 0
-    printed = capsys.readouterr().out
-    door = re.search(r"\[\[listen\]\].*?\n\n", printed, re.S).group().replace("0.0.0.0:7070", "127.0.0.1:0")
-    options = re.search(r"--options '(.*)'", printed).group(1)
-    file = tmp_path / "hub.toml"
-    file.write_text(door)
-    assert set(tomllib.loads(door)["listen"][0]["options"]) == {"secret_key", "client_keys"}
-    served = serve("--config", str(file))
-    endpoint = served.rows["endpoint"]
-    assert top("--endpoint", endpoint, "--options", options)["sessions"] == "0 of 0 engines"
-    assert main(["top", "--once", "--endpoint", endpoint]) == 2
-    assert "set the transport's options secret_key and server_key" in capsys.readouterr().err
-    # The command that the hub prints for vLLM reaches it, too.
-    assert f"a client needs {tmp_path}/keys/client.secret (secret_key)" in served.screen
-    flag = json.loads(re.search(r"--kv-transfer-config '(.*)'", served.screen).group(1))
-    settings = read_settings(flag["kv_connector_extra_config"], PluginHost.discover(), "cpu")
-    with HubClient(settings.endpoint, settings.transport.name, settings.transport.options) as client:
-        assert client.stats().gauges["sessions"] == 0
-
-
-def test_top_goes_on_while_the_hub_is_down(serve, tmp_path):
-    killed = serve()
-    endpoint = killed.rows["endpoint"]
-    watching = subprocess.Popen(
-        [*BLENDHUB, "top", "--endpoint", endpoint, "--interval", "0.1"], stdout=subprocess.PIPE, text=True
-    )
-    try:
-        wait_for_line(watching, "lookups")
-        killed.process.kill()
-        wait_for_line(watching, "no hub at ")
-        serve()
-        wait_for_line(watching, "lookups")
-        watching.send_signal(signal.SIGINT)
-        watching.communicate(timeout=SOON_S)
-        assert watching.returncode == 0
-    finally:
-        watching.kill()
-        watching.communicate()
-
-
-def wait_for_line(process: subprocess.Popen, beginning: str) -> None:
-    assert any(line.startswith(beginning) for line in process.stdout), f"no line began with {beginning!r}"
+    assert main(["check", "--only", "hub"]) == 0 and served.rows["endpoint"] in capsys.readouterr().out
 
 
 def test_a_hub_whose_readers_are_gone_serves_on_and_ends_well(tmp_path):

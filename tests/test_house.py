@@ -139,10 +139,10 @@ def test_nothing_imports_the_adapter_but_the_commands_that_check_its_settings():
     importers = {name for name in outside if any(is_in(one, "blendhub.vllm") for one in all_imports()[name])}
     assert importers <= {
         "blendhub.cli.advise",
-        "blendhub.cli.check",
+        "blendhub.cli.checks.finding",
+        "blendhub.cli.checks.software",
         "blendhub.cli.json_input",
         "blendhub.cli.warm",
-        "blendhub.tools.doctor.software",
     }
 
 

@@ -49,7 +49,7 @@ def test_documents_and_pins_name_the_same_versions():
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/vllm.md"])
-def test_documents_install_and_start_vllm_with_the_commands_that_the_doctor_names(page):
+def test_documents_install_and_start_vllm_with_the_commands_that_check_names(page):
     text = read(page)
     for command in (served_vllm.FOR_CPUS, served_vllm.FOR_GPUS):
         assert command.split(" && ")[0] in text

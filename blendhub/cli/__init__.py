@@ -5,14 +5,14 @@ import sys
 from collections.abc import Sequence
 
 import blendhub
-from blendhub.cli import advise, analyze, check, conformance, doctor, explain, forget, keys, plugins, serve, top, warm
+from blendhub.cli import advise, analyze, check, conformance, explain, forget, keys, plugins, serve, warm
 from blendhub.cli.serve import stop_printing
 from blendhub.core.errors import BlendHubError
 
 READER_GONE = 141
 """The exit code that shells know for a program whose output nobody reads any more, as behind ``| head``."""
 
-COMMANDS = (serve, top, doctor, explain, forget, check, analyze, advise, warm, keys, plugins, conformance)
+COMMANDS = (serve, explain, forget, check, analyze, advise, warm, keys, plugins, conformance)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

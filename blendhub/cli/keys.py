@@ -51,7 +51,7 @@ options = {{{server}}}
 At a client, with {files} copied to its machine:
 
 HubClient("tcp://HOST:7070", "{transport}", {{{client}}})
-blendhub top --endpoint tcp://HOST:7070 --options '{{{client}}}'
+blendhub check --endpoint tcp://HOST:7070
 
 Anyone who has the client's secret key can connect: keep secret keys secret, and send them only over encrypted channels.
 To admit another client, copy its public key to the directory of the clients' public keys."""

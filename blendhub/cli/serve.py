@@ -173,7 +173,7 @@ def _store(hub: "Hub") -> str:
     if store is None:
         return "none; evicted KV is lost"
     if hub.follows:
-        return f"{store.name}, shared with other hubs; `blendhub top` shows the fleet"
+        return f"{store.name}, shared with other hubs; /metrics shows the fleet"
     where = store.options.get("path") or "its default directory"
     return f"{store.name} in {where}, {hub.restored_chunks} chunks restored"
 

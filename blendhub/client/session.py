@@ -148,7 +148,7 @@ class HubSession:
             )
         raise PeerGone(
             f"the hub at {self._endpoint} does not answer: {self._trouble}. It is used again once it answers; see "
-            f"whether it runs: blendhub top --once --endpoint {self._endpoint}"
+            f"whether it runs: blendhub check --only hub --endpoint {self._endpoint}"
         )
 
     @property

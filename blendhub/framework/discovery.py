@@ -47,8 +47,6 @@ class Plugin(msgspec.Struct, frozen=True, kw_only=True):
     reason: str | None
     remedy: str | None
     """The command that makes the plugin available; None where there is a fault that no command repairs."""
-    is_missed: bool
-    """False if the plugin cannot run here and the machine has nothing that the plugin is for."""
     details: tuple[str, ...]
     capabilities: tuple[str, ...]
     options: list[dict[str, Any]]
@@ -112,7 +110,6 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
             available=trouble is None,
             reason=trouble.reason if trouble else None,
             remedy=(trouble.command or None) if trouble else None,
-            is_missed=trouble is None or trouble.is_missed,
             details=() if trouble else self._details(),
             capabilities=self.spec.capabilities if self.spec else (),
             options=describe_options(self.spec.options) if self.spec else [],

@@ -34,8 +34,6 @@ class Unavailable(msgspec.Struct, frozen=True):
 
     reason: str
     command: str
-    is_missed: bool = True
-    """False: the machine has nothing that the plugin is for, such as its card, so nothing is wrong."""
 
 
 def available_everywhere() -> None:

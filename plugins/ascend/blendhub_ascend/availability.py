@@ -16,10 +16,10 @@ INSTALL = "pip install torch==2.10.0 torch_npu==2.10.0.post4"
 def probe() -> Unavailable | None:
     for module in ("torch", "torch_npu"):
         if not find_spec(module):
-            return Unavailable(f"{module} is not installed", INSTALL, DRIVER.exists())
+            return Unavailable(f"{module} is not installed", INSTALL)
     if "torch_npu" not in sys.modules and not DRIVER.exists():
         # Importing torch and torch_npu takes seconds, which would delay every listing of the plugins.
-        return Unavailable(f"no driver of an Ascend NPU is loaded here: there is no {DRIVER}", "npu-smi info", False)
+        return Unavailable(f"no driver of an Ascend NPU is loaded here: there is no {DRIVER}", "npu-smi info")
     try:
         # torch_npu registers itself to be loaded by torch, so that torch fails where torch_npu does.
         import_module("torch")

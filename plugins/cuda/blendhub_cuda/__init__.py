@@ -33,7 +33,7 @@ DRIVERS = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
 def _probe() -> Unavailable | None:
     if "torch" not in sys.modules and not any(Path(node).exists() for node in DRIVERS):
         # Importing torch takes seconds, which would delay every listing of the plugins.
-        return Unavailable("no driver of a GPU is loaded here", "load one; nvidia-smi shows whether it is", False)
+        return Unavailable("no driver of a GPU is loaded here", "load one; nvidia-smi shows whether it is")
     if not find_spec("torch"):
         return Unavailable("torch is not installed", "pip install 'torch>=2.6'")
     import torch

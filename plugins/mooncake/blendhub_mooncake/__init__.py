@@ -19,7 +19,7 @@ PACKAGES = {
 def probe() -> Unavailable | None:
     """Why Mooncake cannot run here. The hub's own process never imports it."""
     if find_spec("mooncake") is None:
-        return Unavailable("Mooncake is not installed", "pip install mooncake-transfer-engine-non-cuda", False)
+        return Unavailable("Mooncake is not installed", "pip install mooncake-transfer-engine-non-cuda")
     missing = [library for library in PACKAGES if not _is_there(library)]
     if missing:
         names = " ".join(PACKAGES[library] for library in missing)

@@ -1,1 +1,0 @@
-"""The checks of ``blendhub doctor``: each ends in findings about this machine."""
