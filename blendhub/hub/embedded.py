@@ -1,20 +1,19 @@
 """A hub that belongs to one process and ends with it: in a thread of that process, or in a child process."""
 
 import asyncio
-import secrets
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Coroutine
-from typing import Any, Self, TypeVar
+from concurrent.futures import Future
+from typing import Self
 
 from blendhub.client.hub_client import HubClient
+from blendhub.core.errors import HubError
 from blendhub.core.plugin_choice import PluginChoice
 from blendhub.framework.host import PluginHost
 from blendhub.hub.child import ChildHub
 from blendhub.hub.config import DEFAULT_TRANSPORT, HubConfig, HubPlacement
 from blendhub.hub.hub import Hub
 
-T = TypeVar("T")
 START_TIMEOUT_S = 120.0
 
 
@@ -23,6 +22,9 @@ class EmbeddedHub(ABC):
 
     endpoint: str
     """The endpoint for this user's other processes: a Unix socket, unless another transport was chosen for it."""
+
+    transport: PluginChoice
+    """The transport of the endpoint."""
 
     metrics_address: str
     """HOST:PORT of /metrics and /healthz; empty if they are not served."""
@@ -56,45 +58,46 @@ def embedded_hub(
 
 
 class HubInThread(EmbeddedHub):
-    """A hub with an event loop in a thread; clients of this process exchange objects with it."""
+    """A hub with an event loop in a thread of this process."""
 
     def __init__(
         self, config: HubConfig, host: PluginHost | None = None, transport: PluginChoice = DEFAULT_TRANSPORT
     ) -> None:
-        self.inproc_endpoint = f"inproc://blendhub-{secrets.token_hex(8)}"
-        """The endpoint of this hub for clients of this process, without a socket."""
-        self._host = host or PluginHost.discover()
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="blendhub-hub", daemon=True)
+        self._host, self.transport = host or PluginHost.discover(), transport
+        self.hub = Hub(config, self._host, transport)
+        self._is_over = asyncio.Event()
+        self._started: Future[asyncio.AbstractEventLoop] = Future()
+        """The thread's event loop, or the error that kept the hub from starting."""
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), name="blendhub-hub", daemon=True)
         self._thread.start()
         try:
-            self.hub = self._run(self._start(config, transport))
-        except BaseException:
-            self._stop_loop()
+            self._loop = self._started.result()
+        except Exception:
+            self._thread.join()
             raise
-        self.endpoint = self.hub.endpoints[0]
-        self.metrics_address = self.hub.metrics_address
+        self.endpoint, self.metrics_address = self.hub.endpoints[0], self.hub.metrics_address
 
     def connect(self) -> HubClient:
-        return HubClient(self.inproc_endpoint, "inproc", host=self._host)
+        return HubClient(self.endpoint, self.transport.name, self.transport.options, host=self._host)
 
     def close(self) -> None:
         if self._thread.is_alive():
-            self._run(self.hub.__aexit__())
-            self._stop_loop()
+            self._loop.call_soon_threadsafe(self._is_over.set)
+            self._thread.join()
 
-    async def _start(self, config: HubConfig, transport: PluginChoice) -> Hub:
-        hub = await Hub(config, self._host, transport).__aenter__()
-        await hub.serve_also("inproc", self.inproc_endpoint)
-        return hub
-
-    def _run(self, work: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(START_TIMEOUT_S)
-
-    def _stop_loop(self) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
+    async def _serve(self) -> None:
+        try:
+            async with asyncio.timeout(START_TIMEOUT_S):
+                await self.hub.__aenter__()
+        except TimeoutError:
+            self._started.set_exception(HubError(f"the hub did not start in {START_TIMEOUT_S:g} s"))
+            return
+        except BaseException as error:
+            self._started.set_exception(error)
+            return
+        self._started.set_result(asyncio.get_running_loop())
+        await self._is_over.wait()
+        await self.hub.__aexit__()
 
 
 class HubInProcess(EmbeddedHub):
@@ -103,12 +106,12 @@ class HubInProcess(EmbeddedHub):
     def __init__(
         self, config: HubConfig, host: PluginHost | None = None, transport: PluginChoice = DEFAULT_TRANSPORT
     ) -> None:
-        self._host, self._transport = host, transport
+        self._host, self.transport = host, transport
         self._child = ChildHub(config, transport, START_TIMEOUT_S)
         self.endpoint, self.metrics_address = self._child.endpoint, self._child.metrics_address
 
     def connect(self) -> HubClient:
-        return HubClient(self.endpoint, self._transport.name, self._transport.options, host=self._host)
+        return HubClient(self.endpoint, self.transport.name, self.transport.options, host=self._host)
 
     def close(self) -> None:
         self._child.close(START_TIMEOUT_S)

@@ -11,7 +11,6 @@ from pathlib import Path
 from blendhub.client.arena_view import HEADER_BYTES, SHM
 from blendhub.contracts import ArenaFile, Server, SharedStore, Transport
 from blendhub.core.errors import HubError
-from blendhub.core.layout import DEFAULT_MATCHERS
 from blendhub.core.plugin_choice import PluginChoice
 from blendhub.framework.host import PluginHost
 from blendhub.hub.config import DEFAULT_TRANSPORT, HubConfig, Listen
@@ -52,11 +51,6 @@ class Hub:
         self.follows = False
         """Whether the store is shared with other hubs."""
 
-    async def serve_also(self, transport: str, endpoint: str) -> None:
-        """Listen at one more endpoint."""
-        server = await self._serve(Listen(endpoint=endpoint, transport=transport))
-        self._resources.push_async_callback(server.close)
-
     async def __aenter__(self) -> "Hub":
         try:
             await self._start()
@@ -84,7 +78,6 @@ class Hub:
         cache = Cache(arena)
         tier = await self._open_store(self.config.store, cache, indexes) if self.config.store else None
         state = HubState(cache, indexes, tier)
-        await asyncio.to_thread(self._load_default_matchers)
         deletion = Deletion(state, tier, time.monotonic)
         follower = self._follow(indexes, tier, deletion) if tier and tier.is_shared else None
         self.service = HubService(self.config, state, tier, deletion, time.monotonic, follower)
@@ -126,11 +119,6 @@ class Hub:
         self.follows = True
         self._resources.push_async_callback(follower.close)
         return follower
-
-    def _load_default_matchers(self) -> None:
-        """Compile their code, or load it, before the first engine registers: it need not wait then."""
-        for choice in DEFAULT_MATCHERS:
-            self._host.create("matcher", choice.name, choice.options)
 
     def _private_endpoint(self, choice: PluginChoice) -> Listen:
         """An endpoint of this transport, with a directory that only this user can enter."""

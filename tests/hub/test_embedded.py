@@ -2,6 +2,7 @@
 
 import os
 import signal
+import threading
 from pathlib import Path
 
 import pytest
@@ -83,3 +84,56 @@ def test_the_owner_reaches_its_hub_whatever_the_endpoints_for_others_need(where,
         one.register("e", namespace(), rank=0)
         outside.register("f", namespace(), rank=0)
         assert hub.endpoint.startswith("ipc://") and outside.stats().gauges["sessions"] == 2
+
+
+TEMPLATES = Path("examples/plugin-template")
+
+
+@pytest.fixture
+def strangers(site):
+    """A host with a stranger's matcher and transport, and with no plugin of this repository."""
+    for module in ("matcher/ngram_matcher", "transport/unix_transport"):
+        site.install(module.replace("/", "-"), (TEMPLATES / f"{module}.py").read_text(), module=Path(module).name)
+    return site.host()
+
+
+def test_a_hub_needs_no_plugin_but_those_that_are_chosen(strangers):
+    choice = PluginChoice("unix")
+    with (
+        embedded_hub(HubConfig(arena_gib=0.01, metrics=""), "thread", strangers, choice) as hub,
+        hub.connect() as inside,
+        HubClient(hub.endpoint, "unix", host=strangers) as outside,
+    ):
+        inside.register("e", namespace(matchers=(PluginChoice("ngram"),)), rank=0)
+        outside.register("f", namespace(matchers=(PluginChoice("ngram"),)), rank=0)
+        store(inside, tokens(1, 96))
+        assert check(outside, tokens(1, 96)) == check(inside, tokens(1, 96)) == 96
+
+
+NEVER_READY = """
+import asyncio
+from blendhub import API_VERSION, PluginSpec, hookimpl
+from blendhub.contracts import Transport
+
+class NeverReady(Transport):
+    schemes = ("never://",)
+
+    async def serve(self, endpoint, service):
+        await asyncio.sleep(3600)
+
+    def connect(self, endpoint, codec): ...
+
+@hookimpl
+def blendhub_transports():
+    return [PluginSpec(name="never", api=API_VERSION, summary="never serves", factory=NeverReady)]
+"""
+
+
+@pytest.mark.alone
+def test_a_hub_that_does_not_start_in_time_leaves_nothing(site, monkeypatch):
+    site.install("never-ready", NEVER_READY)
+    monkeypatch.setattr("blendhub.hub.embedded.START_TIMEOUT_S", 0.5)
+    before = set(SHM.iterdir()), set(threading.enumerate())
+    with pytest.raises(HubError, match=r"the hub did not start in 0\.5 s"):
+        embedded_hub(HubConfig(arena_gib=0.01, metrics=""), "thread", site.host(), PluginChoice("never"))
+    until(lambda: (set(SHM.iterdir()), set(threading.enumerate())) == before)

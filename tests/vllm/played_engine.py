@@ -19,7 +19,6 @@ from vllm.v1.request import Request
 from blendhub import PluginHost
 from blendhub.client.hub_client import HubClient
 from blendhub.core.layout import KVLayout, Namespace
-from blendhub.core.plugin_choice import PluginChoice
 from blendhub.framework.observers import Observers
 from blendhub.hub.config import HubConfig
 from blendhub.hub.embedded import HubInThread
@@ -87,7 +86,7 @@ class PlayedEngine:
             kv_transfer_config=KVTransferConfig(kv_connector="BlendHubConnector", kv_role="kv_both"),
             cache_config=CacheConfig(block_size=BLOCK),
         )
-        address = address or HubAddress(hub.inproc_endpoint, PluginChoice("inproc"))
+        address = address or HubAddress(hub.endpoint, hub.transport)
         admission = Admission(config, settings, ModelSupport((LAYOUT,), True, ()), NAMESPACE)
         facts = msgspec.structs.replace(FACTS, settings=settings, audits=audits)
         self.blocks = PlayedBlocks()

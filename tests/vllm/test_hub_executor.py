@@ -49,7 +49,7 @@ def hub():
 
 @pytest.fixture
 def executor(hub):
-    made = start(HubAddress(hub.inproc_endpoint, PluginChoice("inproc")))
+    made = start(HubAddress(hub.endpoint, hub.transport))
     made.reach()
     yield made
     made.close()
@@ -80,7 +80,7 @@ def test_ten_thousand_salts_take_one_session_one_connection_and_one_thread(hub, 
 
 def test_a_first_namespace_that_the_hub_refuses_is_an_error_at_once(hub):
     strange = msgspec.structs.replace(HOME, matchers=(PluginChoice("nobody"),))
-    refused = start(HubAddress(hub.inproc_endpoint, PluginChoice("inproc")), strange)
+    refused = start(HubAddress(hub.endpoint, hub.transport), strange)
     with pytest.raises(BlendHubError, match="nobody"):
         refused.reach()
     refused.close()
