@@ -127,9 +127,7 @@ bench: setup ## Run all benchmarks; results go to build/bench
 	$(BIN)/python -m benchmarks.ttft --json build/bench/ttft.json
 	$(BIN)/python -m benchmarks.models --json build/bench/models.json
 	$(BIN)/python -m benchmarks.load --json build/bench/load.json
-	$(BIN)/python -m benchmarks.analyze --json build/bench/analyze.json
 	$(BIN)/python -m benchmarks.agents --json build/bench/agents.json
-	$(BIN)/python -m benchmarks.warm --json build/bench/warm.json
 	$(BIN)/python -m benchmarks.route --json build/bench/route.json
 	@# The published rows of other projects need a large model: docs/ascend.md names their presets.
 	for where in first middle last; do \

@@ -137,7 +137,6 @@ def test_nothing_imports_the_adapter_but_the_commands_that_check_its_settings():
         "blendhub.cli.checks.finding",
         "blendhub.cli.checks.software",
         "blendhub.cli.json_input",
-        "blendhub.cli.warm",
     }
 
 

@@ -8,11 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from blendhub.client.hub_client import HubClient
 from blendhub.core.layout import KVLayout, Namespace, Variant
 from blendhub.core.spans import Span
 from blendhub.hub.embedded import HubInThread
-from tests.prompt_notes import prompt_report
 
 LAYOUT = KVLayout(layers=1, kv_heads=1, key_dim=4, value_dim=4, dtype="float16", chunk_tokens=64)
 BEGIN, END, BETWEEN = 1, 2, 3
@@ -43,10 +41,6 @@ class SmallServer(ThreadingHTTPServer):
         self._client.register("an-engine", Namespace(model="a-model", layout=LAYOUT), rank=0)
         self._thread = threading.Thread(target=self.serve_forever, args=(0.02,), daemon=True)
         self._thread.start()
-
-    @property
-    def hub_client(self) -> HubClient:
-        return self._client
 
     def close(self) -> None:
         self.shutdown()
@@ -85,14 +79,11 @@ class SmallServer(ThreadingHTTPServer):
         with self._lock:
             found = self._client.preview(tokens, variant=variant)
             report["exact_tokens"] = min(found.exact_tokens, len(prompt) - 1)
-            if asked.get("audit"):
-                report["audit"] = {"agrees": number % 4 != 0, "kl": 0.0, "tokens": 1, "agreed_tokens": 1}
             if asked.get("store", True):
                 reserved = self._client.reserve(tokens, Span(0, len(prompt)), variant)
                 if reserved.right:
                     self._client.commit(reserved.right, reserved.span.end)
                     self.computed.append(prompt)
-            self._client.report_prompts([prompt_report(f"cmpl-{number}-0-abcdefgh", len(prompt), 0, {})])
             self.at_once -= 1
         answer: dict[str, Any] = {"id": f"cmpl-{number}", "usage": {"prompt_tokens": len(prompt)}}
         return answer | ({"kv_transfer_params": {"blendhub": report}} if self.has_blendhub else {})
