@@ -140,8 +140,6 @@ class LoadResult(msgspec.Struct, frozen=True):
     probe_seconds: float = 0.0
     """The seconds spent on choosing the tokens to recompute."""
     recompute_seconds: float = 0.0
-    audit_seconds: float = 0.0
-    """The seconds from the begin of an audit to its end, with those in which it waited for steps."""
     error: str = ""
     """Why the load failed; empty if it succeeded."""
     another_failed: bool = False

@@ -6,7 +6,7 @@ import pytest
 
 from blendhub.client import wire
 from blendhub.core.errors import InvalidInput
-from blendhub.hub.http.metrics import OLD, exposition
+from blendhub.hub.http.metrics import exposition
 from blendhub.outcome.agreement import wilson
 from harness.servers.prometheus import needs_prometheus, promtool
 from tests.hub.hub_direct import CHUNK, tokens
@@ -33,20 +33,14 @@ def value(page: str, series: str) -> float:
     return float(found)
 
 
-def current_of(page: str) -> str:
-    """The page without metrics that go in the next version."""
-    families = re.split(r"^(?=# HELP )", page, flags=re.M)
-    return "".join(family for family in families if OLD not in family)
-
-
 @needs_prometheus
-def test_promtool_finds_nothing_to_complain_of_but_old_names(page):
-    checked = promtool("check", "metrics", given=current_of(page))
+def test_promtool_finds_nothing_to_complain_of(page):
+    checked = promtool("check", "metrics", given=page)
     assert (checked.returncode, checked.stdout, checked.stderr) == (0, "", "")
 
 
 def test_every_number_has_a_meaning(page):
-    shown = dict(re.findall(r"^# HELP blendhub_(\w+) (.*)$", current_of(page), re.M))
+    shown = dict(re.findall(r"^# HELP blendhub_(\w+) (.*)$", page, re.M))
     # This hub is alone.
     assert shown == {name: about for name, about in OF_HUB.items() if not name.startswith("fleet_")}
 
@@ -61,11 +55,3 @@ def test_the_share_of_audits_that_agreed_has_its_interval(page):
     label = r'\{namespace="\w+"\}'
     ends = [value(page, f"namespace_agreement_{end}ratio{label}") for end in ("", "low_", "high_")]
     assert ends == [0.75, *wilson(3, 4)]
-
-
-def test_old_names_have_the_same_values_and_name_the_new_ones(page):
-    olds = re.findall(rf"^# HELP (\w+) {OLD}(.*)\n# TYPE .*\n\1(?:{{.*}})? (\S+)$", page, re.M)
-    assert {"blendhub_requests_lookup_total", "blendhub_refused_InvalidInput_total"} < {old for old, _, _ in olds}
-    for old, new, shown in olds:
-        series = re.escape(new) if "{" in new else rf"{new}\{{.*\}}"
-        assert value(page, series.removeprefix("blendhub_")) == float(shown), old

@@ -17,7 +17,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorLogg
 
 import blendhub.vllm
 from blendhub.vllm.plugin import register
-from blendhub.vllm.watching.metrics import BANDS, COUNTERS, LABELLED, SECONDS, BlendHubMetrics, old_name, ratio_band
+from blendhub.vllm.watching.metrics import BANDS, COUNTERS, LABELLED, SECONDS, BlendHubMetrics, ratio_band
 from blendhub.vllm.watching.stats import AUDITS, FIRST_TOKEN, AuditRecord, BlendHubStats, Times
 from harness.servers.prometheus import needs_prometheus, promtool
 from tests.metric_names_of_vllm import OF_ENGINE
@@ -160,7 +160,7 @@ def test_every_time_is_taken_once(steps):
     assert taken == [one for step in steps for one in step]
 
 
-def test_times_become_histograms_by_engine_and_old_counters_of_microseconds(metrics, registry):
+def test_times_become_histograms_by_engine(metrics, registry):
     stats = BlendHubStats({"load_seconds": [0.25]}).aggregate(BlendHubStats({"load_seconds": [0.5, 2.0]}))
     assert stats.reduce() == {"load_seconds": 2.75}
     metrics.observe({**stats.data, f"{FIRST_TOKEN}_blended": [0.5]}, 1)
@@ -169,7 +169,6 @@ def test_times_become_histograms_by_engine_and_old_counters_of_microseconds(metr
     assert value("vllm:blendhub_load_seconds_count", labels) == 3
     assert value("vllm:blendhub_load_seconds_sum", labels) == 2.75
     assert value("vllm:blendhub_load_seconds_bucket", labels | {"le": "0.5"}) == 2
-    assert value("vllm:blendhub_load_microseconds_total", labels) == 2_750_000
     assert value(f"vllm:blendhub_{FIRST_TOKEN}_sum", labels | {"reuse": "blended"}) == 0.5
 
 
@@ -185,8 +184,7 @@ def test_promtool_complains_of_nothing_but_the_colon_that_all_of_vllm_s_metrics_
     metrics.observe(BlendHubStats.taken_from(Counter(refused_off=1, generation_1=1), audits=AUDITED).data)
     metrics.observe({name: [0.1] for name in (*SECONDS, f"{FIRST_TOKEN}_none")})
     page = prometheus_client.generate_latest(registry).decode()
-    old = "|".join(map(old_name, SECONDS))
-    page = re.sub(rf"^.*vllm:blendhub_(?:\w+_created|(?:{old})_total).*\n", "", page, flags=re.M)
+    page = re.sub(r"^.*vllm:blendhub_\w+_created.*\n", "", page, flags=re.M)
     checked = promtool("check", "metrics", given=page)
     complaints = (checked.stdout + checked.stderr).splitlines()
     assert complaints and all(re.fullmatch(r"vllm:\S+ metric names should not contain ':'", one) for one in complaints)

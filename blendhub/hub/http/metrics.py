@@ -92,8 +92,6 @@ HISTOGRAMS: Mapping[str, str] = MappingProxyType(
         "store_read_seconds": "Time of the reads from the store or the fleet, each of one chunk or several",
     }
 )
-OLD = "Until version 0.2, the old name of "
-"""How the help of a metric begins that was renamed."""
 
 
 def exposition(stats: HubStats, counters: Counters) -> bytes:
@@ -126,10 +124,7 @@ class _Collector:
             kind, _, rest = name.partition("_")
             if kind == "refused":
                 refused.add_metric([rest], value)
-                yield CounterMetricFamily(PREFIX + name, _old(f'refused_requests_total{{error="{rest}"}}'), value)
-            elif kind == "requests":
-                yield CounterMetricFamily(PREFIX + name, _old(f'request_seconds_count{{kind="{rest}"}}'), value)
-            else:
+            elif kind != "requests":  # the histogram of their times counts them
                 # Stores of others count what they like.
                 about = COUNTERS.get(name) or f"Counted by the shared store: {name.replace('_', ' ')}"
                 yield CounterMetricFamily(PREFIX + name, about, value)
@@ -144,11 +139,9 @@ class _Collector:
             yield family
         for name, about in COUNTERS_OF_NAMESPACE.items():
             total = CounterMetricFamily(PREFIX + name, about, labels=["namespace"])
-            old = GaugeMetricFamily(PREFIX + name, _old(f"{name}_total"), labels=["namespace"])
             for digest, of_namespace in numbers:
                 total.add_metric([digest], of_namespace[name.removeprefix("namespace_")])
-                old.add_metric([digest], of_namespace[name.removeprefix("namespace_")])
-            yield from (total, old)
+            yield total
         families = [GaugeMetricFamily(PREFIX + name, about, labels=["namespace"]) for name, about in AGREEMENT.items()]
         for digest, of_namespace in numbers:
             if audits := of_namespace["recent_audits"]:
@@ -163,7 +156,3 @@ class _Collector:
             buckets = list(zip([*map(str, BUCKETS_S), "+Inf"], of_kind.within, strict=True))
             seconds.add_metric([kind] if label else [], buckets, of_kind.total_s)
         return seconds
-
-
-def _old(new: str) -> str:
-    return f"{OLD}{PREFIX}{new}"

@@ -177,7 +177,7 @@ def build_scheduler(
         raise
     arena = ArenaWatch(facts, executor)
     arena.look()
-    reports = Reports(executor.run, observers, bool(config.observability_config.otlp_traces_endpoint))
+    reports = Reports(executor.run, observers)
     audits = Audits(settings, facts.audits, admission.namespace.digest, executor.run)
     scratch = Scratch(blocks, tables, settings.lookup_timeout_s)
     block_size = blocks.hash_block_size or tables.block_sizes[0]

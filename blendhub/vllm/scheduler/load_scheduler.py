@@ -252,7 +252,7 @@ class LoadScheduler:
             state.end_load(result)
             self._turns.end(state.request)
             assert state.decision
-            self._reports.count_load(request, state.decision, result, reading.begun_at)
+            self._reports.count_load(state.decision, result)
             if result.audit and not result.error:
                 self.audits.ended(state, result.audit)
             self._settled.remember(state)

@@ -34,7 +34,6 @@ class Reading:
         self.epoch = epoch
         self.pieces = found.pieces
         self.state = found.state
-        self.begun_at = time.monotonic()
         self._client = client
         client.kept_leases.add(self.lease)
 
@@ -280,8 +279,6 @@ class Lookups:
         found = lookup.answer()
         if found is None:
             return False
-        now, found_tokens = time.monotonic(), sum(len(match.span) for match in found.matches)
-        self._times.add("lookup_seconds", now - lookup.sent_at)
-        self._times.trace(state.id, "lookup", lookup.sent_at, now, found_tokens=found_tokens)
+        self._times.add("lookup_seconds", time.monotonic() - lookup.sent_at)
         state.answered(found)
         return True

@@ -1,7 +1,6 @@
 """Tells what became of requests: counts it, and reports each outcome to its client, observers, the log and the hub."""
 
 import logging
-import time
 from collections import Counter, deque
 from concurrent.futures import Future
 from typing import Any
@@ -15,7 +14,6 @@ from blendhub.vllm.decision import Decision, Refusal
 from blendhub.vllm.hub_executor import RunCall
 from blendhub.vllm.messages import LoadResult, WorkerReport
 from blendhub.vllm.scheduler.request_state import RequestState
-from blendhub.vllm.spans import total
 from blendhub.vllm.watching.stats import FIRST_TOKEN, Times, counts_of_load, times_of_load
 
 log = logging.getLogger(__name__)
@@ -26,10 +24,9 @@ MOST_WAITING = 256
 class Reports:
     """Called by the scheduler's thread; waits for nothing."""
 
-    def __init__(self, run: RunCall, observers: Observers, traces: bool) -> None:
-        """``traces``: whether vLLM traces requests."""
+    def __init__(self, run: RunCall, observers: Observers) -> None:
         self.counters: Counter[str] = Counter()
-        self.times = Times(traces)
+        self.times = Times()
         self._run = run
         self._observers = observers
         self._waiting: deque[Outcome] = deque(maxlen=MOST_WAITING)
@@ -52,30 +49,12 @@ class Reports:
             log.warning("computed KV is not stored: %s", error)
         self.counters[f"reservations_failed_{reason}"] += 1
 
-    def count_load(self, request: str, decision: Decision, result: LoadResult, begun_at: float) -> None:
-        """``begun_at``: by the monotonic clock."""
-        self._trace_load(request, decision, result, begun_at)
+    def count_load(self, decision: Decision, result: LoadResult) -> None:
         self.counters.update(counts_of_load(decision, result))
         for name, seconds in times_of_load(decision, result).items():
             self.times.add(name, seconds)
         if decision.generation and not result.error:
             self.counters[f"generation_{decision.generation}"] += 1
-
-    def _trace_load(self, request: str, decision: Decision, result: LoadResult, begun_at: float) -> None:
-        trace, now = self.times.trace, time.monotonic()
-        if result.error:
-            trace(request, "load", begun_at, now, error=result.error)
-            return
-        copied, audited = begun_at + result.load_seconds, now - result.audit_seconds
-        kinds = {"exact": decision.exact, "settled": decision.settled, "moved": decision.moved}
-        trace(request, "load", begun_at, copied, **{f"{kind}_tokens": total(spans) for kind, spans in kinds.items()})
-        if decision.moved or decision.holes:
-            trace(
-                request, "recompute", copied, audited, recomputed_tokens=total(result.recomputed),
-                hole_tokens=result.holes, computing_seconds=result.probe_seconds + result.recompute_seconds,
-            )  # fmt: skip
-        if result.audit:
-            trace(request, "audit", max(copied, audited), now, agrees=result.audit.agrees, kl=result.audit.kl)
 
     def first_token(self, reuse: str, seconds: float) -> None:
         self.times.add(f"{FIRST_TOKEN}_{reuse}", seconds)

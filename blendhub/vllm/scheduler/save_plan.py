@@ -160,14 +160,6 @@ class RequestSaves:
         """Whether its answer is planned, too."""
         self.since = time.monotonic()
         """When it was asked for first."""
-        self.since_planned = 0.0
-        """When the first of its tokens was planned to be saved."""
-        self.planned_tokens = 0
-
-    def planned(self, tokens: int) -> None:
-        """Note that a step saves so many of its tokens."""
-        self.since_planned = self.since_planned or time.monotonic()
-        self.planned_tokens += tokens
 
     def retire(self) -> None:
         self.retired += self.plans

@@ -131,10 +131,6 @@ class SaveScheduler:
             saves.uncommitted_ranks -= ranks
             if not saves.uncommitted_ranks:
                 self._abandon(self._announced.pop(name))
-                if saves.planned_tokens:
-                    self._reports.times.trace(
-                        name, "save", saves.since_planned, time.monotonic(), tokens=saves.planned_tokens
-                    )
 
     def _needs_blocks(self, name: str) -> bool:
         """Whether some of what a request has loaded or computed is still to be written."""
@@ -306,8 +302,6 @@ class SaveScheduler:
                     DeadlineExceeded("vLLM had freed the blocks when the hub reserved slots for their KV")
                 )
                 continue
-            if not of_states:
-                saves.planned(len(span))
             plan.saves.append(SaveJob(request.id, right, slots, span, needed, request.terms.adapter, of_states))
 
     def _abandon(self, saves: RequestSaves) -> None:

@@ -11,7 +11,7 @@ import prometheus_client
 from vllm.config import VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, PromMetric, PromMetricT
 
-from blendhub.vllm.watching.stats import AUDITS, FIRST_TOKEN, TRACED, AuditRecord, Timed
+from blendhub.vllm.watching.stats import AUDITS, FIRST_TOKEN, AuditRecord
 
 PREFIX = "vllm:blendhub_"
 COUNTERS: dict[str, str] = {
@@ -83,12 +83,6 @@ class BlendHubMetrics(KVConnectorPromMetrics):
         self._seconds = {
             name: histogram(PREFIX + name, about, labelnames, buckets=S_BUCKETS) for name, about in SECONDS.items()
         }
-        self._old = {
-            name: counter(
-                PREFIX + old_name(name), f"Until version 0.2, {PREFIX}{name}_sum in microseconds.", labelnames
-            )
-            for name in SECONDS
-        }
         self._first_token = histogram(PREFIX + FIRST_TOKEN, FIRST_TOKENS, [*labelnames, "reuse"], buckets=S_BUCKETS)
         self._expected = gauge(
             f"{PREFIX}expected_agreement_ratio", EXPECTED, [*labelnames, "namespace"], multiprocess_mode="mostrecent"
@@ -98,12 +92,6 @@ class BlendHubMetrics(KVConnectorPromMetrics):
             counter(PREFIX + name, about, of_audit) for name, about in OF_AUDITS.items()
         )
         self._kl = histogram(f"{PREFIX}audit_kl", DIVERGENCE, of_audit, buckets=KL_BUCKETS)
-        self._spans: Any = None
-        """Makes spans, if vLLM traces."""
-        if vllm_config.observability_config.otlp_traces_endpoint:
-            from blendhub.vllm.watching.request_spans import RequestSpans
-
-            self._spans = RequestSpans()
         # Shown from the start, at 0: monitoring computes rates from the first value.
         for labels in per_engine_labelvalues.values():
             for metric in (*self._plain.values(), *self._seconds.values()):
@@ -115,15 +103,11 @@ class BlendHubMetrics(KVConnectorPromMetrics):
             if name == AUDITS:
                 for audit in value:
                     self._observe_audit(AuditRecord(*audit), labels)
-            elif name == TRACED:
-                if self._spans:
-                    self._spans.observe(Timed(*timed) for timed in value)
             elif name in self._plain:
                 self._plain[name].labels(*labels).inc(value)
             elif name in self._seconds:
                 for seconds in value:
                     self._seconds[name].labels(*labels).observe(seconds)
-                self._old[name].labels(*labels).inc(round(sum(value) * 1e6))
             elif name.startswith(FIRST_TOKEN):
                 for seconds in value:
                     self._first_token.labels(*labels, name.removeprefix(f"{FIRST_TOKEN}_")).observe(seconds)
@@ -139,11 +123,6 @@ class BlendHubMetrics(KVConnectorPromMetrics):
         # Zero, too: a share can be taken of a series only if it is there.
         self._disagreements.labels(*labels).inc(not audit.agrees)
         self._kl.labels(*labels).observe(audit.kl)
-
-
-def old_name(histogram: str) -> str:
-    """The counter of microseconds that a histogram of seconds replaces."""
-    return histogram.replace("_seconds", "_microseconds")
 
 
 def ratio_band(ratio: float) -> str:

@@ -1,6 +1,5 @@
 """What the adapter counts and times, on its way from vLLM's scheduler to its log and its metrics endpoint."""
 
-import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Sequence
 from functools import partial
@@ -22,47 +21,19 @@ MOST_TIMES = 4096
 """Times of one kind that wait for vLLM to fetch its metrics; without metrics it fetches none."""
 
 
-TRACED = "traced"
-"""The name of the list of what was timed for traces, which has the fields of a ``Timed`` for each."""
-
-
-class Timed(NamedTuple):
-    """What was done for a request, from when to when, in seconds since 1970."""
-
-    request: str
-    """vLLM's own id."""
-    name: str
-    start: float
-    end: float
-    attributes: dict[str, int | float | bool | str]
-
-
 class Times:
     """The seconds that things took, by name. Called by the scheduler's thread."""
 
-    def __init__(self, traces: bool = False) -> None:
-        """``traces``: whether vLLM traces requests."""
-        self.traces = traces
+    def __init__(self) -> None:
         self._taken = self._empty()
-        self._traced: deque[Timed] = deque(maxlen=MOST_TIMES)
 
     def add(self, name: str, *seconds: float) -> None:
         self._taken[name].extend(seconds)
 
-    def trace(self, request: str, name: str, start: float, end: float, **attributes: int | float | bool | str) -> None:
-        """Time a span of a request, by readings of the monotonic clock."""
-        if self.traces:
-            since_1970 = time.time() - time.monotonic()
-            self._traced.append(Timed(request, name, start + since_1970, max(start, end) + since_1970, attributes))
-
-    def take(self) -> dict[str, list[Any]]:
+    def take(self) -> dict[str, list[float]]:
         """The times since the last call."""
         taken, self._taken = self._taken, self._empty()
-        times: dict[str, list[Any]] = {name: list(times) for name, times in taken.items() if times}
-        if self._traced:
-            times[TRACED] = list(map(list, self._traced))
-            self._traced.clear()
-        return times
+        return {name: list(times) for name, times in taken.items() if times}
 
     @staticmethod
     def _empty() -> defaultdict[str, deque[float]]:
@@ -136,7 +107,7 @@ class BlendHubStats(KVConnectorStats):
 
     def reduce(self) -> dict[str, int | float]:
         """Sums of counts and of seconds."""
-        sums = {name: value for name, value in self.data.items() if name != TRACED}
+        sums = dict(self.data)
         if audits := [AuditRecord(*one) for one in sums.pop(AUDITS, [])]:
             sums |= {AUDITS: len(audits), "audit_disagreements": sum(not one.agrees for one in audits)}
         return {name: sum(of) if isinstance(of, list) else of for name, of in sorted(sums.items())}

@@ -131,7 +131,6 @@ class Blend:
         self._since = 0.0
         self._recomputed: tuple[Span, ...] = ()
         self._audit: AuditOutcome | None = None
-        self._audit_since = 0.0
         self._steps = self._work_through()
 
     @property
@@ -158,7 +157,6 @@ class Blend:
                 total(self.job.decision.holes),
                 probe_seconds=self._seconds["probe"],
                 recompute_seconds=self._seconds["recompute"],
-                audit_seconds=time.perf_counter() - self._audit_since if self._audit_since else 0.0,
                 audit=self._audit,
             )
 
@@ -190,7 +188,6 @@ class Blend:
         self._begin("recompute")
         yield from self._compute(join_spans([*decision.holes, *chosen]))
         if decision.audit:
-            self._audit_since = time.perf_counter()
             yield from self._work_through_audit()
 
     def _work_through_audit(self) -> Steps:
