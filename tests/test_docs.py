@@ -81,7 +81,7 @@ def sections_of_options() -> dict[str, str]:
     ours = {tomllib.loads(read(project))["project"]["name"] for project in PROJECTS}
     sections = {}
     for plugin in PluginHost.discover().plugins():
-        if plugin.distribution in ours and plugin.kind:
+        if plugin.distribution in ours and plugin.kind not in (None, "command"):
             rows = [
                 f"| `{option['name']}` | {option['type']}{_bounds(option['bounds'])} | `{option['default']!r}` "
                 f"| {option['description']} |"

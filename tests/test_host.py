@@ -81,7 +81,7 @@ BROKEN_MODULES = {
     "has a misspelt hook": (
         "from blendhub import hookimpl\n@hookimpl\ndef blendhub_matchrs(): return []",
         r"hooks that plugin API 4 does not have: 'blendhub_matchrs' \(did you mean 'blendhub_matchers'\?\); "
-        "the hooks are: blendhub_devices, ",
+        "the hooks are: blendhub_commands, blendhub_devices, ",
     ),
     "writes a kind": (
         offering("[spec(kind='matcher')]"),

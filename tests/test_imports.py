@@ -15,7 +15,7 @@ HEAVY = ("torch", "numba", "zmq", "pytest", "hypothesis", "transformers", "vllm"
         "import blendhub.contracts",
         "import blendhub.cli",
         "from blendhub import PluginHost; PluginHost.discover().plugins()",
-        "import blendhub.tools.analysis.analyzer, blendhub.tools.analysis.findings, blendhub.tools.analysis.report",
+        "import blendhub_tools.analysis.analyzer, blendhub_tools.analysis.findings, blendhub_tools.analysis.report",
         "import blendhub.vllm.settings, blendhub.vllm.transfer_config",
     ],
 )

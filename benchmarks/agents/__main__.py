@@ -9,12 +9,13 @@ from collections.abc import Sequence
 from itertools import chain, islice
 from pathlib import Path
 
+from blendhub_tools.advice.judge import divergence
+
 from benchmarks.agents.client import Reply
 from benchmarks.agents.conversations import conversations
 from benchmarks.agents.replay import IDLE_S, Asked, model_for_times, serving
 from benchmarks.agents.scripts import EDITS, SCRIPTS, documents, edits_at_once
 from benchmarks.report import Row, arguments, finish, missing_row, row
-from blendhub.tools.advice.judge import divergence
 from harness.engines.real_model import NoRealModel, make_real_model
 
 TURNS, TURNS_OF_ANSWERS = 30, 13

@@ -5,6 +5,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
+from blendhub_tools.advice.questions import SHAPES, read_questions
+
 from benchmarks.holes import figures, passes, reader_cases
 from benchmarks.holes.order import NAMES, Place, Prompt, before, make_prompts
 from benchmarks.holes.presets import OWN, PRESETS, PUBLISHED
@@ -13,7 +15,6 @@ from benchmarks.quality.reader import CHECKPOINT
 from benchmarks.quality.serving import PLAIN, Shape, usual_dtype
 from benchmarks.quality.workload import Case
 from benchmarks.report import finish
-from blendhub.tools.advice.questions import SHAPES, read_questions
 from blendhub.vllm.settings import Settings
 from harness.engines import ONE_THREAD, Engine
 

@@ -4,10 +4,11 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+from blendhub_tools.advice import questions
+
 from benchmarks.holes.scores import f1, rouge_l
 from benchmarks.quality.workload import Case, Question, Scores, Tokens
 from blendhub.core.errors import InvalidInput
-from blendhub.tools.advice import questions
 
 INSTRUCTION = (
     "Answer the question based on the given passages. Only give me the answer and do not output any other words.\n\n"

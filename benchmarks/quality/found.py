@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from blendhub.tools.advice.outcomes import Comparison, Outcome
+from blendhub_tools.advice.outcomes import Comparison, Outcome
 
 
 class Found:

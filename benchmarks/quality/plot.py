@@ -5,13 +5,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from blendhub_tools.advice.curve import COLOURS
+from blendhub_tools.advice.outcomes import Outcome
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from benchmarks.quality.found import Found
-from blendhub.tools.advice.curve import COLOURS
-from blendhub.tools.advice.outcomes import Outcome
 
 COLUMNS = 4
 

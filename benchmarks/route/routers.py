@@ -5,11 +5,12 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import NamedTuple
 
+from blendhub_tools.analysis.lines import Place
+from blendhub_tools.analysis.simulated_hub import SimulatedHub
+
 from blendhub.core.layout import DEFAULT_MATCHERS
 from blendhub.core.tokens import Tokens
 from blendhub.framework.host import PluginHost
-from blendhub.tools.analysis.lines import Place
-from blendhub.tools.analysis.simulated_hub import SimulatedHub
 from examples.router.choice import Loads, choose
 
 HALF_LIFE = 30

@@ -1,6 +1,7 @@
 """What each kind of plugin must do; the docstrings are the specification."""
 
 from blendhub.contracts.attention import AttentionRules, ChosenAttention, ChosenTokens
+from blendhub.contracts.command import Command
 from blendhub.contracts.device import ArenaProgress, Device, PagedLayer, PageFormat, Rotation, Segment, Transfer
 from blendhub.contracts.matcher import Matcher, TrackedMatcher
 from blendhub.contracts.selection import Selection
@@ -17,6 +18,7 @@ __all__ = [
     "ChosenAttention",
     "ChosenTokens",
     "Codec",
+    "Command",
     "Connection",
     "Deleted",
     "Device",

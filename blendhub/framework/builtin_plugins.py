@@ -6,6 +6,8 @@ from types import MappingProxyType
 
 HOMES: Mapping[tuple[str, str], str] = MappingProxyType(
     {
+        ("command", "advise"): "tools",
+        ("command", "analyze"): "tools",
         ("device", "cpu"): "cpu",
         ("device", "cuda"): "cuda",
         ("device", "npu"): "ascend",

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pluggy
 
-from blendhub.contracts import Device, Matcher, Selector, Store, Transport
+from blendhub.contracts import Command, Device, Matcher, Selector, Store, Transport
 from blendhub.contracts.plugin_errors import Guarded
 from blendhub.core.errors import PluginError
 from blendhub.framework import hookspecs
@@ -18,8 +18,15 @@ from blendhub.framework.builtin_plugins import install_command, owner_of, same_d
 from blendhub.framework.hookspecs import API_VERSION, PROJECT, PluginSpec, Unavailable
 from blendhub.framework.options import describe_options, did_you_mean
 
-CONTRACTS: Mapping[str, type[Guarded]] = MappingProxyType(
-    {"matcher": Matcher, "transport": Transport, "device": Device, "selector": Selector, "store": Store}
+CONTRACTS: Mapping[str, type[Guarded | Command]] = MappingProxyType(
+    {
+        "matcher": Matcher,
+        "transport": Transport,
+        "device": Device,
+        "selector": Selector,
+        "store": Store,
+        "command": Command,
+    }
 )
 """The contract that the objects of each kind must meet. The hook that offers them is called ``blendhub_KINDs``."""
 

@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 import msgspec
 import pluggy
 
-from blendhub.contracts import Device, Matcher, Selector, Store, Transport
+from blendhub.contracts import Command, Device, Matcher, Selector, Store, Transport
 from blendhub.outcome.report import RequestReport
 
 PROJECT = "blendhub"
@@ -94,6 +94,11 @@ def blendhub_selectors() -> Iterable[PluginSpec[Selector]]:  # type: ignore[empt
 @hookspec
 def blendhub_stores() -> Iterable[PluginSpec[Store]]:  # type: ignore[empty-body]
     """The stores that this module offers: they keep KV beyond this machine's memory."""
+
+
+@hookspec
+def blendhub_commands() -> Iterable[PluginSpec[Command]]:  # type: ignore[empty-body]
+    """The commands that this module adds to ``blendhub``; those of the core keep their names."""
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):

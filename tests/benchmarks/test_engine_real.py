@@ -4,6 +4,8 @@ import pytest
 
 pytest.importorskip("vllm", reason="the benchmark serves with vLLM; `make setup` installs it")
 
+from blendhub_tools.advice.judge import ALL_KL, ANSWER, KL
+
 from benchmarks.quality.measure import FULL, REUSE, SELECTORS, Asked, store
 from benchmarks.quality.reader.cases import READER
 from benchmarks.quality.real.chat import Chat
@@ -12,7 +14,6 @@ from benchmarks.quality.real.run import OPTIONS, first_cases, run
 from benchmarks.quality.real.tables import page
 from benchmarks.quality.real.workloads import WORKLOADS, earlier
 from benchmarks.quality.serving import Serving
-from blendhub.tools.advice.judge import ALL_KL, ANSWER, KL
 from harness.engines.real_model import GGUF, make_real_model
 
 pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(600)]

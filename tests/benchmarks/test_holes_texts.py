@@ -1,12 +1,12 @@
 """How answers are scored, and which tokens are asked."""
 
 import pytest
+from blendhub_tools.advice.questions import Question
 
 from benchmarks.holes.reader_cases import make_cases
 from benchmarks.holes.scores import f1, rouge_l
 from benchmarks.quality.workload import Scores
 from blendhub.core.errors import InvalidInput
-from blendhub.tools.advice.questions import Question
 from tests.benchmarks.word_model import WORDS, make_tokenizer
 
 

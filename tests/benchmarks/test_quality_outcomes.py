@@ -1,8 +1,7 @@
 """What is won back."""
 
 import pytest
-
-from blendhub.tools.advice.outcomes import Comparison, Outcome, accuracy, won_back
+from blendhub_tools.advice.outcomes import Comparison, Outcome, accuracy, won_back
 
 
 def outcome(selector, ratio, *shares, cases=20):

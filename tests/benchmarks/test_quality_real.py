@@ -6,15 +6,7 @@ from itertools import islice
 from types import SimpleNamespace
 
 import pytest
-
-from benchmarks.quality.measure import SELECTORS
-from benchmarks.quality.reader.cases import READER
-from benchmarks.quality.real import figures
-from benchmarks.quality.real.chat import Chat
-from benchmarks.quality.real.people import Half, people
-from benchmarks.quality.real.sources import BFCL, manual, requests
-from benchmarks.quality.real.workloads import CLEARED, WORKLOADS, RealQuestion, earlier
-from blendhub.tools.advice.judge import (
+from blendhub_tools.advice.judge import (
     ALL_KL,
     ANSWER,
     FIRST,
@@ -26,7 +18,15 @@ from blendhub.tools.advice.judge import (
     divergence,
     judge,
 )
-from blendhub.tools.advice.outcomes import Outcome
+from blendhub_tools.advice.outcomes import Outcome
+
+from benchmarks.quality.measure import SELECTORS
+from benchmarks.quality.reader.cases import READER
+from benchmarks.quality.real import figures
+from benchmarks.quality.real.chat import Chat
+from benchmarks.quality.real.people import Half, people
+from benchmarks.quality.real.sources import BFCL, manual, requests
+from benchmarks.quality.real.workloads import CLEARED, WORKLOADS, RealQuestion, earlier
 
 needs_texts = pytest.mark.skipif(not BFCL.exists(), reason="its texts are a package; `make setup` downloads it")
 HALVES: tuple[Half, ...] = ("training", "test")

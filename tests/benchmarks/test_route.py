@@ -2,12 +2,13 @@
 
 from itertools import islice
 
+from blendhub_tools.analysis.lines import Place
+from blendhub_tools.analysis.simulated_hub import SimulatedHub
+
 from benchmarks.route.routers import AskingRouter, PrefixAffineRouter, route
 from benchmarks.route.traces import CHUNK, DOCUMENT_TOKENS, Trace
 from blendhub.core.layout import DEFAULT_MATCHERS
 from blendhub.framework.host import PluginHost
-from blendhub.tools.analysis.lines import Place
-from blendhub.tools.analysis.simulated_hub import SimulatedHub
 
 HOST = PluginHost.discover()
 

@@ -5,11 +5,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from blendhub_tools.analysis.lines import Place
+from blendhub_tools.analysis.simulated_hub import MIN_SAVED_TOKENS, SimulatedHub
 
 from blendhub.client import wire
 from blendhub.core.spans import MAX_GENERATION, Span, generation_of
-from blendhub.tools.analysis.lines import Place
-from blendhub.tools.analysis.simulated_hub import MIN_SAVED_TOKENS, SimulatedHub
 from blendhub.vllm.scheduler.save_plan import SavePlan
 from blendhub.vllm.settings import ReusePolicy
 from tests.hub.hub_direct import CHUNK, HOST, MATCHERS

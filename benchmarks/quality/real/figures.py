@@ -5,13 +5,13 @@ from collections.abc import Iterator, Sequence
 from typing import Literal
 
 import numpy as np
+from blendhub_tools.advice.judge import FIRST, KL, RIGHT, SURE_FIRST
+from blendhub_tools.advice.outcomes import Outcome, accuracy
 
 from benchmarks.quality.found import Found
 from benchmarks.quality.measure import Compared
 from benchmarks.quality.reader.cases import READER
 from benchmarks.report import Row, missing_row
-from blendhub.tools.advice.judge import FIRST, KL, RIGHT, SURE_FIRST
-from blendhub.tools.advice.outcomes import Outcome, accuracy
 from blendhub.vllm.settings import Settings
 
 BARS = {0.05: 0.40, 0.15: 0.70, 0.3: 0.90}

@@ -3,11 +3,12 @@
 from collections.abc import Sequence
 from typing import Any
 
+from blendhub_tools.advice.judge import ANSWER_TOKENS, LOGPROBS, judge
+from blendhub_tools.advice.outcomes import Outcome
+
 from benchmarks.quality.measure import Asked, reported
 from benchmarks.quality.real.workloads import RealCase
 from benchmarks.timing import progress
-from blendhub.tools.advice.judge import ANSWER_TOKENS, LOGPROBS, judge
-from blendhub.tools.advice.outcomes import Outcome
 from harness.engines import Answer, Engine
 
 

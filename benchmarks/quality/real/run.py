@@ -4,6 +4,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
+from blendhub_tools.advice import forced
+from blendhub_tools.advice.judge import LOGPROBS
+from blendhub_tools.advice.outcomes import Outcome
 
 from benchmarks.quality.measure import FULL, REUSE, SELECTORS, Asked, Compared, store
 from benchmarks.quality.reader import CHECKPOINT
@@ -14,9 +17,6 @@ from benchmarks.quality.real.measure import Workload
 from benchmarks.quality.real.workloads import LONGEST, WORKLOADS, RealCase, again, earlier
 from benchmarks.quality.serving import PLAIN, Serving, Shape, folder
 from benchmarks.quality.workload import Tokens
-from blendhub.tools.advice import forced
-from blendhub.tools.advice.judge import LOGPROBS
-from blendhub.tools.advice.outcomes import Outcome
 from blendhub.vllm.settings import Settings
 from harness.engines.real_model import make_real_model
 

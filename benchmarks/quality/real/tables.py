@@ -3,9 +3,10 @@
 import statistics
 from collections.abc import Iterator, Sequence
 
+from blendhub_tools.advice.judge import ALL_KL, ANSWER, ANSWER_TOKENS, FIRST, KL, NATS, RIGHT, RIGHT_NATS, SURE_FIRST
+from blendhub_tools.advice.outcomes import Comparison, Outcome, accuracy
+
 from benchmarks.quality.reader.cases import READER
-from blendhub.tools.advice.judge import ALL_KL, ANSWER, ANSWER_TOKENS, FIRST, KL, NATS, RIGHT, RIGHT_NATS, SURE_FIRST
-from blendhub.tools.advice.outcomes import Comparison, Outcome, accuracy
 
 LEAST_LOSS = 0.001
 HEAD = (

@@ -1,0 +1,195 @@
+"""vLLM, asked the questions of a file: in full first, and then with reuse, made to say what full prefill said."""
+
+import re
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from blendhub.outcome.model_card import dtype_name
+from blendhub.system.served_vllm import transfer_config
+from blendhub_tools.advice.judge import LOGPROBS, judge
+from blendhub_tools.advice.outcomes import Outcome
+from blendhub_tools.advice.questions import Prompts, Question
+
+STORED_WITHIN_S = 30.0
+"""How long the last document may take to be found. Documents too short for every matcher never are."""
+
+PART = 16
+"""Prompts that are given to vLLM at a time: enough to keep it busy, few enough to see how it gets on."""
+
+TIMED = 8
+"""Prompts that are asked once more, one by one, for the time to their first token."""
+
+FULL = {"mode": "off", "store": False}
+
+
+class Job(msgspec.Struct, frozen=True):
+    model: str
+    engine: dict[str, Any]
+    """Arguments of vLLM's ``LLM``."""
+    settings: dict[str, Any]
+    """BlendHub's settings, with the selector."""
+    selector: str
+    ratios: tuple[float, ...]
+    questions: list[Question]
+    tokens: int
+    """Most tokens of an answer."""
+
+
+class Served(msgspec.Struct, frozen=True, tag=True):
+    """How vLLM serves the model."""
+
+    dtype: str
+    device: str
+    vllm: str
+    """The version."""
+    has_template: bool
+    prompt_tokens: int
+    """The median of the prompts."""
+    unmoved: str
+    """Why stored text could not be moved; empty if it was."""
+
+
+class Part(msgspec.Struct, frozen=True, tag=True):
+    """So many prompts more are asked; with the last of a ratio comes the outcome of all."""
+
+    prompts: int
+    outcome: Outcome | None = None
+
+
+class Answer(msgspec.Struct, frozen=True):
+    tokens: list[int]
+    logprobs: list[dict[int, float]]
+    report: dict[str, Any]
+
+
+class Engine:
+    """vLLM with BlendHub. Documents are stored one by one, as other prompts would have left them."""
+
+    def __init__(self, job: Job) -> None:
+        from vllm import LLM
+
+        from blendhub_tools.advice import forced
+
+        transfer = transfer_config(job.settings)
+        self._engine = LLM(job.model, kv_transfer_config=transfer, **(job.engine | forced.OPTIONS))
+        self._job = job
+        self._tokenizer = None if job.engine.get("skip_tokenizer_init") else self._engine.get_tokenizer()
+        self._prompts = Prompts(self._tokenizer, job.questions)
+        self._n_logprobs = min(LOGPROBS, self._engine.model_config.get_vocab_size())
+        self._full: list[Answer] = []
+        self._unmoved = ""
+
+    @property
+    def served(self) -> Served:
+        from vllm import __version__
+        from vllm.platforms import current_platform
+
+        return Served(
+            dtype=dtype_name(self._engine.model_config.dtype),
+            device=current_platform.get_device_name(),
+            vllm=__version__,
+            has_template=self._prompts.has_template,
+            prompt_tokens=round(statistics.median(map(len, self._prompts.asked))),
+            unmoved=self._unmoved,
+        )
+
+    def store(self) -> None:
+        """Compute each document alone, and wait until the longest, which comes last, is found at another place."""
+        self._first_tokens(self._prompts.documents, {"mode": "off"})
+        until = time.monotonic() + STORED_WITHIN_S
+        while time.monotonic() < until:
+            (report,) = self._first_tokens([2 * self._prompts.documents[-1]], {"store": False})
+            if report.get("moved_tokens"):
+                return
+            time.sleep(0.1)
+        self._unmoved = report.get("reason", "")
+
+    def in_full(self) -> Iterator[Part]:
+        """Full prefill's answers, which all others are compared with."""
+        yield from self._asked(Outcome("full", "", 1.0), FULL)
+
+    def blended(self, ratio: float) -> Iterator[Part]:
+        # KV that was blended at another ratio is no measure of this one.
+        asked = {"recompute_ratio": ratio, "store": False, "settled": False}
+        yield from self._asked(Outcome(self._job.selector, "", ratio), asked)
+
+    def _asked(self, outcome: Outcome, asked: dict[str, Any]) -> Iterator[Part]:
+        prompts = self._prompts.asked
+        self._engine.reset_prefix_cache()
+        for at in range(0, len(prompts), PART):
+            answers = self._answers(at, prompts[at : at + PART], asked)
+            if asked is FULL:
+                self._full += answers
+            for number, ours in enumerate(answers, at):
+                moved = ours.report.get("moved_tokens", 0)
+                scores = judge(self._full[number], ours, self._right(number))
+                # Exact reuse loses nothing, and says nothing of a selector.
+                counted = scores if moved or asked is FULL else [None] * len(scores)
+                outcome.note([counted], ours.report["recomputed_tokens"] / moved if moved else 1.0)
+            if at + PART < len(prompts):
+                yield Part(len(answers))
+        outcome.first_token_s += [self._first_token_s(prompt, asked) for prompt in prompts[:TIMED]]
+        yield Part(len(answers), outcome)
+
+    def _answers(self, at: int, prompts: Sequence[list[int]], asked: dict[str, Any]) -> list[Answer]:
+        if asked is FULL:
+            sampling = [self._sampling(asked, self._job.tokens, logprobs=self._n_logprobs)] * len(prompts)
+        else:
+            sampling = [self._saying(one.tokens, asked) for one in self._full[at : at + len(prompts)]]
+        return [
+            Answer(
+                list(answer.outputs[0].token_ids),
+                [{token: one.logprob for token, one in likely.items()} for likely in answer.outputs[0].logprobs],
+                _report(answer),
+            )
+            for answer in self._generated(prompts, sampling)
+        ]
+
+    def _right(self, number: int) -> int:
+        """With how many of its tokens full prefill has given a right answer; 0 if it is wrong or not known."""
+        tokens = self._full[number].tokens
+        if self._tokenizer is None:
+            return 0
+        begun = [self._tokenizer.decode(tokens[:end], skip_special_tokens=True) for end in range(1, len(tokens) + 1)]
+        ends = [end for right in self._job.questions[number].answers if (end := end_of(right, begun[-1]))]
+        return next((n for n, text in enumerate(begun, 1) if len(text) >= min(ends)), 0) if ends else 0
+
+    def _first_token_s(self, prompt: list[int], asked: dict[str, Any]) -> float:
+        self._engine.reset_prefix_cache()
+        started = time.perf_counter()
+        self._first_tokens([prompt], asked)
+        return time.perf_counter() - started
+
+    def _first_tokens(self, prompts: Sequence[list[int]], asked: dict[str, Any]) -> list[dict[str, Any]]:
+        """The reports of prompts that are answered with one token."""
+        return list(map(_report, self._generated(prompts, [self._sampling(asked, 1)] * len(prompts))))
+
+    def _generated(self, prompts: Sequence[list[int]], sampling: list[Any]) -> list[Any]:
+        given: Any = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
+        return self._engine.generate(given, sampling, use_tqdm=False)
+
+    def _saying(self, tokens: list[int], asked: dict[str, Any]) -> Any:
+        return self._sampling(
+            asked, len(tokens), logprobs=self._n_logprobs, ignore_eos=True, extra_args={"forced": tokens}
+        )
+
+    def _sampling(self, asked: dict[str, Any], tokens: int, **more: Any) -> Any:
+        from vllm import SamplingParams
+
+        more["extra_args"] = {"kv_transfer_params": {"blendhub": asked}, **more.get("extra_args", {})}
+        return SamplingParams(max_tokens=tokens, temperature=0, detokenize=False, **more)
+
+
+def end_of(answer: str, text: str) -> int:
+    """Where an answer ends that stands in a text as whole words; 0: it does not stand there."""
+    found = re.search(rf"(?<!\w){re.escape(answer.strip())}(?!\w)", text, re.IGNORECASE)
+    return found.end() if found else 0
+
+
+def _report(answer: Any) -> dict[str, Any]:
+    report: dict[str, Any] = (answer.kv_transfer_params or {}).get("blendhub", {})
+    return report

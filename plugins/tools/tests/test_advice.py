@@ -1,0 +1,151 @@
+"""What `blendhub advise` chooses."""
+
+import pytest
+from blendhub_tools.advice.answering import end_of
+from blendhub_tools.advice.choice import Advice, advise, agreed, agreement, interval, settings_for
+from blendhub_tools.advice.judge import ANSWER
+from blendhub_tools.advice.measure import distinct_ratios
+from blendhub_tools.advice.outcomes import Outcome
+from blendhub_tools.advice.questions import Prompts, Question
+from blendhub_tools.advise import sentence
+from hypothesis import given
+from hypothesis import strategies as st
+
+from blendhub.cli import main
+from blendhub.framework.host import PluginHost
+from blendhub.outcome.agreement import audits_needed, wilson
+from tests.benchmarks.word_model import WORDS, make_tokenizer
+
+HOST = PluginHost.discover()
+CHAT = "{{ bos_token }} user : {{ messages[0]['content'] }} </s>{% if add_generation_prompt %} model :{% endif %}"
+
+
+def measured(selector: str, ratio: float, same: int, of: int) -> Outcome:
+    """One prompt more, of which nothing moved, counts nowhere."""
+    outcome = Outcome(selector, "", ratio)
+    for number in range(of):
+        outcome.note([[*[-0.1] * ANSWER, float(number < same), None]], ratio)
+    outcome.note([[None] * (ANSWER + 2)], 1.0)
+    return outcome
+
+
+CASES = st.lists(
+    st.builds(
+        measured,
+        st.sampled_from("ab"),
+        st.sampled_from([0.05, 0.1, 0.5]),
+        st.integers(0, 200),
+        st.sampled_from([0, 200]),
+    ),
+    max_size=6,
+)
+
+
+@given(CASES, st.floats(0.5, 1))
+def test_what_is_advised_recomputes_least_of_all_that_certainly_hold_the_target(cases, target):
+    advice = advise(cases, target)
+    certain = [one.ratio for one in cases if agreed(one)[1] and interval(one).low >= target]
+    assert (advice.chosen is None) == (not certain)
+    if advice.chosen:
+        assert advice.chosen.ratio == min(certain) and interval(advice.chosen).low >= target
+    elif advice.promising:
+        assert agreement(advice.promising) == max(map(agreement, cases)) > target
+
+
+def test_of_equal_ratios_the_one_that_agrees_more_is_advised():
+    cases = [measured("a", 0.1, 190, 200), measured("b", 0.1, 199, 200), measured("b", 0.2, 200, 200)]
+    assert advise(cases, 0.9) == Advice(cases[1])
+
+
+def test_a_few_audits_that_agree_are_no_ground_for_a_ratio():
+    cases = [measured("a", 0.05, 8, 8), measured("b", 0.15, 8, 8)]
+    assert advise(cases, 0.95) == Advice(None, cases[0])
+    assert settings_for(advise(cases, 0.95), 0.95, 16, {}) == {"mode": "exact"}
+    said = sentence(advise(cases, 0.95), cases, 0.95, 16, "")
+    agreed_on = "a with recompute_ratio 0.05 agreed on all 16 tokens of the answer in 8 of 8 prompts"
+    assert f"{agreed_on}. That is too few to be sure of 95%" in said and "73 prompts show it" in said
+    assert advise([measured("a", 0.05, 7, 8)], 0.95) == Advice(None, None)
+
+
+@given(st.floats(0.5, 1), st.floats(0.5, 0.999))
+def test_the_number_of_audits_needed_is_the_least_that_shows_the_target(agreed, target):
+    needed = audits_needed(agreed, target)
+    if needed is None or needed > 1e9:
+        assert agreed - target < 1e-3
+        return
+    # The interval's ends are rounded, too.
+    assert wilson(agreed * needed, needed).low >= target - 1e-9
+    assert wilson(agreed * (needed - 1), needed - 1).low < target + 1e-9
+
+
+@pytest.mark.parametrize(
+    "name, options, distinct",
+    [
+        ("first_k", {}, (0.1,)),
+        ("first_k", {"k": 0}, (0.1, 0.5)),
+        ("hkvd", {}, (0.1, 0.1001, 0.5)),
+        ("attended", {}, (0.1, 0.1001, 0.5)),
+    ],
+)
+def test_a_selector_that_ignores_the_ratio_is_measured_once(name, options, distinct):
+    """The others pick differently at close ratios, if only the text is long enough."""
+    pytest.importorskip("blendhub_selectors", reason="needs a selector to ask")
+    served = {"selector": {"name": name, "options": options}}
+    assert distinct_ratios(HOST, served, (0.1, 0.1001, 0.5)) == distinct
+
+
+def test_the_settings_to_paste_keep_what_was_given():
+    given_ = {"endpoint": "ipc:///x", "selector": {"name": "a", "options": {"k": 3}}}
+    one = measured("a", 0.2, 9, 9)
+    assert settings_for(Advice(one), 0.95, 16, given_) == given_ | {
+        "recompute_ratio": 0.2,
+        "expected_agreement": 0.95,
+        "audit_tokens": 16,
+    }
+    other = settings_for(Advice(measured("b", 0.2, 9, 9)), 0.95, 16, given_)
+    assert other["selector"] == {"name": "b"} and other["endpoint"] == "ipc:///x"
+    assert settings_for(Advice(None), 0.95, 16, {"store": False}) == {"store": False, "mode": "exact"}
+
+
+@pytest.mark.parametrize(
+    ("flags", "complaint"),
+    [
+        (["--agreement", "1"], "--agreement 1.0 should be"),
+        (["--ratios", "0.1,x"], "--ratios '0.1,x' should be"),
+        (["--selectors", "hkvdd"], "no selector 'hkvdd'"),
+        (["--settings", '{"selectr": 1}'], "has no option 'selectr'"),
+        (["--engine", "["], "--engine '[' is not a JSON object"),
+        (["--most", "0"], "--most 0 should be"),
+        (["--tokens", "0"], "--tokens 0 should be"),
+        (["--card", "/nowhere/card.md"], "--card /nowhere/card.md cannot be written"),
+        ([], "has no questions"),
+    ],
+)
+def test_what_cannot_be_measured_is_one_line_and_exit_code_2(tmp_path, capsys, flags, complaint):
+    pytest.importorskip("blendhub_selectors", reason="needs a selector to choose from; `make setup` installs it")
+    (tmp_path / "data.jsonl").write_text("\n")
+    assert main(["advise", "--model", "m", "--data", str(tmp_path / "data.jsonl"), *flags]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("blendhub: ") and complaint in error and error.count("\n") == 1
+
+
+@pytest.mark.parametrize("template", [CHAT, None], ids=["chat template", "none"])
+def test_documents_and_questions_of_text_stand_in_the_chat_template(template, tmp_path):
+    transformers = pytest.importorskip("transformers", reason="needs a real tokenizer")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(make_tokenizer(tmp_path, chat_template=template))
+    prompts = Prompts(tokenizer, [Question(["Rome is in Italy .", "Anna lives in Rome ."], "Where does Anna live ?")])
+    begin, end = (["<s>", "user", ":"], ["</s>", "model", ":"]) if template else (["<s>"], [])
+    said = ["Rome", "is", "in", "Italy", ".", "Anna", "lives", "in", "Rome", ".", "Where", "does", "Anna", "live", "?"]
+    assert prompts.asked == [[WORDS[word] for word in (*begin, *said, *end)]]
+    assert prompts.documents == [[WORDS[word] for word in (*begin, *said[at : at + 5])] for at in (0, 5)]
+
+
+def test_token_ids_are_asked_as_they_are():
+    prompts = Prompts(None, [Question([[5, 6], [7]], [8])])
+    assert prompts.asked == [[5, 6, 7, 8]] and prompts.documents == [[7], [5, 6]]
+
+
+def test_a_right_answer_is_whole_words_of_what_was_said():
+    assert end_of("Rome", "She lives in rome, Italy") == len("She lives in rome")
+    assert end_of("Rome", "In Romeville.") == 0 and end_of("7", "17 or 7.") == len("17 or 7")
+    assert end_of(" $5 ", "It costs $5.") == len("It costs $5")

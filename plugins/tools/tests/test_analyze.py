@@ -1,0 +1,182 @@
+"""`blendhub analyze` from its arguments to its report."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+from blendhub_tools.analysis.findings import Findings
+
+from blendhub import PluginHost
+from blendhub.cli import main
+from blendhub.vllm.transfer_config import mistakes_in_transfer_config
+from examples.analyze.log import as_lines
+
+ROOT = Path(__file__).parents[3]
+TOKENIZER = ROOT / "benchmarks" / "quality" / "reader" / "checkpoint"
+
+
+@pytest.fixture
+def analyze(tmp_path, capsys, monkeypatch):
+    """Analyzes one log in a new folder: exit code, what was printed, and what was complained about."""
+    monkeypatch.chdir(tmp_path)
+
+    def analyze(content, *arguments):
+        Path("log").write_text(content)
+        code = main(["analyze", "log", *map(str, arguments)])
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return analyze
+
+
+def test_a_log_of_chats_from_end_to_end(analyze):
+    code, shown, _ = analyze(as_lines(60), "--bytes")
+    assert code == 0
+    assert "BlendHub would help" in shown and "2026-03-02 08:00 to 2026-03-0" in shown
+    assert "by day" in shown and "by system prompt (2 of 2)" in shown
+    code, printed, _ = analyze(as_lines(60), "--bytes", "--json")
+    found = msgspec.json.decode(printed, type=Findings)
+    assert code == 0 and found.shares.anywhere > 0.5 > found.shares.prefix > 0
+    assert f"{found.shares.anywhere:.1%}" in shown and f"{found.shares.tokens:,}" in shown
+    assert sum(day.shares.requests for day in found.days) == found.shares.requests
+    assert found.arenas[-1].anywhere == found.shares.anywhere
+    assert [arena.anywhere for arena in found.arenas] == sorted(arena.anywhere for arena in found.arenas)
+    (flag,) = re.findall(r"--kv-transfer-config '(.*)'", shown)
+    assert json.loads(flag) == found.config
+    assert mistakes_in_transfer_config(found.config, PluginHost.discover(), "cpu") == []
+
+
+def test_times_are_those_of_the_users_server_if_its_costs_are_given(analyze):
+    for costs, moved, source in (((), 0.23, "as measured with another model"), (("0.5,2",), 2, "as you measured")):
+        given = ["--bytes", *(part for cost in costs for part in ("--token-costs", cost))]
+        _, shown, _ = analyze(as_lines(60), *given)
+        assert f"a moved token {moved:.2f}, {source}" in shown
+    alike = analyze(as_lines(60), "--bytes", "--token-costs", "0.5,0.5", "--json")[1]
+    found = msgspec.json.decode(alike, type=Findings)
+    assert found.first_token.mean == pytest.approx(1 - 0.5 * found.shares.anywhere)
+
+
+def test_texts_are_shown_only_where_that_is_asked_for(analyze):
+    secret = "zebra <script>alert(1)</script> "
+    log = "".join(json.dumps({"prompt": f"{secret * 30}{number}"}) + "\n" for number in range(5))
+    for arguments in (("--bytes",), ("--bytes", "--json")):
+        _, shown, _ = analyze(log, *arguments)
+        assert "zebra" not in shown
+    assert "zebra <script>" in analyze(log, "--bytes", "--show-text")[1]
+
+
+def test_logs_of_token_ids_need_no_tokenizer(analyze):
+    ids = list(range(1000, 1500))
+    code, shown, _ = analyze(f"{[1, *ids]}\n{[2, 3, *ids]}\n")
+    assert code == 0 and "2 prompts with 1,003 tokens (token ids), without times" in shown
+    assert "anywhere, by the hub             49." in shown
+
+
+def test_little_reuse_is_said_and_not_advertised(analyze):
+    log = "".join(f"{os.urandom(100).hex()}\n" for _ in range(20))
+    _, shown, _ = analyze(log, "--bytes")
+    assert "BlendHub would not help here" in shown
+
+
+def test_broken_lines_do_not_stop_an_analysis(analyze):
+    good = json.dumps({"prompt": "x" * 300})
+    code, shown, _ = analyze(f"{good}\n{{cut\n{good}\n{{}}\n", "--bytes")
+    assert code == 0 and "2 prompts" in shown and "lines that could not be played: 2" in shown
+    assert "log:2 is not JSON" in shown and "log:4 has none of the keys messages" in shown
+
+
+@pytest.mark.parametrize(
+    "content, arguments, complaint",
+    [
+        ("", ["--bytes"], "log: no prompts, expected one a line"),
+        ("\n \n", ["--bytes"], "log: no prompts"),
+        ('{"a": 1}\n', ["--bytes"], "none of 1 lines can be played; the first one, log:1, has none of the keys"),
+        ("some text\n", [], "log:1 is text: name the model's tokenizer"),
+        ("x\n", ["--bytes", "--tokenizer", "t"], "exclude each other"),
+        ("x\n", ["--bytes", "--arena-gib", "4,x"], "--arena-gib '4,x' should be numbers"),
+        ("x\n", ["--bytes", "--arena-gib", "0"], "--arena-gib '0' should be numbers above 0"),
+        ("x\n", ["--bytes", "--token-costs", "0.3"], "--token-costs '0.3' should be two numbers"),
+        ("x\n", ["--bytes", "--token-costs", "0,nan"], "--token-costs '0,nan' should be two numbers"),
+        ("x\n", ["--bytes", "--kv-bytes-per-token", "0"], "--kv-bytes-per-token 0 should be above 0"),
+        ("x\n", ["--bytes", "--chat-template", "t"], "--chat-template is for a tokenizer"),
+        ("x\n", ["--tokenizer", "./nowhere"], "--tokenizer ./nowhere: transformers cannot load it"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_2(analyze, content, arguments, complaint):
+    code, _, error = analyze(content, *arguments)
+    assert code == 2 and complaint in error
+    assert error.startswith("blendhub: ") and error.count("\n") == 1
+
+
+def test_without_transformers_it_says_what_to_install(analyze, monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    code, _, error = analyze("x\n", "--tokenizer", TOKENIZER)
+    assert code == 2 and "pip install 'blendhub[tools]'" in error and "--bytes" in error
+
+
+def test_a_tokenizer_and_a_chat_template(analyze):
+    transformers = pytest.importorskip("transformers", reason="only --tokenizer needs it: pip install transformers")
+    template = Path("template.jinja")
+    template.write_text(
+        "{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('no tools') }}{% endif %}"
+        "{{ m.content }} {% endfor %}"
+    )
+    text = " ".join(f"item {number}" for number in range(120))
+    chats = [[{"role": "user", "content": text}], [{"role": "tool", "content": text}]]
+    log = "".join(json.dumps({"messages": chat}) + "\n" for chat in chats) + json.dumps({"prompt": text}) + "\n"
+    code, printed, _ = analyze(log, "--tokenizer", TOKENIZER, "--chat-template", template, "--json", "--show-text")
+    assert code == 0
+    found = msgspec.json.decode(printed, type=Findings)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(TOKENIZER)
+    chat = tokenizer.encode(f"{text} ", add_special_tokens=False)
+    assert found.shares.tokens == len(chat) + len(tokenizer.encode(text))
+    assert found.broken.named == ["log:2 the chat template refuses it: no tools"]
+    assert (found.about.kv_bytes, found.about.kv_bytes_known) == (12 * 2 * 2 * 32 * 2, True)
+
+
+def test_arguments_of_tools_are_objects_for_the_template_as_in_vllm(analyze):
+    pytest.importorskip("transformers", reason="only --tokenizer needs it: pip install transformers")
+    template = Path("template.jinja")
+    template.write_text("{% for m in messages %}{% for c in m.tool_calls %}{{ c.function.arguments.city }}{% endfor %}")
+    template.write_text(template.read_text() + "{% endfor %}")
+    call = {"type": "function", "function": {"name": "weather", "arguments": json.dumps({"city": "Vienna " * 40})}}
+    log = json.dumps({"messages": [{"role": "assistant", "content": None, "tool_calls": [call]}]})
+    arguments = ("--tokenizer", TOKENIZER, "--chat-template", template, "--json")
+    _, printed, _ = analyze(log, *arguments)
+    found = msgspec.json.decode(printed, type=Findings)
+    assert not found.broken.number and found.shares.tokens == 40
+
+
+def test_a_chat_without_a_template_says_what_to_name(analyze):
+    pytest.importorskip("transformers", reason="only --tokenizer needs it: pip install transformers")
+    code, _, error = analyze(json.dumps({"messages": [{"role": "user", "content": "x"}]}), "--tokenizer", TOKENIZER)
+    assert code == 2 and "log:1 is a chat" in error and "--chat-template FILE" in error
+
+
+@pytest.mark.parametrize("output", ["text", "json"])
+@pytest.mark.slow
+def test_ctrl_c_prints_what_was_seen(tmp_path, output):
+    # A child of `nohup make test &` inherits that SIGINT is ignored.
+    restored = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); import blendhub.cli.__main__"
+    command = [sys.executable, "-c", restored, "analyze", "--bytes", "-"]
+    command += ["--json"] if output == "json" else []
+    process = subprocess.Popen(command, cwd=tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdin and process.stdout
+    # More than a pipe holds; it stays open, as `tail -f` leaves it.
+    for number in range(3000):
+        process.stdin.write(json.dumps({"prompt": f"{'the same ' * 30}{number}"}) + "\n")
+    process.stdin.flush()
+    process.send_signal(signal.SIGINT)
+    shown = process.stdout.read()
+    assert process.wait(30) == 130
+    if output == "json":
+        found = msgspec.json.decode(shown, type=Findings)
+        assert found.about.interrupted and found.shares.requests >= 256 and found.shares.anywhere > 0.5
+    else:
+        assert "interrupted: this is what was seen until then" in shown and "BlendHub would" in shown
