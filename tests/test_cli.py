@@ -21,7 +21,7 @@ MATCHER = """
             return super().match(tokens)[:0]
 
     def spec(name, **more):
-        return PluginSpec(name=name, api=4, summary="it matches", **more)
+        return PluginSpec(name=name, api=5, summary="it matches", **more)
 
     @hookimpl
     def blendhub_matchers():
@@ -56,7 +56,7 @@ def test_plugins_is_plain_text_when_not_a_terminal(plugins, capsys):
     assert main(["plugins"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split("\t") == ["kind", "name", "from", "api", "summary", "can do", "usable"]
-    assert "matcher\tsound\textra-matchers 1.0\t4\tit matches\t\tyes" in lines
+    assert "matcher\tsound\textra-matchers 1.0\t5\tit matches\t\tyes" in lines
     assert any(line.endswith("\tyes; slow here: no [such] card; two threads") for line in lines)
     assert any("no: no [such] card; to change it: pip install a-card" in line for line in lines)
 

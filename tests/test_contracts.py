@@ -1,6 +1,5 @@
-"""The base classes of the contracts: they check arguments once, before a plugin's method sees them, and its results."""
+"""A selection is sound, or it cannot be made; and what a selector picks of it is checked before it is computed."""
 
-from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
@@ -10,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blendhub import Span
-from blendhub.contracts import Matcher, RunKey, Selection, Selector, Store, StoredRun
+from blendhub.contracts import Selection, Selector, checked_picks
 from blendhub.core.errors import BrokenContract, InvalidInput
 
 MOVED = [Span(10, 20), Span(20, 30), Span(40, 50)]
-NO_SPANS = "it should return a list of Span of int, got "
-NO_PARTS = "it should pick ascending, disjoint parts of"
+NO_SPANS = "Picking.select should return a list of Span of int, got "
+NO_PARTS = "Picking.select should pick ascending, disjoint parts of"
 NUMPY_INT: Any = np.int64(10)
 BAD_PICKS = [
     (None, f"{NO_SPANS}None"),
@@ -28,9 +27,6 @@ BAD_PICKS = [
 ]
 """What a selector may not pick of ``MOVED``, and what is said about it."""
 
-TOKENS = np.arange(20, dtype=np.uint32)
-KEY = RunKey("space", "run")
-
 
 class Picking(Selector):
     """Picks what it is given, and keeps what it was asked."""
@@ -39,57 +35,20 @@ class Picking(Selector):
         self.picks = picks
         self.asked = []
 
-    def pick(self, selection):
+    def select(self, selection):
         self.asked.append(selection)
         return self.picks
 
 
-class Recorder:
-    """Keeps the arguments of every call of a plugin's methods."""
-
-    nbytes = 1
-
-    def __init__(self) -> None:
-        self.calls = []
-
-    def record(self, *given):
-        self.calls.append(given)
-
-
-class RecordingMatcher(Recorder, Matcher):
-    guaranteed_tokens = 1
-    insert = remove = find = Recorder.record
-
-    def __len__(self):
-        return 0
-
-
-class RecordingStore(Recorder, Store):
-    capacity = corrupted = 1
-    write_run = write = read = discard = runs = close = Recorder.record
-
-
 def test_the_picks_of_a_selector_are_joined_where_they_touch():
     selector = Picking([Span(12, 20), Span(20, 22), Span(22, 30), Span(40, 41)])
-    assert selector.select(Selection(MOVED, 0.5)) == [Span(12, 30), Span(40, 41)]
-
-
-def test_a_selector_sees_arrays_as_long_as_the_prompt():
-    selector, tokens = Picking([]), np.arange(70, dtype=np.uint32)
-    selector.select(Selection(MOVED, 0.5))
-    selector.select(Selection(MOVED, 0.5, holes=[Span(30, 40)], question=Span(55, 60)))
-    selector.select(Selection(MOVED, 0.5, tokens=tokens))
-    least, asked, whole = selector.asked
-    assert (least.moved, least.ratio, least.block_tokens, least.scores) == (MOVED, 0.5, 1, None)
-    assert least.tokens.tolist() == [0] * 50
-    assert least.tokens.dtype == np.uint32 and len(asked.tokens) == 60
-    assert whole.tokens is tokens
+    assert checked_picks(selector, Selection(MOVED, 0.5)) == [Span(12, 30), Span(40, 41)]
 
 
 def test_picks_that_break_the_contract_are_refused():
     for picks, complaint in BAD_PICKS:
         with pytest.raises(BrokenContract) as raised:
-            Picking(picks).select(Selection(MOVED, 0.5))
+            checked_picks(Picking(picks), Selection(MOVED, 0.5))
         assert complaint in str(raised.value)
 
 
@@ -101,14 +60,22 @@ def test_picks_pass_if_and_only_if_every_token_of_them_moved(borders, moved):
     ascending = [Span(at, at + 1) for at in sorted(moved)]
     picked = {at for span in picks for at in range(span.start, span.end)}
     if picked <= moved:
-        chosen = Picking(picks).select(Selection(ascending, 0.5))
+        chosen = checked_picks(Picking(picks), Selection(ascending, 0.5))
         assert {at for span in chosen for at in range(span.start, span.end)} == picked
         assert all(one.end < other.start for one, other in pairwise(chosen))
     else:
         with pytest.raises(BrokenContract):
-            Picking(picks).select(Selection(ascending, 0.5))
+            checked_picks(Picking(picks), Selection(ascending, 0.5))
 
 
+BAD_SCORES = [
+    np.zeros(49, np.float32),
+    [0.0] * 50,
+    np.zeros(50),
+    np.zeros(50, np.int64),
+    np.zeros((50, 1), np.float32),
+    np.float32(1),
+]
 BAD_SELECTIONS = {
     "moved": [
         [Span(0, 10), Span(9, 20)],
@@ -123,102 +90,19 @@ BAD_SELECTIONS = {
     "holes": [[Span(25, 35)], [Span(30, 35), Span(34, 40)], [Span(30, 30)], [(30, 40)]],
     "question": [Span(0, 5), Span(49, 60), (50, 62), None],
     "tokens": [np.zeros(49, np.uint32), [0] * 50, np.zeros(50, np.int64), np.zeros((50, 1), np.uint32), None],
+    "scores": BAD_SCORES,
+    "attended": BAD_SCORES,
 }
-BAD_SCORES = [
-    None,
-    np.zeros(49, np.float32),
-    [0.0] * 50,
-    np.zeros(50),
-    np.zeros(50, np.int64),
-    np.zeros((50, 1), np.float32),
-    np.float32(1),
-]
 
 
-@pytest.mark.parametrize("key", [*BAD_SELECTIONS, "scores", "attended"])
-def test_a_selector_s_method_never_sees_bad_arguments(key):
-    selector = Picking([])
-    selector.probe_layer = key == "scores"
-    selector.attended_layers = (0.5,) if key == "attended" else ()
-    # A model's attention may not be measured: only scores must be there.
-    for bad in BAD_SELECTIONS.get(key, BAD_SCORES[key == "attended" :]):
-        values: dict[str, Any] = {"moved": MOVED, "ratio": 0.5, key: bad}
-        with pytest.raises(InvalidInput, match=r"\w+ \w+ \w+"):
-            selector.select(Selection(**values))
-    assert not selector.asked
+@pytest.mark.parametrize("key, bad", [(key, bad) for key, values in BAD_SELECTIONS.items() for bad in values])
+def test_a_bad_selection_cannot_be_made(key, bad):
+    values: dict[str, Any] = {"moved": MOVED, "ratio": 0.5, key: bad}
+    with pytest.raises(InvalidInput, match=r"\w+ \w+ \w+"):
+        Selection(**values)
 
 
-def test_scores_that_no_selector_asked_for_are_refused():
-    with pytest.raises(InvalidInput, match="does not ask for scores"):
-        Picking([]).select(Selection(MOVED, 0.5, scores=np.zeros(50, np.float32)))
-    with pytest.raises(InvalidInput, match="does not ask for attended"):
-        Picking([]).select(Selection(MOVED, 0.5, attended=np.zeros(50, np.float32)))
-
-
-def test_a_question_beyond_the_tokens_is_refused():
-    with pytest.raises(InvalidInput, match="there are 61 tokens, but spans up to 62"):
-        Picking([]).select(Selection(MOVED, 0.5, question=Span(50, 62), tokens=np.zeros(61, np.uint32)))
-
-
-def test_a_matcher_s_methods_see_arrays_of_tokens():
-    matcher = RecordingMatcher()
-    matcher.add(1, TOKENS.tobytes(), Span(0, 20))
-    matcher.match(bytearray(TOKENS))
-    matcher.discard(1, Span(3, 4))
-    (run, added, *rest), (matched,), discarded = matcher.calls
-    assert (run, rest, discarded) == (1, [Span(0, 20), 0], (1, Span(3, 4)))
-    for tokens in (added, matched):
-        assert tokens.dtype == np.uint32 and tokens.tolist() == TOKENS.tolist() and not tokens.flags.writeable
-
-
-def test_a_matcher_s_methods_never_see_bad_arguments():
-    matcher = RecordingMatcher()
-    numbers: Any = [1, 2]
-    calls: list[Callable[..., object]] = [
-        lambda: matcher.match(numbers),
-        lambda: matcher.add(1, numbers, Span(0, 1)),
-        lambda: matcher.add(1, TOKENS, Span(4, 4)),
-        lambda: matcher.add(1, TOKENS, Span(4, 21)),
-        lambda: matcher.discard(1, Span(4, 4)),
-    ]
-    for run in (-1, 2**63, True, False, 1.0, "1", None):
-        calls.append(lambda run=run: matcher.add(run, TOKENS, Span(0, 1)))
-        calls.append(lambda run=run: matcher.discard(run, Span(0, 1)))
-    for call in calls:
-        with pytest.raises(InvalidInput, match=r"\w+ \w+ \w+"):
-            call()
-    assert not matcher.calls
-
-
-def test_a_store_s_methods_see_flat_views():
-    store = RecordingStore()
-    numbers: Any = np.arange(6, dtype=np.float32).reshape(2, 3)
-    store.save(KEY, Span(0, 4), [numbers, b"ab"])
-    store.load(KEY, Span(0, 4), [memoryview(numbers)])
-    (_, _, saved), (_, _, into) = store.calls
-    assert [bytes(view) for view in saved] == [numbers.tobytes(), b"ab"]
-    assert all((view.format, view.ndim) == ("B", 1) for view in (*saved, *into))
-    into[0][:] = bytes(24)
-    assert not numbers.any()
-
-
-def test_a_store_s_methods_never_see_bad_arguments():
-    store, some = RecordingStore(), Span(4, 5)
-    gaps = memoryview(bytearray(8))[::2]
-    text: Any = "text"
-    for call in (
-        lambda: store.save_run(StoredRun(KEY, bytes(13), b"", ())),
-        lambda: store.save(KEY, Span(4, 4), [b"1"]),
-        lambda: store.save(KEY, some, []),
-        lambda: store.save(KEY, some, [gaps]),
-        lambda: store.save(KEY, some, [text]),
-        lambda: store.save_chunks(KEY, [(some, [b"1"])] * 2),
-        lambda: store.save_chunks(KEY, [(some, [])]),
-        lambda: store.load(KEY, some, [memoryview(b"1")]),
-        lambda: store.load(KEY, some, [gaps]),
-        lambda: store.load_chunks([(KEY, some, [memoryview(bytearray(1))])] * 2),
-        lambda: store.load_chunks([(KEY, some, [memoryview(b"1")])]),
-    ):
-        with pytest.raises(InvalidInput, match=r"\w+ \w+ \w+"):
-            call()
-    assert not store.calls
+def test_tokens_that_are_left_out_are_zeros():
+    assert Selection(MOVED, 0.5).tokens.tolist() == [0] * 50
+    asked = Selection(MOVED, 0.5, holes=[Span(30, 40)], question=Span(55, 60))
+    assert len(asked.tokens) == 60 and asked.tokens.dtype == np.uint32

@@ -28,7 +28,7 @@ GOOD = """
         return ReferenceMatcher("anywhere", options.least)
 
     def spec(**changes):
-        given = dict(name="mine", api=4, summary="a matcher", factory=make, options=Options)
+        given = dict(name="mine", api=5, summary="a matcher", factory=make, options=Options)
         return PluginSpec(**{**given, **changes})
 """
 
@@ -80,7 +80,7 @@ BROKEN_MODULES = {
     "has no hook": ("x = 1", "offers nothing"),
     "has a misspelt hook": (
         "from blendhub import hookimpl\n@hookimpl\ndef blendhub_matchrs(): return []",
-        r"hooks that plugin API 4 does not have: 'blendhub_matchrs' \(did you mean 'blendhub_matchers'\?\); "
+        r"hooks that plugin API 5 does not have: 'blendhub_matchrs' \(did you mean 'blendhub_matchers'\?\); "
         "the hooks are: blendhub_commands, blendhub_devices, ",
     ),
     "writes a kind": (
@@ -119,7 +119,7 @@ def test_a_broken_module_is_listed_and_harms_no_other(site, source, reason):
 
 BROKEN_SPECS = {
     "a string": ("'mine'", "blendhub_matchers returned 'mine', which is not a blendhub.PluginSpec"),
-    "a newer API": ("spec(api=99)", "made for plugin API 99, this BlendHub has 4"),
+    "a newer API": ("spec(api=99)", "made for plugin API 99, this BlendHub has 5"),
     "an API that is no number": ("spec(api='1')", "api = '1', which should be an integer"),
     "a summary that is no text": ("spec(summary=None)", "summary = None"),
     "a factory without a module": ("spec(factory='make')", "factory = 'make', which should be something to call"),

@@ -33,7 +33,7 @@ def matcher_of(runs: list[tuple[str, set[int]]], reach, guaranteed: int) -> Refe
     for run, (text, held) in enumerate(runs):
         first = min(held)
         # All from the first stored position on is added, and what is not held discarded again.
-        matcher.add(run, tokens(text), Span(first, len(text)), generation=run % 2)
+        matcher.add(run, tokens(text), Span(first, len(text)), exact=run % 2 == 0)
         for at in set(range(first, len(text))) - held:
             matcher.discard(run, Span(at, at + 1))
     return matcher

@@ -11,8 +11,6 @@ import pytest
 
 from blendhub import Span
 from blendhub.contracts import Selection, Selector
-from blendhub.core.errors import InvalidInput
-from blendhub.core.spans import join_spans
 from blendhub.testing import SelectorSuite
 from tests.suite_runs import passes
 
@@ -38,10 +36,10 @@ class Sound(Selector):
 
     probe_layer = 1
 
-    def deviation(self, fresh: Any, stored: Any) -> Any:
+    def score(self, fresh: Any, stored: Any) -> Any:
         return sum((new.float() - old.float()).square().sum((1, 2)) for new, old in zip(fresh, stored, strict=True))
 
-    def pick(self, selection: Selection) -> list[Span]:
+    def select(self, selection: Selection) -> list[Span]:
         question = Question(selection.moved, selection.ratio, selection.block_tokens, selection.scores)
         return [Span(at, at + 1) for at in sorted(self.ranked(question)[: self.limit(question)])]
 
@@ -57,7 +55,7 @@ class SoundWithoutProbe(Sound):
     """The first tokens of the prompt that moved."""
 
     probe_layer = 0
-    deviation = Selector.deviation
+    score = Selector.score
 
     def ranked(self, question: Question) -> list[int]:
         return question.positions
@@ -68,9 +66,9 @@ class SoundByAttention(Sound):
 
     probe_layer = 0
     attended_layers: tuple[float, ...] = (0.5,)
-    deviation = Selector.deviation
+    score = Selector.score
 
-    def pick(self, selection: Selection) -> list[Span]:
+    def select(self, selection: Selection) -> list[Span]:
         numbers = np.zeros(len(selection.tokens)) if selection.attended is None else selection.attended
         question = Question(selection.moved, selection.ratio, selection.block_tokens, numbers)
         return [Span(at, at + 1) for at in sorted(self.ranked(question)[: self.limit(question)])]
@@ -88,15 +86,15 @@ class TakesBrokenAttentionForNone(SoundByAttention):
 
 
 class NeedsAttention(SoundByAttention):
-    def pick(self, selection: Selection) -> list[Span]:
+    def select(self, selection: Selection) -> list[Span]:
         assert selection.attended is not None
-        return super().pick(selection)
+        return super().select(selection)
 
 
 class PicksAllWithoutAttention(SoundByAttention):
-    def pick(self, selection: Selection) -> list[Span]:
+    def select(self, selection: Selection) -> list[Span]:
         known = selection.attended is not None
-        return super().pick(selection) if known or not selection.ratio else list(selection.moved)
+        return super().select(selection) if known or not selection.ratio else list(selection.moved)
 
 
 class AsksALayerBelowTheLast(SoundByAttention):
@@ -120,12 +118,6 @@ class SparesTheLast(Sound):
 class AlwaysPicksOne(Sound):
     def limit(self, question: Question) -> int:
         return max(1, super().limit(question))
-
-
-class DoesNotJoin(Sound):
-    def select(self, selection: Selection) -> list[Span]:
-        picks = super().select(selection)
-        return [Span(at, at + 1) for span in picks for at in range(span.start, span.end)]
 
 
 class AnswersInNumpy(Sound):
@@ -192,66 +184,40 @@ class CleansTheCallersScores(Sound):
         return super().ranked(question)
 
 
-class TrustsItsCaller(Sound):
-    def select(self, selection: Selection) -> list[Span]:
-        return join_spans(self.pick(selection))
-
-
-class TakesWhatIsLeftOutAsItIs(SoundWithoutProbe):
-    def select(self, selection: Selection) -> list[Span]:
-        return join_spans(self.pick(selection)[:: 1 if len(selection.tokens) else -1][:5])
-
-
 class ForgetsTheTokens(SoundWithoutProbe):
-    def pick(self, selection: Selection) -> list[Span]:
+    def select(self, selection: Selection) -> list[Span]:
         selection.tokens.flags.writeable = True
         selection.tokens[:] = 0
-        return super().pick(selection)
-
-
-class TakesScoresOfAnyType(Sound):
-    def _check_measured(self, name: str, numbers: Any, selection: Selection, is_asked_for: bool) -> None:
-        if is_asked_for and (numbers is None or np.size(numbers) < selection.moved[-1].end):
-            raise InvalidInput(f"the scores {numbers} are not {selection.moved[-1].end} numbers")
-
-
-class TakesAnyScores(SoundWithoutProbe):
-    def _check_measured(self, name: str, numbers: Any, selection: Selection, is_asked_for: bool) -> None:
-        pass
+        return super().select(selection)
 
 
 class AveragesHeads(Sound):
-    def deviation(self, fresh: Any, stored: Any) -> Any:
-        return super().deviation(fresh, stored) / fresh[0].shape[1]
+    def score(self, fresh: Any, stored: Any) -> Any:
+        return super().score(fresh, stored) / fresh[0].shape[1]
 
 
 class OverflowsInHalfPrecision(Sound):
-    def deviation(self, fresh: Any, stored: Any) -> Any:
+    def score(self, fresh: Any, stored: Any) -> Any:
         return sum((new - old).square().sum((1, 2)) for new, old in zip(fresh, stored, strict=True)).float()
 
 
 class ComparesNorms(Sound):
-    def deviation(self, fresh: Any, stored: Any) -> Any:
+    def score(self, fresh: Any, stored: Any) -> Any:
         nothing = [0 * old for old in stored]
-        return super().deviation(fresh, nothing) - super().deviation(stored, nothing)
+        return super().score(fresh, nothing) - super().score(stored, nothing)
 
 
 class LooksWhetherItIsZero(Sound):
-    def deviation(self, fresh: Any, stored: Any) -> Any:
-        score = super().deviation(fresh, stored)
+    def score(self, fresh: Any, stored: Any) -> Any:
+        score = super().score(fresh, stored)
         return score if score.any() else score * 0
 
 
 class SubtractsInPlace(Sound):
-    def deviation(self, fresh: Any, stored: Any) -> Any:
-        score = super().deviation(fresh, stored)
+    def score(self, fresh: Any, stored: Any) -> Any:
+        score = super().score(fresh, stored)
         fresh[0].sub_(stored[0])
         return score
-
-
-class StretchesTensors(Sound):
-    def score(self, fresh: Any, stored: Any) -> Any:
-        return self.deviation(fresh, stored)
 
 
 IN_ORDER = "test_picks_are_in_order_and_within_the_budget"
@@ -260,8 +226,6 @@ FAULTS = [
     (RoundsUpToBlocks, "test_any_moved_spans"),
     (SparesTheLast, IN_ORDER),
     (AlwaysPicksOne, IN_ORDER),
-    (DoesNotJoin, IN_ORDER),
-    (DoesNotJoin, "test_a_long_prompt_of_many_spans"),
     (AnswersInNumpy, IN_ORDER),
     (GivesUpAboveHalf, "test_a_larger_ratio_never_picks_fewer"),
     (ShufflesAnew, "test_two_instances_agree"),
@@ -272,11 +236,7 @@ FAULTS = [
     (TakesBrokenForEqual, "test_scores_that_are_not_finite_are_all_the_same"),
     (LooksAtTheWholePrompt, "test_scores_outside_of_what_moved_mean_nothing"),
     (CleansTheCallersScores, "test_arguments_are_not_changed"),
-    (TrustsItsCaller, "test_bad_arguments_are_refused"),
-    (TakesWhatIsLeftOutAsItIs, "test_arrays_that_are_left_out_are_zeros"),
     (ForgetsTheTokens, "test_arguments_are_not_changed"),
-    (TakesScoresOfAnyType, "test_bad_arguments_are_refused"),
-    (TakesAnyScores, "test_bad_arguments_are_refused"),
     (NeglectsWhatIsAttended, "test_more_is_picked_where_scores_are_high"),
     (TakesBrokenAttentionForNone, "test_scores_that_are_not_finite_are_all_the_same"),
     (NeedsAttention, "test_it_decides_without_attention_that_cannot_be_measured"),
@@ -288,7 +248,6 @@ FAULTS = [
     (ComparesNorms, "test_one_float32_a_token"),
     (LooksWhetherItIsZero, "test_no_value_is_waited_for"),
     (SubtractsInPlace, "test_tensors_are_not_changed"),
-    (StretchesTensors, "test_tensors_of_different_shapes_are_refused"),
 ]
 
 

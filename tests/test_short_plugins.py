@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from blendhub import Span
-from blendhub.contracts import Selection
+from blendhub.contracts import Selection, checked_picks
 
 PAGE = Path(__file__).parent.parent / "docs" / "plugins.md"
 MOVED = [Span(10, 20), Span(20, 30), Span(40, 50)]
@@ -30,7 +30,7 @@ def test_a_whole_selector_is_as_short_as_the_page_promises(site, name, most):
     site.install("short-one", code)
     selector = site.host().create("selector", name)
     scores = np.arange(50, dtype=np.float32) if selector.probe_layer else None
-    picked = selector.select(Selection(MOVED, 0.5, 16, scores))
+    picked = checked_picks(selector, Selection(MOVED, 0.5, 16, scores))
     expected = {
         "beginnings": [Span(10, 15), Span(20, 25), Span(40, 45)],
         "most_changed": [Span(25, 30), Span(40, 50)],

@@ -9,6 +9,7 @@ from blendhub_stores.disk import DiskStore
 from blendhub_stores.options import DiskOptions
 
 from blendhub.contracts import RunKey, Store, StoredRun
+from blendhub.contracts.transport import Buffer
 from blendhub.core.errors import StoreFailed
 from blendhub.core.spans import Span
 from blendhub.testing import StoreSuite
@@ -22,24 +23,24 @@ class Sound(DiskStore):
         super().__init__(DiskOptions(path=str(path), capacity_gib=capacity / 2**30))
         self.saved: dict[tuple[RunKey, Span], bytes | None] = {}
 
-    def write(self, run: RunKey, span: Span, shards: Sequence[memoryview]) -> list[tuple[RunKey, Span]]:
+    def save(self, run: RunKey, span: Span, shards: Sequence[Buffer]) -> list[tuple[RunKey, Span]]:
         self.saved[run, span] = None
-        return super().write(run, span, shards)
+        return super().save(run, span, shards)
 
 
 class LoadsWhatItDoesNotHave(Sound):
-    def read(self, run: RunKey, span: Span, into: Sequence[memoryview]) -> bool:
-        return super().read(run, span, into) or True
+    def load(self, run: RunKey, span: Span, into: Sequence[memoryview]) -> bool:
+        return super().load(run, span, into) or True
 
 
 class ServesWhatIsDamaged(Sound):
-    def read(self, run: RunKey, span: Span, into: Sequence[memoryview]) -> bool:
-        return super().read(run, span, into) or (run, span) in self.saved
+    def load(self, run: RunKey, span: Span, into: Sequence[memoryview]) -> bool:
+        return super().load(run, span, into) or (run, span) in self.saved
 
 
 class KeepsOneShard(Sound):
-    def write(self, run: RunKey, span: Span, shards: Sequence[memoryview]) -> list[tuple[RunKey, Span]]:
-        return super().write(run, span, [shards[0]] * len(shards))
+    def save(self, run: RunKey, span: Span, shards: Sequence[Buffer]) -> list[tuple[RunKey, Span]]:
+        return super().save(run, span, [shards[0]] * len(shards))
 
 
 class ForgetsItsPlace(Sound):
@@ -53,8 +54,8 @@ class ForgetsToForget(Sound):
 
 
 class SaysNothingOfWhatItDrops(Sound):
-    def write(self, run: RunKey, span: Span, shards: Sequence[memoryview]) -> list[tuple[RunKey, Span]]:
-        return super().write(run, span, shards)[:0]
+    def save(self, run: RunKey, span: Span, shards: Sequence[Buffer]) -> list[tuple[RunKey, Span]]:
+        return super().save(run, span, shards)[:0]
 
 
 class HoldsMoreThanItMay(Sound):
@@ -67,15 +68,15 @@ class HoldsMoreThanItMay(Sound):
 
 
 class TakesNoLoadForAUse(Sound):
-    def read(self, run: RunKey, span: Span, into: Sequence[memoryview]) -> bool:
+    def load(self, run: RunKey, span: Span, into: Sequence[memoryview]) -> bool:
         return self._use((run, span), lambda file: file.fill(into)) is not None
 
 
 class TakesChunksOfUnknownRuns(Sound):
-    def write(self, run: RunKey, span: Span, shards: Sequence[memoryview]) -> list[tuple[RunKey, Span]]:
+    def save(self, run: RunKey, span: Span, shards: Sequence[Buffer]) -> list[tuple[RunKey, Span]]:
         if self._catalogue.n_tokens(run) is None:
-            self.write_run(StoredRun(run, bytes(4 * span.end), b"", ()))
-        return super().write(run, span, shards)
+            self.save_run(StoredRun(run, bytes(4 * span.end), b"", ()))
+        return super().save(run, span, shards)
 
 
 class ListsRunsWithoutChunks(Sound):
@@ -85,9 +86,9 @@ class ListsRunsWithoutChunks(Sound):
 
 
 class AnswersAfterItWasClosed(Sound):
-    def read(self, run: RunKey, span: Span, into: Sequence[memoryview]) -> bool:
+    def load(self, run: RunKey, span: Span, into: Sequence[memoryview]) -> bool:
         try:
-            return super().read(run, span, into)
+            return super().load(run, span, into)
         except StoreFailed:
             return False
 

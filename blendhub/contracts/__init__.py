@@ -3,9 +3,9 @@
 from blendhub.contracts.attention import AttentionRules, ChosenAttention, ChosenTokens
 from blendhub.contracts.command import Command
 from blendhub.contracts.device import ArenaProgress, Device, PagedLayer, PageFormat, Rotation, Segment, Transfer
-from blendhub.contracts.matcher import Matcher, TrackedMatcher
+from blendhub.contracts.matcher import Matcher
 from blendhub.contracts.selection import Selection
-from blendhub.contracts.selector import Selector
+from blendhub.contracts.selector import Selector, checked_picks
 from blendhub.contracts.shared_store import ArenaFile, Changes, Deleted, Dropped, Published, Share, SharedStore
 from blendhub.contracts.store import RunKey, Store, StoredRun
 from blendhub.contracts.transport import Codec, Connection, Envelope, Pending, Server, Service, Transport
@@ -40,7 +40,7 @@ __all__ = [
     "SharedStore",
     "Store",
     "StoredRun",
-    "TrackedMatcher",
     "Transfer",
     "Transport",
+    "checked_picks",
 ]

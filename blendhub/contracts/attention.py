@@ -6,8 +6,6 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from blendhub.contracts.plugin_errors import Guarded
-
 if TYPE_CHECKING:
     import torch
 
@@ -45,7 +43,7 @@ class ChosenTokens(NamedTuple):
     """``[prompts, blocks]``: the blocks of each prompt, at least up to its last chosen token."""
 
 
-class ChosenAttention(Guarded, ABC):
+class ChosenAttention(ABC):
     """Attention of chosen tokens over the pages that the device is attached to.
 
     A token at position p attends to the keys of its prompt at positions <= p, as far as the layer's rules let it. Keys

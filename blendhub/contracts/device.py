@@ -9,7 +9,6 @@ import numpy as np
 import numpy.typing as npt
 
 from blendhub.contracts.attention import AttentionRules, ChosenAttention
-from blendhub.contracts.plugin_errors import Guarded
 from blendhub.core.layout import ITEM_SIZES, KVLayout
 from blendhub.core.spans import Position, Span
 
@@ -85,7 +84,7 @@ class ArenaProgress(NamedTuple):
         return max(0, self.goal - self.reserved)
 
 
-class Transfer(Guarded, ABC):
+class Transfer(ABC):
     """A pending or finished copy."""
 
     @abstractmethod
@@ -100,7 +99,7 @@ class Transfer(Guarded, ABC):
         """
 
 
-class Device(Guarded, ABC):
+class Device(ABC):
     """Copies KV between an engine's pages and the arena.
 
     *Shards.* A slot of the arena holds one chunk. This rank's shard of it has a section for each group of layers, laid
@@ -180,7 +179,7 @@ class Device(Guarded, ABC):
         Raises InvalidInput for a group that is not attached, as ``save`` does.
         """
 
-    def begin_step(self) -> None:
+    def begin_step(self) -> None:  # noqa: B027  a device whose loads need no order ignores it
         """The engine begins a step. Its work from now on touches no page of a load that is started before the next one.
 
         So loads need not follow this work: those of accelerators run beside the step's forward, even if they are

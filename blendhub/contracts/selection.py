@@ -1,7 +1,7 @@
 """What a selector is asked: all that is known of one prompt before some of its reused tokens are computed again."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -18,8 +18,8 @@ NOTHING = Span(0, 0)
 class Selection:
     """One prompt, of which some tokens were reused. The same on all ranks of a tensor-parallel group.
 
-    Only ``moved`` and ``ratio`` must be given. Arrays that are left out are made as long as the prompt, of zeros. What
-    ``pick`` gets is sound, and it changes nothing of it.
+    Only ``moved`` and ``ratio`` must be given. One that is not as described below cannot be made: that raises
+    InvalidInput.
     """
 
     moved: Sequence[Span]
@@ -41,16 +41,13 @@ class Selection:
     question: Span = NOTHING
     """The tail of the prompt that nothing stored covers: behind what moved and behind the holes. It may be empty."""
     tokens: Tokens = field(default_factory=lambda: np.empty(0, np.uint32))
-    """The whole prompt."""
+    """The whole prompt. Where it is left out, zeros stand for it."""
 
-    def checked(self) -> "Selection":
-        """A copy whose arrays are as long as the prompt; raises InvalidInput for what is not as described above.
-
-        Whether ``scores`` and ``attended`` are needed is for the selector to say.
-        """
-        end = _checked_spans("moved", self.moved)
-        end = max(end, _checked_spans("holes", self.holes))
-        _check_apart(self.moved, self.holes)
+    def __post_init__(self) -> None:
+        end_of_moved = _end_of("moved", self.moved)
+        end = max(end_of_moved, _end_of("holes", self.holes))
+        if self.holes:
+            _end_of("moved and holes together", sorted([*self.moved, *self.holes]))
         # Written so that a ratio that is not a number fails too.
         if not isinstance(self.ratio, int | float) or not 0 <= self.ratio <= 1:
             raise InvalidInput(f"ratio is {self.ratio!r}, but must be a number from 0 to 1")
@@ -58,21 +55,17 @@ class Selection:
             raise InvalidInput(f"block_tokens is {self.block_tokens!r}, but must be an integer of at least 1")
         if not isinstance(self.question, Span) or (len(self.question) and self.question.start < end):
             raise InvalidInput(f"question is {self.question!r}, but must be a span that starts at {end} or later")
-        _check_array("tokens", self.tokens, np.uint32)
         end = max(end, self.question.end)
-        tokens = self.tokens if len(self.tokens) else np.zeros(end, np.uint32)
-        if len(tokens) < end:
-            raise InvalidInput(f"there are {len(tokens)} tokens, but spans up to {end}; give the whole prompt")
-        return replace(self, tokens=tokens)
+        if isinstance(self.tokens, np.ndarray) and not self.tokens.size:
+            object.__setattr__(self, "tokens", np.zeros(end, np.uint32))
+        _check_array("tokens", self.tokens, np.uint32, end)
+        for name, measured in (("scores", self.scores), ("attended", self.attended)):
+            if measured is not None:
+                _check_array(name, measured, np.float32, end_of_moved)
 
 
-def described(value: object) -> str:
-    """What errors call a value that should be an array."""
-    return f"{value.dtype} of shape {value.shape}" if isinstance(value, np.ndarray) else type(value).__name__
-
-
-def _checked_spans(name: str, spans: Sequence[Span]) -> int:
-    """Where the last of the spans ends."""
+def _end_of(name: str, spans: Sequence[Span]) -> int:
+    """Where the last of the spans ends; raises unless they ascend."""
     end = 0
     for span in spans:
         if not isinstance(span, Span):
@@ -83,14 +76,9 @@ def _checked_spans(name: str, spans: Sequence[Span]) -> int:
     return end
 
 
-def _check_apart(moved: Sequence[Span], holes: Sequence[Span]) -> None:
-    end = 0
-    for span in sorted([*moved, *holes]) if holes else ():
-        if span.start < end:
-            raise InvalidInput(f"a hole and moved tokens overlap at {span.start}; a hole has no stored KV")
-        end = span.end
-
-
-def _check_array(name: str, array: object, dtype: type[np.generic]) -> None:
+def _check_array(name: str, array: object, dtype: type[np.generic], least: int) -> None:
     if not isinstance(array, np.ndarray) or array.dtype != dtype or array.ndim != 1:
-        raise InvalidInput(f"{name} must be a {dtype.__name__} array of one dimension, got {described(array)}")
+        shape = f"{array.dtype} of shape {array.shape}" if isinstance(array, np.ndarray) else type(array).__name__
+        raise InvalidInput(f"{name} must be a {dtype.__name__} array of one dimension, got {shape}")
+    if len(array) < least:
+        raise InvalidInput(f"{name} has {len(array)} numbers, but needs one for each of {least} positions")

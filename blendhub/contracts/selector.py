@@ -1,15 +1,11 @@
 """The contract of a selector: which reused tokens are computed again."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from blendhub.contracts.plugin_errors import Guarded
-from blendhub.contracts.selection import Selection, described
-from blendhub.core.errors import BrokenContract, InvalidInput, Unsupported
+from blendhub.contracts.selection import Selection
+from blendhub.core.errors import BrokenContract, Unsupported
 from blendhub.core.spans import Span, join_spans
 
 if TYPE_CHECKING:
@@ -19,11 +15,8 @@ if TYPE_CHECKING:
     """K and V of n tokens, each ``[n, heads, width]``."""
 
 
-class Selector(Guarded, ABC):
+class Selector(ABC):
     """Picks moved tokens to recompute. Holes are computed in any case; they cannot be picked.
-
-    Callers use ``select`` and ``score``, which check arguments and results and which no plugin replaces. A plugin
-    implements ``pick``, and ``deviation`` if it probes: their arguments are sound.
 
     A selector either decides from what is known of the prompt, or first sees how far the stored KV of an early layer is
     from what the model computes now, or how much the end of the prompt attends to the stored tokens. All ranks of a
@@ -46,23 +39,23 @@ class Selector(Guarded, ABC):
     attended_layers: tuple[float, ...] = ()
     """The layers whose attention is measured, as fractions of the model's depth, from 0 to below 1. Empty: none. The
     tokens that ask are computed up to the last of these layers, over the stored KV as it is. Some models have attention
-    that cannot be measured; then ``pick`` decides without it."""
+    that cannot be measured; then ``select`` decides without it."""
 
     attending_tokens: int = 32
-    """How many tokens ask, at least 1: the last ones of the question; of all that nothing stored covers if there is
-    hardly a question; of the prompt if all of it is stored. What ``attended`` counts is the weights of their attention,
-    summed over tokens, heads and layers."""
+    """How many tokens of the prompt's end attend when attention is measured, at least 1: the last tokens of the
+    question; where it has hardly any, the last tokens that nothing stored covers; where all is stored, the last tokens
+    of the prompt. ``attended`` is the sum of their attention weights over tokens, heads and layers."""
 
     @abstractmethod
-    def pick(self, selection: Selection) -> list[Span]:
+    def select(self, selection: Selection) -> list[Span]:
         """Parts of ``selection.moved`` to recompute: a list of spans of int, disjoint, ascending and not empty.
 
         At a ratio of 0 it picks nothing, at 1 everything that moved, and between at most ``ceil(ratio * tokens)`` of
         the moved tokens. A larger ratio never picks fewer. The capability ``own_ratio`` lifts the limit between 0 and
-        1.
+        1. Nothing of the selection is changed.
         """
 
-    def deviation(self, fresh: "KeysAndValues", stored: "KeysAndValues") -> "torch.Tensor":
+    def score(self, fresh: "KeysAndValues", stored: "KeysAndValues") -> "torch.Tensor":
         """How far n tokens' stored KV is from the fresh one, at the probed layer: float32 ``[n]``, never negative.
 
         Fresh and stored tensors have the same shapes. Keys are compared after they were rotated to their new
@@ -71,52 +64,21 @@ class Selector(Guarded, ABC):
         """
         raise Unsupported(f"{type(self).__name__} asks for no probe, so it has no score")
 
-    def select(self, selection: Selection) -> list[Span]:
-        """What ``pick`` answers, with spans that touch made one.
 
-        ``scores`` are given if and only if ``probe_layer`` is not 0, and ``attended`` only if ``attended_layers`` is
-        not empty. Bad input raises InvalidInput. A result that is not what ``pick`` promises raises BrokenContract.
-        """
-        sound = selection.checked()
-        self._check_measured("scores", sound.scores, sound, bool(self.probe_layer))
-        if sound.attended is not None:
-            self._check_measured("attended", sound.attended, sound, bool(self.attended_layers))
-        return _checked_picks(self.pick(sound), sound.moved)
+def checked_picks(selector: Selector, selection: Selection) -> list[Span]:
+    """What ``select`` answers, with spans that touch made one. Raises BrokenContract for what it must not answer.
 
-    def score(self, fresh: "KeysAndValues", stored: "KeysAndValues") -> "torch.Tensor":
-        """What ``deviation`` answers; tensors of different shapes raise InvalidInput, for torch would stretch them."""
-        for name, new, old in zip(("keys", "values"), fresh, stored, strict=True):
-            if new.shape != old.shape or len(new.shape) != 3:
-                raise InvalidInput(
-                    f"fresh {name} have the shape {tuple(new.shape)} and stored ones {tuple(old.shape)}, "
-                    "but both must be [tokens, heads, width]; compare the same tokens and heads"
-                )
-        return self.deviation(fresh, stored)
-
-    def _check_measured(self, name: str, numbers: object, selection: Selection, is_asked_for: bool) -> None:
-        end = selection.moved[-1].end if selection.moved else 0
-        if not is_asked_for:
-            if numbers is not None:
-                raise InvalidInput(f"{type(self).__name__} does not ask for {name}, but was given some; leave them out")
-        elif not isinstance(numbers, np.ndarray) or numbers.dtype != np.float32 or numbers.ndim != 1:
-            raise InvalidInput(
-                f"{name} must be a float32 array of one dimension, got {described(numbers)}; "
-                f"{type(self).__name__} asks for it"
-            )
-        elif len(numbers) < end:
-            raise InvalidInput(
-                f"{name} has {len(numbers)} numbers, but moved tokens up to {end}; give one for each position"
-            )
-
-
-def _checked_picks(picks: object, moved: Sequence[Span]) -> list[Span]:
-    """The picks, joined. Their KV is computed and written, so they must lie in the moved spans."""
+    KV of these spans is computed and written, and all of ``moved`` belongs to this request.
+    """
+    picks: object = selector.select(selection)
+    name = f"{type(selector).__module__}.{type(selector).__qualname__}.select"
     if not isinstance(picks, list) or not all(map(_is_span, picks)):
-        raise BrokenContract(f"it should return a list of Span of int, got {picks!r:.100}")
+        raise BrokenContract(f"{name} should return a list of Span of int, got {picks!r:.100}")
     ascend = all(map(len, picks)) and all(one.end <= other.start for one, other in pairwise(picks))
     joined = join_spans(picks) if ascend else []
-    if not ascend or not _lie_in(joined, join_spans(moved)):
-        raise BrokenContract(f"it should pick ascending, disjoint parts of {list(moved)!r:.200}, got {picks!r:.200}")
+    if not ascend or not _lie_in(joined, join_spans(selection.moved)):
+        moved = list(selection.moved)
+        raise BrokenContract(f"{name} should pick ascending, disjoint parts of {moved!r:.200}, got {picks!r:.200}")
     return joined
 
 

@@ -6,9 +6,7 @@ from typing import ClassVar
 
 import msgspec
 
-from blendhub.contracts.plugin_errors import Guarded
 from blendhub.contracts.transport import Buffer
-from blendhub.core.errors import InvalidInput
 from blendhub.core.spans import Span
 
 
@@ -34,13 +32,11 @@ class StoredRun(msgspec.Struct, frozen=True):
     """The positions whose bytes are stored, ascending."""
 
 
-class Store(Guarded, ABC):
+class Store(ABC):
     """A second tier.
 
-    Callers use ``save_run``, ``save``, ``load``, ``save_chunks`` and ``load_chunks``, which check their arguments. A
-    plugin implements ``write_run``, ``write`` and ``read``: spans are not empty, buffers are flat views of bytes, and
-    those to fill can be written. One that is faster with several chunks at a time sets ``at_once``, and implements
-    ``write_chunks`` and ``read_chunks`` as well.
+    *Arguments.* Callers pass tokens that are whole, spans that are not empty, at least one buffer a chunk, buffers that
+    are flat views of bytes, to ``load`` writable ones, and at most ``at_once`` chunks. No store checks these.
 
     *Truth.* ``load`` returns the bytes that ``save`` was given, or nothing. What is torn or corrupted on the
     way is detected, counted in ``corrupted``, dropped, and never served. When a run's tokens are damaged,
@@ -55,9 +51,9 @@ class Store(Guarded, ABC):
     last of its chunks; one that has no chunk yet may be dropped like a chunk, and is not reported. The order
     of use survives a restart, at least roughly. A write that fails (a full disk) changes nothing else.
 
-    *Errors.* Bad input raises InvalidInput and changes nothing. StoreFailed says what the store could not
-    do, where, and what a person can do about it; StoreAway, that it does not answer now: then a save is
-    tried again later. A closed store answers everything with StoreFailed.
+    *Errors.* What does not fit what is stored raises InvalidInput and changes nothing. StoreFailed says what the
+    store could not do, where, and what a person can do about it; StoreAway, that it does not answer now: then a
+    save is tried again later. A closed store answers everything with StoreFailed.
 
     *Threads.* All methods block, and may be called from several threads at once.
 
@@ -69,17 +65,18 @@ class Store(Guarded, ABC):
     """
 
     at_once: ClassVar[int] = 1
-    """The most chunks that callers pass to ``save_chunks`` and ``load_chunks``."""
+    """The most chunks that callers pass to ``save_chunks`` and ``load_chunks``. A store that is faster with several
+    chunks at a time sets it, and implements these two as well."""
 
     @abstractmethod
-    def write_run(self, run: StoredRun) -> list[tuple[RunKey, Span]]:
+    def save_run(self, run: StoredRun) -> list[tuple[RunKey, Span]]:
         """Keep a run's tokens and description; replaces an earlier version. ``run.chunks`` is ignored.
 
         Returns what was dropped to make room. The tokens must cover the chunks that are stored already.
         """
 
     @abstractmethod
-    def write(self, run: RunKey, span: Span, shards: Sequence[memoryview]) -> list[tuple[RunKey, Span]]:
+    def save(self, run: RunKey, span: Span, shards: Sequence[Buffer]) -> list[tuple[RunKey, Span]]:
         """Keep the bytes of a chunk, one buffer a rank; returns what was dropped to make room.
 
         Replaces an earlier version. The run must have been saved before, with tokens that cover the span. Raises
@@ -87,22 +84,20 @@ class Store(Guarded, ABC):
         """
 
     @abstractmethod
-    def read(self, run: RunKey, span: Span, into: Sequence[memoryview]) -> bool:
+    def load(self, run: RunKey, span: Span, into: Sequence[memoryview]) -> bool:
         """Fill the buffers, one a rank, with a chunk's bytes. False: it is not there or no longer whole;
         what the buffers hold then is undefined. Their sizes must be those that were saved.
         """
 
-    def write_chunks(
-        self, run: RunKey, chunks: Sequence[tuple[Span, Sequence[memoryview]]]
-    ) -> list[tuple[RunKey, Span]]:
-        """``write`` for several chunks of a run. What it returns are the chunks that are not stored afterwards: those
+    def save_chunks(self, run: RunKey, chunks: Sequence[tuple[Span, Sequence[Buffer]]]) -> list[tuple[RunKey, Span]]:
+        """``save`` for several chunks of a run. What it returns are the chunks that are not stored afterwards: those
         that were dropped, and those of ``chunks`` for which there was no room.
         """
-        return [gone for span, shards in chunks for gone in self.write(run, span, shards)]
+        return [gone for span, shards in chunks for gone in self.save(run, span, shards)]
 
-    def read_chunks(self, wanted: Sequence[tuple[RunKey, Span, Sequence[memoryview]]]) -> list[bool]:
-        """``read`` for several chunks."""
-        return [self.read(*one) for one in wanted]
+    def load_chunks(self, wanted: Sequence[tuple[RunKey, Span, Sequence[memoryview]]]) -> list[bool]:
+        """``load`` for several chunks."""
+        return [self.load(run, span, into) for run, span, into in wanted]
 
     @abstractmethod
     def discard(self, run: RunKey, span: Span) -> None:
@@ -137,57 +132,3 @@ class Store(Guarded, ABC):
     @abstractmethod
     def close(self) -> None:
         """Finish writes and close the files. Closing twice is fine."""
-
-    def save_run(self, run: StoredRun) -> list[tuple[RunKey, Span]]:
-        """``write_run``. Tokens that are cut within one are refused."""
-        if len(run.tokens) % 4:
-            raise InvalidInput(f"tokens are uint32, 4 bytes each, but the run has {len(run.tokens)} bytes of them")
-        return self.write_run(run)
-
-    def save(self, run: RunKey, span: Span, shards: Sequence[Buffer]) -> list[tuple[RunKey, Span]]:
-        """``write``, with buffers of any shape and type that are contiguous. A chunk without shards is refused."""
-        return self.write(run, span, _flat_shards(span, shards))
-
-    def save_chunks(self, run: RunKey, chunks: Sequence[tuple[Span, Sequence[Buffer]]]) -> list[tuple[RunKey, Span]]:
-        """``write_chunks``, of at most ``at_once`` chunks; checks them as ``save`` does."""
-        self._check_number(len(chunks))
-        return self.write_chunks(run, [(span, _flat_shards(span, shards)) for span, shards in chunks])
-
-    def load(self, run: RunKey, span: Span, into: Sequence[memoryview]) -> bool:
-        """``read``, into contiguous buffers. One that is read-only is refused."""
-        return self.read(run, span, _writable(into))
-
-    def load_chunks(self, wanted: Sequence[tuple[RunKey, Span, Sequence[memoryview]]]) -> list[bool]:
-        """``read_chunks``, of at most ``at_once`` chunks; checks them as ``load`` does."""
-        self._check_number(len(wanted))
-        return self.read_chunks([(run, span, _writable(into)) for run, span, into in wanted])
-
-    def _check_number(self, chunks: int) -> None:
-        if chunks > self.at_once:
-            raise InvalidInput(f"this store takes {self.at_once} chunks at a time, got {chunks}; pass fewer")
-
-
-def _flat_shards(span: Span, shards: Sequence[Buffer]) -> list[memoryview]:
-    if not len(span) or not shards:
-        raise InvalidInput(f"a chunk needs tokens and one buffer a rank, got {span} and {len(shards)} buffers")
-    return [_flat(shard) for shard in shards]
-
-
-def _writable(into: Sequence[memoryview]) -> list[memoryview]:
-    views = [_flat(view) for view in into]
-    if any(view.readonly for view in views):
-        raise InvalidInput("load fills the buffers it is given, and one of them is read-only; pass writable ones")
-    return views
-
-
-def _flat(buffer: Buffer) -> memoryview:
-    """The bytes of any contiguous buffer."""
-    try:
-        view = memoryview(buffer)
-    except TypeError:
-        raise InvalidInput(f"a store keeps bytes, bytearrays and memoryviews, got {type(buffer).__name__}") from None
-    if not view.nbytes:
-        return memoryview(bytearray())  # views of no bytes and several dimensions cannot be cast
-    if not view.c_contiguous:
-        raise InvalidInput(f"a store needs contiguous buffers, got one with strides {view.strides}; copy it first")
-    return view.cast("B")

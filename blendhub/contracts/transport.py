@@ -7,7 +7,6 @@ from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 
-from blendhub.contracts.plugin_errors import Guarded
 from blendhub.core.errors import InvalidInput, ProtocolError, Unsupported
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
@@ -133,7 +132,7 @@ class KeyFiles(msgspec.Struct, frozen=True):
     client_options: dict[str, str]
 
 
-class Transport(Guarded, ABC):
+class Transport(ABC):
     """Carries requests between processes, or within one.
 
     *Hostile input.* Whatever bytes arrive, the server lives on: a frame that is malformed, too large, or of

@@ -21,7 +21,7 @@ class PluginError(BlendHubError):
 
 
 class BrokenContract(PluginError):
-    """A plugin's method returned what its contract forbids. The host adds the plugin's name and the method."""
+    """A plugin's method returned what its contract forbids."""
 
 
 class TransportError(BlendHubError):

@@ -11,14 +11,13 @@ import msgspec
 import pluggy
 
 from blendhub.contracts import Command, Device, Matcher, Selector, Store, Transport
-from blendhub.contracts.plugin_errors import Guarded
 from blendhub.core.errors import PluginError
 from blendhub.framework import hookspecs
 from blendhub.framework.builtin_plugins import install_command, owner_of, same_distribution
 from blendhub.framework.hookspecs import API_VERSION, PROJECT, PluginSpec, Unavailable
 from blendhub.framework.options import describe_options, did_you_mean
 
-CONTRACTS: Mapping[str, type[Guarded | Command]] = MappingProxyType(
+CONTRACTS: Mapping[str, type[Any]] = MappingProxyType(
     {
         "matcher": Matcher,
         "transport": Transport,

@@ -16,7 +16,7 @@ from blendhub.outcome.report import RequestReport
 PROJECT = "blendhub"
 """The name of the pluggy project and of the entry-point group."""
 
-API_VERSION = 4
+API_VERSION = 5
 """Raised whenever a plugin written for the version before would break."""
 
 T = TypeVar("T")

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Mapping
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-from blendhub.contracts.plugin_errors import blame
 from blendhub.core.errors import BlendHubError, PluginError
 from blendhub.framework.builtin_plugins import install_command
 from blendhub.framework.discovery import (
@@ -74,7 +73,6 @@ class PluginHost:
                 f"{offer.origin}: its factory made a {type(made).__name__}, "
                 f"which is not a blendhub.contracts.{CONTRACTS[kind].__name__}"
             )
-        blame(made, offer.origin)
         return made
 
     def _usable(self, kind: str, name: str) -> tuple[Offer, PluginSpec[Any]]:

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from queue import SimpleQueue
 from typing import Any
 
-from blendhub.contracts.plugin_errors import named_error
-from blendhub.framework.discovery import FOREIGN_ERRORS, OBSERVER_HOOKS, Offer
+from blendhub.framework.discovery import FOREIGN_ERRORS, OBSERVER_HOOKS, Offer, short
 from blendhub.framework.hookspecs import EngineInfo
 from blendhub.outcome.report import RequestReport
 
@@ -20,8 +19,8 @@ class Observers:
     """Calls the hooks of all observers on one thread, in order, and never on the caller's.
 
     No method waits for an observer, but for ``engine_stopping``, up to its timeout. What finds ``max_waiting`` calls
-    waiting is dropped and counted in ``dropped``. An observer's error is logged with its plugin's name and counted in
-    ``errors`` under that name; the other observers are called all the same.
+    waiting is dropped and counted in ``dropped``. An observer's first error is logged with its plugin's name, and all
+    are counted in ``errors`` under that name; the other observers are called all the same.
     """
 
     def __init__(self, observers: Sequence[Offer], max_waiting: int = 1000) -> None:
@@ -80,5 +79,6 @@ class Observers:
         try:
             observer.hooks[hook](**arguments)
         except FOREIGN_ERRORS as error:
-            named_error(observer.origin, hook, error)
+            if not self.errors[observer.origin]:
+                log.error("%s failed in %s: %s", observer.origin, hook, short(error), exc_info=error)
             self.errors[observer.origin] += 1

@@ -80,11 +80,11 @@ class MatcherWithOracle:
         self.matcher = matcher
         self.reference = ReferenceMatcher(matcher.reach, matcher.guaranteed_tokens, separator)
 
-    def add(self, run: int, tokens: Tokens, span: Span | None = None, generation: int = 0) -> None:
+    def add(self, run: int, tokens: Tokens, span: Span | None = None, exact: bool = True) -> None:
         """Store ``span``, or all of the tokens."""
-        span = span or Span(0, len(tokens))
-        self.reference.add(run, tokens, span, generation)
-        self.matcher.add(run, tokens, span, generation)
+        span, tokens = span or Span(0, len(tokens)), as_tokens(tokens)
+        self.reference.add(run, tokens, span, exact)
+        self.matcher.add(run, tokens, span, exact)
         assert len(self.matcher) == len(self.reference), f"wrong number of stored tokens after adding {span}"
 
     def discard(self, run: int, span: Span) -> None:
@@ -94,6 +94,7 @@ class MatcherWithOracle:
 
     def match(self, prompt: Tokens) -> list[Match]:
         """The matcher's answer, found to be true and complete."""
+        prompt = as_tokens(prompt)
         matches = self.matcher.match(prompt)
         check_matches(prompt, matches, self.reference)
         check_complete(prompt, matches, self.reference)

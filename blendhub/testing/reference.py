@@ -26,18 +26,18 @@ class ReferenceRun:
         self.tokens = tokens.copy()
         self.stored: Flags = np.zeros(len(tokens), bool)
         self.exact: Flags = np.zeros(len(tokens), bool)
-        self.generation = 0
-        """The highest that was added."""
+        self.approximate = False
+        """Whether anything was added that is not exact."""
         self.end = start
 
-    def grow(self, tokens: Tokens, span: Span, generation: int) -> None:
+    def grow(self, tokens: Tokens, span: Span, exact: bool) -> None:
         """Store ``span``; the positions before the span stay as they were."""
         self.tokens = np.concatenate([self.tokens[: self.end], tokens[self.end :]])
         self.stored = np.concatenate([self.stored[: self.end], np.zeros(len(tokens) - self.end, bool)])
         self.exact = np.concatenate([self.exact[: self.end], np.zeros(len(tokens) - self.end, bool)])
         self.stored[span.start : span.end] = True
-        self.exact[span.start : span.end] = generation == 0
-        self.generation = max(self.generation, generation)
+        self.exact[span.start : span.end] = exact
+        self.approximate |= not exact
         self.end = span.end
 
     def holds(self, span: Span) -> bool:
@@ -65,16 +65,16 @@ class ReferenceMatcher(Matcher):
     def guaranteed_tokens(self) -> int:
         return self._guaranteed
 
-    def insert(self, run: int, tokens: Tokens, span: Span, generation: int) -> None:
+    def add(self, run: int, tokens: Tokens, span: Span, exact: bool = True) -> None:
         with self._lock:
             known = self.runs.get(run)
             if known and span.start != known.end:
                 raise InvalidInput(f"run {run} ends at {known.end} and cannot grow by {span}; start there")
             grown = known or ReferenceRun(tokens, span.start)
-            grown.grow(tokens, span, generation)
+            grown.grow(tokens, span, exact)
             self.runs[run] = grown
 
-    def remove(self, run: int, span: Span) -> None:
+    def discard(self, run: int, span: Span) -> None:
         with self._lock:
             known = self.runs.get(run)
             if known is None or not known.holds(span):
@@ -83,7 +83,7 @@ class ReferenceMatcher(Matcher):
             if not known.stored.any():
                 del self.runs[run]
 
-    def find(self, tokens: Tokens) -> list[Match]:
+    def match(self, tokens: Tokens) -> list[Match]:
         with self._lock:
             chosen = self._furthest_first(self.candidates(tokens))
             return [piece for match in chosen for piece in self._split_by_exactness(match, tokens)]
@@ -151,12 +151,12 @@ class ReferenceMatcher(Matcher):
         return [span for span in [*spans, Span(start, len(tokens))] if len(span)]
 
     def _furthest_first(self, candidates: list[Match]) -> list[Match]:
-        """Disjoint, ascending pieces: the match that reaches furthest, and of these the one of the lowest generation,
-        is followed to its end.
+        """Disjoint, ascending pieces: the match that reaches furthest, and of these an exact one, is followed to
+        its end.
         """
 
-        def rank(match: Match) -> tuple[int, int]:
-            return match.span.end, -self.runs[match.run].generation
+        def rank(match: Match) -> tuple[int, bool]:
+            return match.span.end, not self.runs[match.run].approximate
 
         furthest: dict[int, Match] = {}
         for match in candidates:

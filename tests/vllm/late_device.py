@@ -67,4 +67,4 @@ def _late(options: Any) -> Device:
 
 @hookimpl
 def blendhub_devices() -> list[PluginSpec[Device]]:
-    return [PluginSpec(name="late", api=4, summary="late", factory=_late, options=LateOptions)]
+    return [PluginSpec(name="late", api=5, summary="late", factory=_late, options=LateOptions)]

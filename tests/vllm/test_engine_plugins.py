@@ -138,18 +138,18 @@ from blendhub import PluginSpec, hookimpl
 from blendhub.contracts import Selector
 
 class Tuples(Selector):
-    def pick(self, selection):
+    def select(self, selection):
         return [(span.start, span.end) for span in selection.moved]
 
 class Raising(Selector):
-    def pick(self, selection):
+    def select(self, selection):
         return sorted([*selection.moved, (0, 1)])
 
 @hookimpl
 def blendhub_selectors():
     made = {"tuples": Tuples, "raising": Raising}
     return [
-        PluginSpec(name=name, api=4, summary="", factory=one)
+        PluginSpec(name=name, api=5, summary="", factory=one)
         for name, one in made.items()
     ]
 """
@@ -158,8 +158,8 @@ def blendhub_selectors():
 @pytest.mark.parametrize(
     "name, fault",
     [
-        ("tuples", "select: it should return a list of Span of int, got [("),
-        ("raising", "pick: TypeError: '<' not supported between"),
+        ("tuples", "BrokenContract: faulty_selectors.Tuples.select should return a list of Span of int, got [("),
+        ("raising", "TypeError: '<' not supported between"),
     ],
 )
 def test_a_selector_s_fault_is_the_selector_s_and_the_request_is_served(model, plain, texts, environment, name, fault):
@@ -169,5 +169,5 @@ def test_a_selector_s_fault_is_the_selector_s_and_the_request_is_served(model, p
         engine.one(document)
         engine.forget()
         answer = engine.one(prompt)
-    assert f"PluginError: selector {name!r} of faulty-selectors 0.7 failed in {fault}" in answer.report["reason"]
+    assert fault in answer.report["reason"]
     assert disagreement([answer], [plain.one(prompt)]) < TOLERANCE

@@ -120,7 +120,7 @@ def test_a_plugin_that_is_not_installed_is_named_with_what_installs_it(given, pa
 
         @hookimpl
         def blendhub_transports():
-            return [PluginSpec(api=4, name="fake", summary="a fake", factory=print)]
+            return [PluginSpec(api=5, name="fake", summary="a fake", factory=print)]
 
         @hookimpl
         def blendhub_devices():

@@ -343,7 +343,7 @@ class NamespaceIndex:
 
     def _store(self, run: Run, tokens: Tokens, span: Span, missing: list[Span]) -> None:
         for matcher in self._matchers_of(run.origin):
-            matcher.add(run.id, tokens, span, run.origin.generation)
+            matcher.add(run.id, tokens, span, run.origin.generation == 0)
         self._settled.add(run, tokens, span)
         run.note_tokens(tokens, span.end)
         for gap in missing:

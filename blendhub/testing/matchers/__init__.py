@@ -1,6 +1,6 @@
 """The conformance suite of matchers: every sentence of :mod:`blendhub.contracts.matcher`, tested."""
 
-from blendhub.testing.matchers.finding import ExactnessTests, FindingTests, GenerationTests
+from blendhub.testing.matchers.finding import ExactnessTests, FindingTests
 from blendhub.testing.matchers.machine import MatcherHistoryTests
 from blendhub.testing.matchers.refusing import MatcherRefusingTests
 from blendhub.testing.matchers.sharing import MatcherSharingTests
@@ -10,7 +10,6 @@ from blendhub.testing.matchers.storing import StoringTests
 class MatcherSuite(
     FindingTests,
     ExactnessTests,
-    GenerationTests,
     StoringTests,
     MatcherRefusingTests,
     MatcherSharingTests,

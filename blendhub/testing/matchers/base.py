@@ -9,7 +9,7 @@ import pytest
 
 from blendhub.contracts.matcher import Matcher
 from blendhub.core.spans import Span
-from blendhub.core.tokens import Tokens
+from blendhub.core.tokens import Tokens, as_tokens
 from blendhub.framework.host import PluginHost
 from blendhub.framework.options import parse_options
 from blendhub.testing.checks import MatcherWithOracle
@@ -29,7 +29,7 @@ class Writer:
         """A new text without separators."""
         tokens = self._random.integers(2**20, 2**32, length or self.length, dtype=np.uint32)
         tokens[np.isin(tokens, self._separator)] = 2**19
-        return tokens
+        return as_tokens(tokens)
 
     def joined(self, *texts: Tokens) -> tuple[Tokens, list[Span]]:
         """The texts in one sequence, as a matcher of this reach can tell them apart, and where each stands."""
@@ -43,7 +43,7 @@ class Writer:
             parts.append(text)
             spans.append(Span(at, at + len(text)))
             at += len(text)
-        return np.concatenate(parts), spans
+        return as_tokens(np.concatenate(parts)), spans
 
 
 class MatcherTests(ABC):

@@ -129,7 +129,7 @@ class ExactnessTests(MatcherTests):
 
     def test_what_was_blended_is_not_exact(self, checked: MatcherWithOracle, writer: Writer) -> None:
         text = writer.text()
-        checked.add(1, text, generation=1)
+        checked.add(1, text, exact=False)
         found = checked.match(text)
         assert covers(found, Span(0, len(text)))
         assert exact_tokens(found) == 0
@@ -141,17 +141,13 @@ class ExactnessTests(MatcherTests):
         prompt, _ = writer.joined(writer.text(20), text)
         assert exact_tokens(checked.match(prompt)) == 0
 
-
-class GenerationTests(MatcherTests):
-    """Where several runs hold the same text, the one whose KV is nearest to exact KV is named."""
-
-    @holds("Where a few runs hold the same stretch of a prompt, a match names one of the")
-    def test_the_run_of_the_lowest_generation_is_named(self, checked: MatcherWithOracle, writer: Writer) -> None:
+    @holds("Where a few runs hold the same stretch of a prompt, a match names one all of")
+    def test_an_exact_run_is_named_before_others(self, checked: MatcherWithOracle, writer: Writer) -> None:
         text = writer.text()
         prompt = np.concatenate([text, writer.text()])
-        for run, generation in enumerate([3, 2, 4, 2, 3], 1):
-            checked.add(run, text, generation=generation)
-        for named in ({2, 4}, {2, 4}, {1, 5}, {1, 5}, {3}):
+        for run in range(1, 6):
+            checked.add(run, text, exact=run in (2, 4))
+        for named in ({2, 4}, {2, 4}, {1, 3, 5}):
             (match,) = checked.match(text if checked.matcher.reach == "segments" else prompt)
             assert match.run in named
             checked.discard(match.run, Span(0, len(text)))

@@ -81,18 +81,18 @@ class MatcherHistory(RuleBasedStateMachine):
             parts = [part for i in order for part in (self.tapes[i], self.separator)]
             self.checked.add(run, np.concatenate(parts))
 
-    @rule(data=st.data(), run=st.sampled_from(RUNS), generation=st.integers(0, 2))
-    def add(self, data: st.DataObject, run: int, generation: int) -> None:
+    @rule(data=st.data(), run=st.sampled_from(RUNS), exact=st.booleans())
+    def add(self, data: st.DataObject, run: int, exact: bool) -> None:
         """A new run, or the growth of a known one; the sequence may go on after the span."""
         known = self.checked.reference.runs.get(run)
         new = self.text(data)
         cut = data.draw(st.integers(1, len(new)), label="stored tokens")
         if known is None:
             first = data.draw(st.integers(0, cut - 1), label="first stored position")
-            self.checked.add(run, new, Span(first, cut), generation)
+            self.checked.add(run, new, Span(first, cut), exact)
         else:
             tokens = np.concatenate([known.tokens[: known.end], new])
-            self.checked.add(run, tokens, Span(known.end, known.end + cut), generation)
+            self.checked.add(run, tokens, Span(known.end, known.end + cut), exact)
 
     @precondition(lambda self: self.checked.reference.runs)
     @rule(data=st.data())

@@ -63,7 +63,7 @@ class MatcherSharingTests(MatcherTests):
         orders = [(0, 1, 2), (2, 1, 0), (3, 0), (0, 1, 2), (5, 4, 3, 2), (0, 1, 4)]
         for run, order in enumerate(orders):
             tokens, _ = writer.joined(*(texts[i] for i in order))
-            matcher.add(run, tokens, Span(0, len(tokens)), generation=int(run == 4))
+            matcher.add(run, tokens, Span(0, len(tokens)), exact=run != 4)
         matcher.discard(0, Span(3, 9))
         answers = []
         for order in [(0, 1, 2), (0, 1, 4, 5), (3, 0, 0), (1, 2), (5, 4, 3, 2, 1, 0), (4, 4)]:

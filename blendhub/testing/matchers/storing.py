@@ -39,7 +39,7 @@ class StoringTests(MatcherTests):
         found = checked.match(tokens)
         assert not touches(found, spans[0]) and not touches(found, spans[2])
 
-    @holds("A known run grows at its end only: the span of a later call starts where the")
+    @holds("A run grows at its end only: the span of a later call starts where the")
     def test_a_run_may_go_on_differently_than_its_tokens_did(self, checked: MatcherWithOracle, writer: Writer) -> None:
         """The tokens after the span were never stored; the run's growth brings others in their place."""
         head, one, other = writer.text(), writer.text(), writer.text()

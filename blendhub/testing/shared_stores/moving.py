@@ -19,9 +19,6 @@ BAD_CALLS: dict[str, Callable[[Member], Any]] = {
     "a buffer too small": lambda one: one.store.load(key("a"), chunk(0), [one.slot(0, 4095)]),
     "a buffer too many": lambda one: one.store.load(key("a"), chunk(0), [one.slot(0), one.slot(1)]),
     "tokens that do not cover a chunk": lambda one: one.store.save_run(StoredRun(key("a"), bytes(60), b"", ())),
-    "more chunks than it takes": lambda one: one.store.load_chunks(
-        [(key("a"), chunk(0), [one.slot(0)])] * (one.store.at_once + 1)
-    ),
 }
 
 CALLS: dict[str, Callable[[Member], Any]] = {
@@ -119,7 +116,7 @@ class MovingTests(FleetTests):
             assert reader.load(0, 0) == [content(0)], "it was used most recently, and yet dropped"
             reader.follow()
 
-    @holds("Bad input raises InvalidInput and changes nothing.")
+    @holds("What does not fit what is stored raises InvalidInput and changes nothing.")
     def test_bad_input_is_refused_and_changes_nothing(self, join: Join) -> None:
         one = join()
         one.save("a", 0, 1)

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from blendhub.client.hub_client import HubClient
 from blendhub.contracts import Segment, Transfer
-from blendhub.core.errors import AdapterReplaced, DeadlineExceeded, HubError
+from blendhub.core.errors import AdapterReplaced, BlendHubError, DeadlineExceeded, HubError
 from blendhub.framework.host import PluginHost
 from blendhub.vllm.hub_executor import HubExecutor
 from blendhub.vllm.messages import NULL_BLOCK, LoadJob, LoadResult, SaveJob, StepPlan, WorkerReport
@@ -203,7 +203,10 @@ class ConnectorWorker:
         another_failed = loading.error is None
         loading.fail(error)
         if not loading.is_cancelled:
-            log.warning("request %s is computed without its stored KV: %s", job.request, error)
+            # The traceback of a plugin's fault names the plugin.
+            expected = isinstance(error.__cause__ or error, BlendHubError)
+            exc_info = None if expected else error
+            log.warning("request %s is computed without its stored KV: %s", job.request, error, exc_info=exc_info)
             if len(job.blocks) > 1 or job.state or self._context.model.frees_blocks_early:
                 # Blocks would not say that what has left a window is missing, too.
                 self._failed.add(job.request)

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from blendhub.contracts import Device, Selection, Selector
+from blendhub.contracts import Device, Selection, Selector, checked_picks
 from blendhub.core.spans import Span, join_spans
 from blendhub.outcome.report import AuditOutcome
 from blendhub.vllm.messages import LoadJob, LoadResult
@@ -183,7 +183,7 @@ class Blend:
                 yield from self._ask(attended)
             selection = replace(self._selection(), scores=scores, attended=attended)
             # A plugin may fail on one rank only, and the others must not begin a forward without it.
-            chosen = self._context.ranks.together(lambda: selector.select(selection))
+            chosen = self._context.ranks.together(lambda: checked_picks(selector, selection))
         self._recomputed = tuple(chosen)
         self._begin("recompute")
         yield from self._compute(join_spans([*decision.holes, *chosen]))

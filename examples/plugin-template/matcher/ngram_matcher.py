@@ -4,6 +4,7 @@ Each run is cut in windows; the dictionary knows where each window's tokens are 
 every position of the prompt, and follows what it finds in both directions, token by token.
 """
 
+import threading
 from typing import Annotated
 
 import msgspec
@@ -11,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from blendhub import Match, PluginSpec, Span, hookimpl
-from blendhub.contracts import Matcher, TrackedMatcher
+from blendhub.contracts import Matcher
+from blendhub.core.run_table import RunTable
 from blendhub.core.tokens import Tokens
 
 BYTES_PER_WINDOW = 400
@@ -32,25 +34,26 @@ class StoredTokens:
         self.tokens: Tokens = np.empty(0, np.uint32)
         self.stored: npt.NDArray[np.bool_] = np.empty(0, bool)
         self.exact: npt.NDArray[np.bool_] = np.empty(0, bool)
-        self.generation = 0
-        """The highest that was added."""
+        self.approximate = False
+        """Whether anything was added that is not exact."""
 
     def __len__(self) -> int:
         return len(self.tokens)
 
-    def grow(self, tokens: Tokens, span: Span, generation: int) -> None:
+    def grow(self, tokens: Tokens, span: Span, exact: bool) -> None:
         new = np.arange(len(self), span.end) >= span.start
         self.tokens = np.concatenate([self.tokens, tokens[len(self) : span.end]])
         self.stored = np.concatenate([self.stored, new])
-        self.exact = np.concatenate([self.exact, new & (generation == 0)])
-        self.generation = max(self.generation, generation)
+        self.exact = np.concatenate([self.exact, new & exact])
+        self.approximate |= not exact
 
 
-class NgramMatcher(TrackedMatcher):
+class NgramMatcher(Matcher):
     reach = "anywhere"
 
     def __init__(self, options: NgramOptions) -> None:
-        super().__init__()
+        self._lock = threading.Lock()
+        self._runs = RunTable()
         self._window = options.window_tokens
         self._texts: dict[int, StoredTokens] = {}
         self._places: dict[bytes, dict[tuple[int, int], None]] = {}
@@ -62,51 +65,60 @@ class NgramMatcher(TrackedMatcher):
         # Wherever a stretch of this length begins, it holds one whole window of its run.
         return 2 * self._window - 1
 
-    def index(self, run: int, tokens: Tokens, span: Span, generation: int) -> None:
-        known = self._texts.setdefault(run, StoredTokens(span.start))
-        before = len(known)
-        known.grow(tokens, span, generation)
-        self._n_kept += len(known) - before
-        # The window that this span completes may have begun before it.
-        for text, place in self._windows(run, Span(max(known.start, span.start - self._window + 1), span.end)):
-            self._places.setdefault(text, {})[place] = None
-            self._n_windows += 1
+    def add(self, run: int, tokens: Tokens, span: Span, exact: bool = True) -> None:
+        with self._lock:
+            self._runs.check_add(run, span)
+            known = self._texts.setdefault(run, StoredTokens(span.start))
+            before = len(known)
+            known.grow(tokens, span, exact)
+            self._n_kept += len(known) - before
+            # The window that this span completes may have begun before it.
+            for text, place in self._windows(run, Span(max(known.start, span.start - self._window + 1), span.end)):
+                self._places.setdefault(text, {})[place] = None
+                self._n_windows += 1
+            self._runs.add(run, span)
 
-    def forget(self, run: int, span: Span) -> None:
-        known = self._texts[run]
-        around = Span(max(known.start, span.start - self._window + 1), min(len(known), span.end + self._window - 1))
-        for text, place in self._windows(run, around):
-            places = self._places[text]
-            del places[place]
-            self._n_windows -= 1
-            if not places:
-                del self._places[text]
-        known.stored[span.start : span.end] = False
-        if run not in self.runs:
-            self._n_kept -= len(known)
-            del self._texts[run]
+    def discard(self, run: int, span: Span) -> None:
+        with self._lock:
+            self._runs.discard(run, span)
+            known = self._texts[run]
+            around = Span(max(known.start, span.start - self._window + 1), min(len(known), span.end + self._window - 1))
+            for text, place in self._windows(run, around):
+                places = self._places[text]
+                del places[place]
+                self._n_windows -= 1
+                if not places:
+                    del self._places[text]
+            known.stored[span.start : span.end] = False
+            if run not in self._runs:
+                self._n_kept -= len(known)
+                del self._texts[run]
 
-    def search(self, tokens: Tokens) -> list[Match]:
+    def match(self, tokens: Tokens) -> list[Match]:
         text = tokens.tobytes()
-        found: list[Match] = []
+        matches: list[Match] = []
         at = covered = 0
-        while at + self._window <= len(tokens):
-            places = self._places.get(text[4 * at : 4 * (at + self._window)])
-            if places:
-                stretches = (self._stretch(run, source, tokens, at, covered) for run, source in places)
-                found.append(max(stretches, key=self._rank))
-                at = covered = found[-1].span.end
-            else:
-                at += 1
-        return found
+        with self._lock:
+            while at + self._window <= len(tokens):
+                places = self._places.get(text[4 * at : 4 * (at + self._window)])
+                if places:
+                    stretches = (self._stretch(run, source, tokens, at, covered) for run, source in places)
+                    matches.append(max(stretches, key=self._rank))
+                    at = covered = matches[-1].span.end
+                else:
+                    at += 1
+        return matches
+
+    def __len__(self) -> int:
+        return self._runs.tokens
 
     @property
     def nbytes(self) -> int:
         return 6 * self._n_kept + self._n_windows * (BYTES_PER_WINDOW + 4 * self._window)
 
-    def _rank(self, match: Match) -> tuple[int, int]:
-        """The longest match is the best one, and of those that are as long, the one of the lowest generation."""
-        return len(match.span), -self._texts[match.run].generation
+    def _rank(self, match: Match) -> tuple[int, bool]:
+        """The longest match is the best one, and of those that are as long, one of an exact run."""
+        return len(match.span), not self._texts[match.run].approximate
 
     def _windows(self, run: int, span: Span) -> list[tuple[bytes, tuple[int, int]]]:
         """The windows of the run that lie whole in ``span`` and are stored whole: their text and their place."""
@@ -144,7 +156,7 @@ def blendhub_matchers() -> list[PluginSpec[Matcher]]:
     return [
         PluginSpec(
             name="ngram",
-            api=4,
+            api=5,
             summary="reuse at any offset, with a dictionary and no compiled code",
             factory=NgramMatcher,
             options=NgramOptions,

@@ -19,7 +19,7 @@ class EdgesSelector(Selector):
     def __init__(self, options: EdgesOptions) -> None:
         self._k = options.k
 
-    def pick(self, selection: Selection) -> list[Span]:
+    def select(self, selection: Selection) -> list[Span]:
         if selection.ratio == 0:
             return []
         if selection.ratio == 1:
@@ -37,7 +37,7 @@ def blendhub_selectors() -> list[PluginSpec[Selector]]:
     return [
         PluginSpec(
             name="edges",
-            api=4,
+            api=5,
             summary="the first and the last tokens of every moved span",
             factory=EdgesSelector,
             options=EdgesOptions,

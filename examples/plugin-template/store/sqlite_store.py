@@ -17,6 +17,7 @@ from msgspec import Meta
 
 from blendhub import PluginSpec, Span, hookimpl
 from blendhub.contracts import RunKey, Store, StoredRun
+from blendhub.contracts.transport import Buffer
 from blendhub.core.errors import InvalidInput, StoreFailed
 
 SETTINGS = "PRAGMA locking_mode = EXCLUSIVE; PRAGMA journal_mode = WAL; PRAGMA synchronous = NORMAL;"
@@ -58,7 +59,7 @@ class SqliteStore(Store):
         except (sqlite3.Error, OSError) as error:
             raise StoreFailed(f"{self._path} cannot be opened: {error}; no other hub may use it") from None
 
-    def write_run(self, run: StoredRun) -> list[tuple[RunKey, Span]]:
+    def save_run(self, run: StoredRun) -> list[tuple[RunKey, Span]]:
         key, size = _encode(run.key), len(run.tokens) + len(run.description)
         with self._changing() as db:
             (end,) = db.execute("SELECT max(last) FROM chunks WHERE key = ?", [key]).fetchone()
@@ -72,7 +73,7 @@ class SqliteStore(Store):
             db.execute("INSERT INTO runs VALUES (?, ?, ?, ?, ?, ?)", row)
         return dropped
 
-    def write(self, run: RunKey, span: Span, shards: Sequence[memoryview]) -> list[tuple[RunKey, Span]]:
+    def save(self, run: RunKey, span: Span, shards: Sequence[Buffer]) -> list[tuple[RunKey, Span]]:
         key, size = _encode(run), sum(map(len, shards))
         with self._changing() as db:
             held = db.execute("SELECT length(tokens), size FROM runs WHERE key = ?", [key]).fetchone()
@@ -85,7 +86,7 @@ class SqliteStore(Store):
             db.execute("INSERT INTO chunks VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
         return dropped
 
-    def read(self, run: RunKey, span: Span, into: Sequence[memoryview]) -> bool:
+    def load(self, run: RunKey, span: Span, into: Sequence[memoryview]) -> bool:
         chunk = [_encode(run), *_ends(span)]
         with self._changing() as db:
             found = db.execute(f"SELECT shards, sizes, digest FROM chunks WHERE {CHUNK}", chunk).fetchone()
@@ -206,11 +207,11 @@ def _ends(span: Span) -> tuple[int, int]:
     return span.start, span.end
 
 
-def _sizes(shards: Sequence[memoryview]) -> bytes:
+def _sizes(shards: Sequence[Buffer]) -> bytes:
     return msgspec.msgpack.encode([len(shard) for shard in shards])
 
 
-def _digest(*parts: bytes | memoryview) -> bytes:
+def _digest(*parts: Buffer) -> bytes:
     digest = blake2b(digest_size=16)
     for part in parts:
         digest.update(part)
@@ -222,7 +223,7 @@ def blendhub_stores() -> list[PluginSpec[Store]]:
     return [
         PluginSpec(
             name="sqlite",
-            api=4,
+            api=5,
             summary="chunks as rows of one SQLite database",
             factory=SqliteStore,
             options=SqliteOptions,

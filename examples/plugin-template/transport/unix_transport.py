@@ -352,7 +352,7 @@ def blendhub_transports() -> list[PluginSpec[Transport]]:
     return [
         PluginSpec(
             name="unix",
-            api=4,
+            api=5,
             summary="requests between processes of one user, over a Unix socket",
             factory=UnixTransport,
             options=UnixOptions,

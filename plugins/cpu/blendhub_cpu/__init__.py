@@ -25,7 +25,7 @@ def blendhub_devices() -> list[PluginSpec[Device]]:
     return [
         PluginSpec(
             name="cpu",
-            api=4,
+            api=5,
             summary="copies and rotates KV in host memory, with the engine's threads",
             factory="blendhub_cpu.device:CpuDevice",
             options=CpuOptions,

@@ -9,6 +9,7 @@ import numpy as np
 import xxhash
 
 from blendhub.contracts import ArenaFile
+from blendhub.contracts.transport import Buffer
 from blendhub.core.errors import InvalidInput, StoreFailed
 from blendhub_fleet.bytes import ByteStore, Extent
 from blendhub_fleet.records import Record
@@ -42,7 +43,7 @@ class Moves:
         self._bytes.close()
         self._arena = np.empty(0, np.uint8)
 
-    def put(self, chunks: Sequence[Sequence[memoryview]]) -> tuple[list[Record], list[bool]]:
+    def put(self, chunks: Sequence[Sequence[Buffer]]) -> tuple[list[Record], list[bool]]:
         """Keep the bytes of chunks; returns their records, and for each whether there was room."""
         records = [_record_of(shards) for shards in chunks]
         stored = self._bytes.put(self._keys(records), self._extents(chunks))
@@ -65,17 +66,17 @@ class Moves:
     def _keys(self, records: Iterable[Record]) -> list[str]:
         return [key for record in records for key in record.keys(self._group)]
 
-    def _extents(self, chunks: Iterable[Sequence[memoryview]]) -> list[Extent]:
+    def _extents(self, chunks: Iterable[Sequence[Buffer]]) -> list[Extent]:
         return [self._extent(shard) for shards in chunks for shard in shards if len(shard)]
 
-    def _extent(self, shard: memoryview) -> Extent:
+    def _extent(self, shard: Buffer) -> Extent:
         first = np.frombuffer(shard, np.uint8).ctypes.data - self._arena.ctypes.data
         if not 0 <= first <= first + len(shard) <= len(self._arena):
             raise InvalidInput("a shared store moves buffers of the attached arena, and got another one")
         return first, len(shard)
 
 
-def _record_of(shards: Sequence[memoryview]) -> Record:
+def _record_of(shards: Sequence[Buffer]) -> Record:
     return Record(secrets.token_hex(16), tuple(map(len, shards)), tuple(map(_checksum, shards)))
 
 

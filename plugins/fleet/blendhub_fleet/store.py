@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import msgspec
 
 from blendhub.contracts import ArenaFile, Changes, Deleted, Dropped, Published, RunKey, Share, SharedStore, StoredRun
+from blendhub.contracts.transport import Buffer
 from blendhub.core.errors import InvalidInput, StoreAway, StoreFailed
 from blendhub.core.spans import Span
 from blendhub.system.recurring import RecurringWarnings
@@ -87,7 +88,7 @@ class FleetStore(SharedStore):
 
     # Saving.
 
-    def write_run(self, run: StoredRun) -> list[tuple[RunKey, Span]]:
+    def save_run(self, run: StoredRun) -> list[tuple[RunKey, Span]]:
         self._check_open()
         check_bounds(run)
         stored = next((found.chunks for _, found in self._catalogue.runs([encode_name(run.key)])), ())
@@ -97,12 +98,10 @@ class FleetStore(SharedStore):
             self._given[run.key] = run
         return []
 
-    def write(self, run: RunKey, span: Span, shards: Sequence[memoryview]) -> list[tuple[RunKey, Span]]:
-        return self.write_chunks(run, [(span, shards)])
+    def save(self, run: RunKey, span: Span, shards: Sequence[Buffer]) -> list[tuple[RunKey, Span]]:
+        return self.save_chunks(run, [(span, shards)])
 
-    def write_chunks(
-        self, run: RunKey, chunks: Sequence[tuple[Span, Sequence[memoryview]]]
-    ) -> list[tuple[RunKey, Span]]:
+    def save_chunks(self, run: RunKey, chunks: Sequence[tuple[Span, Sequence[Buffer]]]) -> list[tuple[RunKey, Span]]:
         moves = self._attached()
         spans = [span for span, _ in chunks]
         given = self._check_tokens(run, max(span.end for span in spans))
@@ -150,10 +149,10 @@ class FleetStore(SharedStore):
 
     # Loading.
 
-    def read(self, run: RunKey, span: Span, into: Sequence[memoryview]) -> bool:
-        return self.read_chunks([(run, span, into)])[0]
+    def load(self, run: RunKey, span: Span, into: Sequence[memoryview]) -> bool:
+        return self.load_chunks([(run, span, into)])[0]
 
-    def read_chunks(self, wanted: Sequence[tuple[RunKey, Span, Sequence[memoryview]]]) -> list[bool]:
+    def load_chunks(self, wanted: Sequence[tuple[RunKey, Span, Sequence[memoryview]]]) -> list[bool]:
         moves = self._attached()
         texts = self._catalogue.records([(key, span) for key, span, _ in wanted])
         records = {place: _decoded(text) for place, text in enumerate(texts) if text is not None}

@@ -7,9 +7,7 @@ import pytest
 from blendhub_fleet.directory import open_store
 from blendhub_fleet.options import DirectoryOptions
 
-from blendhub import PluginHost
 from blendhub.contracts import SharedStore
-from blendhub.core.errors import PluginError
 from blendhub.testing.shared_stores import SharedStoreSuite
 from blendhub.testing.target import Target
 from harness.servers.redis_server import RedisServer, needs_redis
@@ -52,10 +50,3 @@ class TestDirectory(SharedStoreSuite):
 
 def test_the_conformance_command_takes_the_suite_of_shared_stores() -> None:
     assert issubclass(Target("store", "shared_directory", {"path": "/mnt/kv"}).suite(), SharedStoreSuite)
-
-
-def test_a_fault_in_what_only_shared_stores_do_names_the_plugin(tmp_path: Path) -> None:
-    store = PluginHost.discover().create("store", "shared_directory", {"path": str(tmp_path)})
-    store._catalogue = None
-    with pytest.raises(PluginError, match=r"shared_directory.* failed in snapshot"):
-        store.snapshot()

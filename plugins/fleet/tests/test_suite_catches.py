@@ -27,8 +27,8 @@ class Sound(FleetStore):
 
 
 class TrustsEveryByte(FleetStore):
-    def read_chunks(self, wanted: Sequence[Any]) -> list[bool]:
-        super().read_chunks(wanted)
+    def load_chunks(self, wanted: Sequence[Any]) -> list[bool]:
+        super().load_chunks(wanted)
         return [True] * len(wanted)
 
 

@@ -2,7 +2,7 @@
 
 from blendhub.contracts import Matcher
 from blendhub.framework.hookspecs import PluginSpec, Unavailable, hookimpl
-from blendhub_matchers.options import PrefixOptions, RollingHashOptions, SeparatorOptions
+from blendhub_matchers.options import RollingHashOptions, SeparatorOptions
 
 
 def _needs_numba() -> Unavailable | None:
@@ -18,21 +18,20 @@ def blendhub_matchers() -> list[PluginSpec[Matcher]]:
     return [
         PluginSpec(
             name="prefix",
-            api=4,
+            api=5,
             summary="exact reuse of a prompt's beginning, down to the token",
             factory="blendhub_matchers.prefix:PrefixMatcher",
-            options=PrefixOptions,
         ),
         PluginSpec(
             name="separator",
-            api=4,
+            api=5,
             summary="reuse of whole segments between separators, in any order",
             factory="blendhub_matchers.separator:SeparatorMatcher",
             options=SeparatorOptions,
         ),
         PluginSpec(
             name="rolling_hash",
-            api=4,
+            api=5,
             summary="reuse at any offset, in any order, without separators",
             factory="blendhub_matchers.rolling_hash:RollingHashMatcher",
             options=RollingHashOptions,

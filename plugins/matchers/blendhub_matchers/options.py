@@ -6,10 +6,6 @@ import msgspec
 from msgspec import Meta
 
 
-class PrefixOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """There is nothing to set."""
-
-
 class SeparatorOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     separator: Annotated[
         tuple[Annotated[int, Meta(ge=0, le=2**32 - 1)], ...],

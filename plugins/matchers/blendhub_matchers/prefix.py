@@ -5,13 +5,15 @@ a node ends, so the tree has about two nodes for each stored span, whatever was 
 one path through the tree, token by token; there is no hash to collide or to forge.
 """
 
+import threading
+
 import numpy as np
 
-from blendhub.contracts import TrackedMatcher
+from blendhub.contracts import Matcher
 from blendhub.core.errors import InvalidInput
+from blendhub.core.run_table import RunTable
 from blendhub.core.spans import Match, Span, join
 from blendhub.core.tokens import Tokens
-from blendhub_matchers.options import PrefixOptions
 from blendhub_matchers.prefix_tree import Held, Node, merge, shared, split
 
 NODE_TOKENS = 4096
@@ -23,7 +25,7 @@ RUN_BYTES = 500
 """What CPython holds for a node with a span and its place in the dictionaries, and for a run, measured."""
 
 
-class PrefixMatcher(TrackedMatcher):
+class PrefixMatcher(Matcher):
     """Finds the longest stored beginning of a prompt.
 
     A node whose KV is gone stays as long as KV below it is stored: its tokens prove what that KV was
@@ -31,32 +33,58 @@ class PrefixMatcher(TrackedMatcher):
     """
 
     reach = "prefix"
+    guaranteed_tokens = 1
 
-    def __init__(self, options: PrefixOptions, node_tokens: int = NODE_TOKENS) -> None:
-        super().__init__()
+    def __init__(self, node_tokens: int = NODE_TOKENS) -> None:
+        self._runs = RunTable()
+        self._lock = threading.Lock()
         self._most = node_tokens
         self._root = Node(None, 0, np.empty(0, np.uint32))
         self._deepest: dict[int, Node] = {}
         """For each run, the last node that it holds tokens of."""
         self._n_nodes = self._n_tokens = 0
 
+    def add(self, run: int, tokens: Tokens, span: Span, exact: bool = True) -> None:
+        with self._lock:
+            self._runs.check_add(run, span)
+            node, at = self._where_it_grows(run, tokens, span)
+            while at < span.end:
+                node, at = self._node_at(node, tokens, at, span.end)
+                start = max(node.start, span.start)
+                held = node.stored.get(run)
+                if held:
+                    start = max(start, held[-1].end)
+                if start < at:
+                    node.hold(Held(start, at, run, exact))
+            self._deepest[run] = node
+            self._runs.add(run, span)
+
+    def discard(self, run: int, span: Span) -> None:
+        with self._lock:
+            self._runs.discard(run, span)
+            self._let_go(run, span)
+
+    def match(self, tokens: Tokens) -> list[Match]:
+        matches: list[Match] = []
+        with self._lock:
+            node, at = self._root, 0
+            while at < len(tokens) and at == node.end:
+                child = node.children.get(int(tokens[at]))
+                if child is None:
+                    break
+                at += shared(child.tokens, tokens[at : child.end])
+                matches += child.tile(at)
+                node = child
+        return join(matches)
+
+    def __len__(self) -> int:
+        return self._runs.tokens
+
     @property
-    def guaranteed_tokens(self) -> int:
-        return 1
+    def nbytes(self) -> int:
+        return self._n_nodes * NODE_BYTES + self._n_tokens * TOKEN_BYTES + len(self._runs) * RUN_BYTES
 
-    def index(self, run: int, tokens: Tokens, span: Span, generation: int) -> None:
-        node, at = self._where_it_grows(run, tokens, span)
-        while at < span.end:
-            node, at = self._node_at(node, tokens, at, span.end)
-            start = max(node.start, span.start)
-            held = node.stored.get(run)
-            if held:
-                start = max(start, held[-1].end)
-            if start < at:
-                node.hold(Held(start, at, run, generation))
-        self._deepest[run] = node
-
-    def forget(self, run: int, span: Span) -> None:
+    def _let_go(self, run: int, span: Span) -> None:
         deepest = node = self._deepest[run]
         lowest: Node | None = None
         while node.parent is not None and node.end > span.start:
@@ -75,22 +103,6 @@ class PrefixMatcher(TrackedMatcher):
             parent = node.parent
             changed = self._tidy(node)
             node = parent
-
-    def search(self, tokens: Tokens) -> list[Match]:
-        matches: list[Match] = []
-        node, at = self._root, 0
-        while at < len(tokens) and at == node.end:
-            child = node.children.get(int(tokens[at]))
-            if child is None:
-                break
-            at += shared(child.tokens, tokens[at : child.end])
-            matches += child.tile(at)
-            node = child
-        return join(matches)
-
-    @property
-    def nbytes(self) -> int:
-        return self._n_nodes * NODE_BYTES + self._n_tokens * TOKEN_BYTES + len(self.runs) * RUN_BYTES
 
     def _where_it_grows(self, run: int, tokens: Tokens, span: Span) -> tuple[Node, int]:
         """A node and its end, up to which the tokens are known to be the tree's; raises if they do not continue the

@@ -16,7 +16,7 @@ class Held(NamedTuple):
     start: int
     end: int
     run: int
-    generation: int
+    exact: bool
 
 
 class Node:
@@ -47,7 +47,7 @@ class Node:
             if held.start >= until:
                 return
             span = Span(held.start, min(held.end, until))
-            yield Match(span, held.run, held.start, held.generation == 0)
+            yield Match(span, held.run, held.start, held.exact)
 
     def hold(self, held: Held) -> None:
         """A run holds this now; it held none of it before."""
@@ -96,7 +96,7 @@ class Node:
         last = bisect_right(known, held.end, key=lambda one: one.start)
         kept: list[Held] = []
         for one in known[first:last]:
-            worse = held.generation < one.generation
+            worse = held.exact > one.exact
             kept += _without(one, Span(held.start, held.end)) if worse else [one]
         free = gaps(Span(held.start, held.end), [Span(one.start, one.end) for one in kept])
         new = sorted([*kept, *(held._replace(start=gap.start, end=gap.end) for gap in free)])
@@ -108,9 +108,9 @@ class Node:
         known[first:last] = joined
 
     def _choose_others(self, lost: list[Span]) -> None:
-        """Name other runs for these positions; those of the lowest generation first, and of these the newest."""
+        """Name other runs for these positions; exact ones first, and of these the newest."""
         others = [held for spans in reversed(list(self.stored.values())) for held in spans]
-        for held in sorted(others, key=lambda held: held.generation):
+        for held in sorted(others, key=lambda held: not held.exact):
             if self.n_chosen == self.n_stored:
                 return
             for span in lost:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from blendhub.contracts import Matcher
 from blendhub.core.errors import InvalidInput
 from blendhub.core.spans import Match, Span, join
-from blendhub.core.tokens import Tokens
+from blendhub.core.tokens import Tokens, as_tokens
 from blendhub_matchers import rolling_kernels as kernels
 from blendhub_matchers.options import RollingHashOptions
 from blendhub_matchers.rolling_hashing import MODULUS, PAGE
@@ -102,19 +102,20 @@ class RollingHashMatcher(Matcher):
         # Any stored span of 63 tokens holds a whole page, wherever the pages begin.
         return max(self._options.min_match_tokens, 2 * PAGE - 1)
 
-    def insert(self, run: int, tokens: Tokens, span: Span, generation: int) -> None:
+    def add(self, run: int, tokens: Tokens, span: Span, exact: bool = True) -> None:
+        tokens = as_tokens(tokens)  # kernels are compiled for one layout and mutability; another one would take seconds
         with self._lock:
             self._make_room(len(span) // PAGE + 2)
             slot = self._slots.get(run)
             if slot is None:
                 slot = self._open_run(run, tokens[: span.start])
             added = tokens[span.start : span.end]
-            if not kernels.store(*self._index, slot, added, span.start, generation, self._base, self._tag_mask):
+            if not kernels.store(*self._index, slot, added, span.start, not exact, self._base, self._tag_mask):
                 end = self._runs.view[slot]["end"]
                 raise InvalidInput(f"run {run} grows at its end only, at {end}, not at {span.start}")
             self._stored += len(span)
 
-    def remove(self, run: int, span: Span) -> None:
+    def discard(self, run: int, span: Span) -> None:
         with self._lock:
             slot = self._slots.get(run)
             left = NONE if slot is None else kernels.forget(*self._index, slot, span.start, span.end)
@@ -127,7 +128,8 @@ class RollingHashMatcher(Matcher):
                 if not self._slots:
                     self._clear()
 
-    def find(self, tokens: Tokens) -> list[Match]:
+    def match(self, tokens: Tokens) -> list[Match]:
+        tokens = as_tokens(tokens)
         if tokens.size < PAGE:
             return []
         candidates = np.empty((tokens.size + 2, COLUMNS), np.int64)

@@ -27,10 +27,10 @@ def _compiled(sources: str) -> tuple[Any, ...]:
     kernel = njit(nogil=True, cache=True)
 
     @kernel
-    def store(tokens, pages, table, homes, counters, runs, slot, sequence, start, generation, base, tag_mask):
+    def store(tokens, pages, table, homes, counters, runs, slot, sequence, start, approximate, base, tag_mask):
         sources  # noqa: B018
         index = Index(tokens, pages, table, homes, counters, runs)
-        return rolling_updates.store(index, slot, sequence, start, generation, base, tag_mask)
+        return rolling_updates.store(index, slot, sequence, start, approximate, base, tag_mask)
 
     @kernel
     def forget(tokens, pages, table, homes, counters, runs, slot, start, end):

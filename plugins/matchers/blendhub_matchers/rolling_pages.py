@@ -35,7 +35,7 @@ RUN_RECORD = np.dtype(
         ("first", np.int32),
         ("last", np.int32),
         ("begun", np.int64),  # how many runs were begun before
-        ("generation", np.int64),  # the highest that was added
+        ("approximate", np.int64),  # 1 once anything was added that is not exact
         ("before", np.uint32, (CONTEXT,)),  # the tokens before the start, as many as there are, the last one last
     ]
 )

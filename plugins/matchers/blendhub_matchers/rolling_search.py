@@ -213,11 +213,11 @@ def _begins_earlier(tried, held, runs):
 def _is_better_donor(tried, held, runs):
     """Whether ``tried``, an owner of the same text as ``held``, has KV that suits the prompt better.
 
-    The owner of the lower generation wins, then the one with more of the prompt's tokens before the text, then the one
+    An owner that is exact wins, then the one with more of the prompt's tokens before the text, then the one
     nearest to the text's position in the prompt, then the one begun last.
     """
-    if runs[tried[RUN]].generation != runs[held[RUN]].generation:
-        return runs[tried[RUN]].generation < runs[held[RUN]].generation
+    if runs[tried[RUN]].approximate != runs[held[RUN]].approximate:
+        return runs[tried[RUN]].approximate < runs[held[RUN]].approximate
     if tried[BEFORE] != held[BEFORE]:
         return tried[BEFORE] > held[BEFORE]
     if abs(tried[SHIFT]) != abs(held[SHIFT]):

@@ -10,7 +10,7 @@ AHEAD = 16  # pages whose places in the table are fetched before they are needed
 
 
 @inlined
-def store(index, slot, sequence, start, generation, base, tag_mask):
+def store(index, slot, sequence, start, approximate, base, tag_mask):
     """Append ``sequence``, which starts at position ``start``, to a run; False if the run does not end there.
 
     There must be free pages and free places in the table.
@@ -19,9 +19,9 @@ def store(index, slot, sequence, start, generation, base, tag_mask):
     run = runs[slot]
     if run.end != start:
         return False
-    if generation:
+    if approximate:
         run.exact_until = min(run.exact_until, start)
-        run.generation = max(run.generation, generation)
+        run.approximate = 1
     first_new = run.last
     at = 0
     while at < sequence.size:

@@ -3,20 +3,22 @@
 Segments are looked up by their content in a dictionary, which compares the tokens themselves on a hit.
 """
 
+import threading
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from itertools import islice
 
 import numpy as np
 
-from blendhub.contracts import TrackedMatcher
+from blendhub.contracts import Matcher
+from blendhub.core.run_table import RunTable
 from blendhub.core.spans import Match, Span, join
 from blendhub.core.tokens import Tokens
 from blendhub_matchers.options import SeparatorOptions
 
 SEGMENT_BYTES = 450
 MOST_COMPARED = 16
-"""How many of a segment's owners are compared, the newest ones; the one of the lowest generation is taken."""
+"""How many of a segment's owners are compared, the newest ones; one that is exact is preferred."""
 OWNER_BYTES = 350
 """What CPython holds for a segment beyond its tokens, and for each of its owners, measured."""
 
@@ -29,11 +31,9 @@ class IndexedText:
         self.contents: list[bytes] = []
         """The segments' tokens; the same objects as the keys of the index."""
         self.inexact_from: int | None = None
-        self.generation = 0
-        """The highest that was added."""
 
 
-class SeparatorMatcher(TrackedMatcher):
+class SeparatorMatcher(Matcher):
     """Finds segments that are stored whole.
 
     Neighbours that stand side by side in one run as well become one match, with the separator between them. The last
@@ -43,7 +43,8 @@ class SeparatorMatcher(TrackedMatcher):
     reach = "segments"
 
     def __init__(self, options: SeparatorOptions) -> None:
-        super().__init__()
+        self._runs = RunTable()
+        self._lock = threading.Lock()
         self._separator = np.array(options.separator, np.uint32)
         self._min = options.min_match_tokens
         self._texts: dict[int, IndexedText] = {}
@@ -55,36 +56,44 @@ class SeparatorMatcher(TrackedMatcher):
     def guaranteed_tokens(self) -> int:
         return self._min
 
-    def index(self, run: int, tokens: Tokens, span: Span, generation: int) -> None:
-        text = self._texts.setdefault(run, IndexedText())
-        text.generation = max(text.generation, generation)
-        if generation and text.inexact_from is None:
-            text.inexact_from = span.start
-        # The segment that was open until now, and even its end, may be another one with what follows.
-        while text.spans and text.spans[-1].end > span.start - len(self._separator):
-            self._drop(run, text, len(text.spans) - 1)
-        known_until = text.spans[-1].end if text.spans else 0
-        for segment in self._segments(tokens[: span.end]):
-            before = Span(segment.start, max(segment.start, min(segment.end, span.start)))
-            if segment.start >= known_until and (not len(before) or self.runs.holds(run, before)):
-                self._learn(run, text, segment, tokens)
+    def add(self, run: int, tokens: Tokens, span: Span, exact: bool = True) -> None:
+        with self._lock:
+            self._runs.check_add(run, span)
+            text = self._texts.setdefault(run, IndexedText())
+            if not exact and text.inexact_from is None:
+                text.inexact_from = span.start
+            # The segment that was open until now, and even its end, may be another one with what follows.
+            while text.spans and text.spans[-1].end > span.start - len(self._separator):
+                self._drop(run, text, len(text.spans) - 1)
+            known_until = text.spans[-1].end if text.spans else 0
+            for segment in self._segments(tokens[: span.end]):
+                before = Span(segment.start, max(segment.start, min(segment.end, span.start)))
+                if segment.start >= known_until and (not len(before) or self._runs.holds(run, before)):
+                    self._learn(run, text, segment, tokens)
+            self._runs.add(run, span)
 
-    def forget(self, run: int, span: Span) -> None:
-        text = self._texts[run]
-        first = bisect_right(text.spans, span.start, key=lambda segment: segment.end)
-        last = bisect_left(text.spans, span.end, key=lambda segment: segment.start)
-        for at in range(last - 1, first - 1, -1):
-            self._drop(run, text, at)
-        if run not in self.runs:
-            del self._texts[run]
+    def discard(self, run: int, span: Span) -> None:
+        with self._lock:
+            self._runs.discard(run, span)
+            text = self._texts[run]
+            first = bisect_right(text.spans, span.start, key=lambda segment: segment.end)
+            last = bisect_left(text.spans, span.end, key=lambda segment: segment.start)
+            for at in range(last - 1, first - 1, -1):
+                self._drop(run, text, at)
+            if run not in self._runs:
+                del self._texts[run]
 
-    def search(self, tokens: Tokens) -> list[Match]:
+    def match(self, tokens: Tokens) -> list[Match]:
         matches: list[Match] = []
-        for segment in self._segments(tokens):
-            owners = self._index.get(tokens[segment.start : segment.end].tobytes())
-            if owners:
-                matches += self._reuse(segment, owners, matches[-1] if matches else None)
+        with self._lock:
+            for segment in self._segments(tokens):
+                owners = self._index.get(tokens[segment.start : segment.end].tobytes())
+                if owners:
+                    matches += self._reuse(segment, owners, matches[-1] if matches else None)
         return join(matches)
+
+    def __len__(self) -> int:
+        return self._runs.tokens
 
     @property
     def nbytes(self) -> int:
@@ -95,12 +104,12 @@ class SeparatorMatcher(TrackedMatcher):
         width = len(self._separator)
         if before is not None and before.span.end + width == segment.start:
             source = before.source_start + len(before.span)
-            if (before.run, source + width) in owners and self.runs.holds(before.run, Span(source, source + width)):
+            if (before.run, source + width) in owners and self._runs.holds(before.run, Span(source, source + width)):
                 joined = Span(before.span.end, segment.end)
                 yield Match(joined, before.run, source, before.exact and self._is_exact(before.run, joined))
                 return
         newest = islice(reversed(owners), MOST_COMPARED)
-        run, source = min(newest, key=lambda owner: self._texts[owner[0]].generation)
+        run, source = min(newest, key=lambda owner: self._texts[owner[0]].inexact_from is not None)
         yield Match(segment, run, source, segment.start == source == 0 and self._is_exact(run, segment))
 
     def _is_exact(self, run: int, span: Span) -> bool:

@@ -1,8 +1,6 @@
 """The conformance suite, run on each built-in matcher."""
 
 import pytest
-from blendhub_matchers.options import PrefixOptions
-from blendhub_matchers.prefix import PrefixMatcher
 
 from blendhub import PluginHost
 from blendhub.contracts import Matcher
@@ -13,7 +11,7 @@ HOST = PluginHost.discover()
 
 class TestPrefix(MatcherSuite):
     def create(self) -> Matcher:
-        return PrefixMatcher(PrefixOptions(), node_tokens=16)
+        return HOST.create("matcher", "prefix")
 
 
 class TestSeparator(MatcherSuite):

@@ -4,7 +4,6 @@ import time
 
 import numpy as np
 import pytest
-from blendhub_matchers.options import PrefixOptions
 from blendhub_matchers.prefix import PrefixMatcher
 from hypothesis import given
 from hypothesis import strategies as st
@@ -30,7 +29,7 @@ def stored(draw: st.DrawFn) -> Stored:
 
 @given(st.lists(stored(), max_size=6), st.lists(st.integers(0, 1), min_size=1, max_size=3 * CHUNK))
 def test_every_position_that_a_run_holds_after_the_same_tokens_is_found(runs: list[Stored], prompt: list[int]) -> None:
-    matcher = PrefixMatcher(PrefixOptions(), node_tokens=CHUNK)
+    matcher = PrefixMatcher(node_tokens=CHUNK)
     held: set[tuple[int, int]] = set()
     for run, (sequence, start, discarded) in enumerate(runs):
         matcher.add(run, np.array(sequence, np.uint32), Span(start, len(sequence)))
@@ -49,7 +48,7 @@ def test_every_position_that_a_run_holds_after_the_same_tokens_is_found(runs: li
 
 
 def a_matcher_with_a_long_run() -> tuple[PrefixMatcher, np.ndarray]:
-    matcher = PrefixMatcher(PrefixOptions())
+    matcher = PrefixMatcher()
     prompt = np.random.default_rng(1).integers(0, 2**32, 3000, dtype=np.uint32)
     matcher.add(0, prompt, Span(0, len(prompt)))
     return matcher, prompt
@@ -72,7 +71,7 @@ def seconds_of_a_match(matcher: PrefixMatcher, prompt: np.ndarray) -> float:
 def test_many_short_runs_behind_one_prompt_leave_a_lookup_as_fast_as_it_was(n_tokens: int) -> None:
     matcher, prompt = a_matcher_with_a_long_run()
     for run in range(2000):
-        matcher.add(run + 1, followed_by(prompt, run % n_tokens), Span(len(prompt), len(prompt) + 1), generation=1)
+        matcher.add(run + 1, followed_by(prompt, run % n_tokens), Span(len(prompt), len(prompt) + 1), exact=False)
     asked = followed_by(followed_by(prompt, 0), 7)
     assert [match.span for match in matcher.match(asked)] == [Span(0, 3000), Span(3000, 3001)]
     assert seconds_of_a_match(matcher, asked) < 0.002
@@ -93,7 +92,7 @@ def test_memory_grows_with_the_stored_spans_and_not_with_where_prompts_once_part
 
 def test_what_a_run_no_longer_holds_is_found_in_another_that_does() -> None:
     matcher, prompt = a_matcher_with_a_long_run()
-    matcher.add(1, prompt, Span(0, 2000), generation=1)
+    matcher.add(1, prompt, Span(0, 2000), exact=False)
     matcher.add(2, prompt, Span(1000, 3000))
     matcher.discard(0, Span(0, 3000))
     found = [(match.span, match.run, match.exact) for match in matcher.match(prompt)]

@@ -10,21 +10,21 @@ def blendhub_selectors() -> list[PluginSpec[Selector]]:
     return [
         PluginSpec(
             name="attended",
-            api=4,
+            api=5,
             summary="the single tokens that the end of the prompt attends to most",
             factory="blendhub_selectors.attended:AttendedSelector",
             options=AttendedOptions,
         ),
         PluginSpec(
             name="hkvd",
-            api=4,
+            api=5,
             summary="blocks whose KV at an early layer deviates most from what the model computes now",
             factory="blendhub_selectors.hkvd:HkvdSelector",
             options=HkvdOptions,
         ),
         PluginSpec(
             name="first_k",
-            api=4,
+            api=5,
             summary="the first tokens of every moved span",
             factory="blendhub_selectors.first_k:FirstKSelector",
             options=FirstKOptions,

@@ -20,7 +20,7 @@ class AttendedSelector(Selector):
         self.attending_tokens = options.attending_tokens
         self._window_tokens = options.window_tokens
 
-    def pick(self, selection: Selection) -> list[Span]:
+    def select(self, selection: Selection) -> list[Span]:
         moved = moved_mask(selection)
         if selection.attended is None:
             windows = heads(selection, self._window_tokens)

@@ -14,7 +14,7 @@ class FirstKSelector(Selector):
     def __init__(self, options: FirstKOptions) -> None:
         self._k = options.k
 
-    def pick(self, selection: Selection) -> list[Span]:
+    def select(self, selection: Selection) -> list[Span]:
         if selection.ratio == 0:
             return []
         if selection.ratio == 1:

@@ -29,11 +29,11 @@ class HkvdSelector(Selector):
         self._signal = options.signal
         self._window_tokens = options.window_tokens
 
-    def pick(self, selection: Selection) -> list[Span]:
-        assert selection.scores is not None, "Selector.select refuses calls without scores"
+    def select(self, selection: Selection) -> list[Span]:
+        assert selection.scores is not None, "a selector that probes gets scores"
         return (self._windows if self._window_tokens else self._blocks)(selection, selection.scores)
 
-    def deviation(self, fresh: "KeysAndValues", stored: "KeysAndValues") -> "torch.Tensor":
+    def score(self, fresh: "KeysAndValues", stored: "KeysAndValues") -> "torch.Tensor":
         compared = (pair for name, *pair in zip("kv", fresh, stored, strict=True) if name in self._signal)
         return cast("torch.Tensor", sum(_squared_distance(new, old) for new, old in compared))
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from blendhub.contracts import RunKey, Store, StoredRun
+from blendhub.contracts.transport import Buffer
 from blendhub.core.errors import InvalidInput, StoreFailed
 from blendhub.core.spans import Span
 from blendhub.system.default_paths import default_disk_store
@@ -47,13 +48,13 @@ class DiskStore(Store):
                 raise failed("read the directory", self._directory.path, error) from error
             raise
 
-    def write_run(self, run: StoredRun) -> list[tuple[RunKey, Span]]:
-        return self._keep((run.key, None), [memoryview(run.tokens), memoryview(run.description)])
+    def save_run(self, run: StoredRun) -> list[tuple[RunKey, Span]]:
+        return self._keep((run.key, None), [run.tokens, run.description])
 
-    def write(self, run: RunKey, span: Span, shards: Sequence[memoryview]) -> list[tuple[RunKey, Span]]:
+    def save(self, run: RunKey, span: Span, shards: Sequence[Buffer]) -> list[tuple[RunKey, Span]]:
         return self._keep((run, span), shards)
 
-    def read(self, run: RunKey, span: Span, into: Sequence[memoryview]) -> bool:
+    def load(self, run: RunKey, span: Span, into: Sequence[memoryview]) -> bool:
         if self._use((run, span), lambda file: file.fill(into)) is None:
             return False
         with self._changed:
@@ -109,7 +110,7 @@ class DiskStore(Store):
                 self._writes_under_way -= 1
                 self._changed.notify_all()
 
-    def _keep(self, entry: Entry, sections: Sequence[memoryview]) -> list[tuple[RunKey, Span]]:
+    def _keep(self, entry: Entry, sections: Sequence[Buffer]) -> list[tuple[RunKey, Span]]:
         header = new_header(*entry, sections)
         nbytes, n_tokens = file_size(header), header.sizes[0] // 4
         with self._writing():

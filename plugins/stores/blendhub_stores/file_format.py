@@ -16,6 +16,7 @@ import msgspec
 import xxhash
 
 from blendhub.contracts import RunKey
+from blendhub.contracts.transport import Buffer
 from blendhub.core.errors import InvalidInput
 from blendhub.core.spans import Span
 from blendhub.system.safe_open import open_own
@@ -49,7 +50,7 @@ class FileHeader(msgspec.Struct, frozen=True, array_like=True):
 _decoder = msgspec.msgpack.Decoder(FileHeader)
 
 
-def new_header(key: RunKey, span: Span | None, sections: Sequence[memoryview]) -> FileHeader:
+def new_header(key: RunKey, span: Span | None, sections: Sequence[Buffer]) -> FileHeader:
     """The header of a file to be written, in its final length, with zeros as checksums."""
     header = FileHeader(key, span, tuple(len(section) for section in sections), (bytes(SUM_BYTES),) * len(sections))
     try:
@@ -68,7 +69,7 @@ def file_size(header: FileHeader) -> int:
     return PREAMBLE.size + len(msgspec.msgpack.encode(header)) + sum(header.sizes)
 
 
-def write(path: str, header: FileHeader, sections: Sequence[memoryview], *, fsync: bool) -> None:
+def write(path: str, header: FileHeader, sections: Sequence[Buffer], *, fsync: bool) -> None:
     """Write a new file. If it raises OSError, the incomplete file stays."""
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
@@ -170,7 +171,7 @@ def _mark_used(fd: int) -> None:
     os.utime(fd, ns=(now, now))
 
 
-def _write_section(fd: int, section: memoryview, at: int) -> bytes:
+def _write_section(fd: int, section: Buffer, at: int) -> bytes:
     checksum = xxhash.xxh3_128()
     for start in range(0, len(section), PIECE):
         piece = section[start : start + PIECE]
@@ -179,7 +180,7 @@ def _write_section(fd: int, section: memoryview, at: int) -> bytes:
     return checksum.digest()
 
 
-def _write_all(fd: int, piece: memoryview, at: int) -> None:
+def _write_all(fd: int, piece: Buffer, at: int) -> None:
     while piece:
         written = os.pwrite(fd, piece, at)
         piece, at = piece[written:], at + written

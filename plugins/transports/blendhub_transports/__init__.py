@@ -18,7 +18,7 @@ def blendhub_transports() -> list[PluginSpec[Transport]]:
     return [
         PluginSpec(
             name="inproc",
-            api=4,
+            api=5,
             summary="requests within one process, passed by reference",
             factory="blendhub_transports.inproc:InprocTransport",
             options=InprocOptions,
@@ -26,7 +26,7 @@ def blendhub_transports() -> list[PluginSpec[Transport]]:
         ),
         PluginSpec(
             name="zmq",
-            api=4,
+            api=5,
             summary="requests between processes of one machine, or between machines with keys",
             factory="blendhub_transports.zmq_transport:ZmqTransport",
             options=ZmqOptions,

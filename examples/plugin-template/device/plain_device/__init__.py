@@ -15,7 +15,7 @@ def blendhub_devices() -> list[PluginSpec[Device]]:
     return [
         PluginSpec(
             name="plain",
-            api=4,
+            api=5,
             summary="copies and rotates KV with nothing but torch, while the engine waits",
             factory="plain_device.device:PlainDevice",
             probe=_needs_torch,

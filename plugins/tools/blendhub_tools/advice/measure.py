@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from blendhub.contracts import Selection, Selector
+from blendhub.contracts import Selection, Selector, checked_picks
 from blendhub.core.errors import BlendHubError, InvalidInput
 from blendhub.core.spans import Span
 from blendhub.framework.host import PluginHost
@@ -39,7 +39,7 @@ def distinct_ratios(host: PluginHost, settings: dict[str, Any], ratios: tuple[fl
     moved = [Span(0, 512), Span(512, 1024)]
     picked: dict[tuple[Span, ...], float] = {}
     for ratio in ratios:
-        picked.setdefault(tuple(selector.select(Selection(moved, ratio))), ratio)
+        picked.setdefault(tuple(checked_picks(selector, Selection(moved, ratio))), ratio)
     return tuple(picked.values())
 
 
