@@ -73,7 +73,6 @@ def test_without_flags_the_defaults_are_printed_with_every_key(capsys):
         ("", ["--store", "disk", "--store-option", "path"], "--store-option 'path' should be KEY=VALUE"),
         ("", ["--endpoint", ""], "the command line.listen[0]: option endpoint = '' is not valid"),
         ("", ["--endpoint", "udp://x"], "not 'udp://x'"),
-        ("", ["--endpoint", "tcp://0.0.0.0:0"], "make them with `blendhub keys`"),
         ('metrics = "here"', [], "metrics = 'here' should be HOST:PORT"),
         ('[store]\nname = "dsk"', [], "did you mean 'disk'?"),
     ],

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import blendhub
-from blendhub.cli import check, conformance, explain, forget, keys, plugins, serve, warm
+from blendhub.cli import check, conformance, explain, forget, plugins, serve, warm
 from blendhub.cli.serve import stop_printing
 from blendhub.core.errors import BlendHubError, PluginError
 from blendhub.framework.builtin_plugins import install_command
@@ -15,7 +15,7 @@ from blendhub.framework.host import PluginHost
 READER_GONE = 141
 """The exit code that shells know for a program whose output nobody reads any more, as behind ``| head``."""
 
-COMMANDS = (serve, explain, forget, check, warm, keys, plugins, conformance)
+COMMANDS = (serve, explain, forget, check, warm, plugins, conformance)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

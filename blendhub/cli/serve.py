@@ -5,9 +5,7 @@ import asyncio
 import contextlib
 import logging
 import os
-import re
 import signal
-import socket
 import sys
 from collections.abc import Coroutine
 from pathlib import Path
@@ -15,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from blendhub.contracts import Transport
 from blendhub.core.errors import OptionError
 from blendhub.framework.host import PluginHost
 from blendhub.framework.options import parse_options
@@ -165,7 +162,7 @@ def _screen(hub: "Hub", host: PluginHost) -> str:
         ("matchers", ", ".join(matchers) or "none; they come with: pip install blendhub-matchers"),
     ]
     shown = "\n".join(f"{name:<10}{value}" for name, value in rows)
-    return f"{shown}\n\n{_how_to_serve_models(hub.endpoints[0], config.listen[0], host)}\n"
+    return f"{shown}\n\n{_how_to_serve_models(hub.endpoints[0], config.listen[0])}\n"
 
 
 def _store(hub: "Hub") -> str:
@@ -178,20 +175,12 @@ def _store(hub: "Hub") -> str:
     return f"{store.name} in {where}, {hub.restored_chunks} chunks restored"
 
 
-def _how_to_serve_models(endpoint: str, listen: Listen, host: PluginHost) -> str:
-    """The command that serves a model with this hub, and which files it needs where."""
-    transport: Transport = host.create("transport", listen.transport, listen.options)
-    options = transport.client_options(endpoint)
-    # A client cannot connect to a wildcard address.
-    endpoint = re.sub(r"//(0\.0\.0\.0|\*|\[::\]):", f"//{socket.gethostname()}:", endpoint)
+def _how_to_serve_models(endpoint: str, listen: Listen) -> str:
+    """The command that serves a model with this hub."""
     settings: dict[str, Any] = {"endpoint": endpoint}
-    if options or listen.transport != DEFAULT_TRANSPORT:
-        settings["transport"] = {"name": listen.transport, "options": options}
-    intro = "serve a model with it:"
-    if options:
-        named = " and ".join(f"{file} ({option})" for option, file in options.items())
-        intro = f"a client needs {named}; copy them to its machine, and name them there:"
-    return f"{intro}\n\n{server_command(transfer_config(settings))}"
+    if listen.transport != DEFAULT_TRANSPORT:
+        settings["transport"] = {"name": listen.transport}
+    return f"serve a model with it:\n\n{server_command(transfer_config(settings))}"
 
 
 def _say(text: str) -> None:

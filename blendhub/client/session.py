@@ -75,7 +75,7 @@ class HubSession:
     def __init__(
         self,
         endpoint: str,
-        transport: str = "zmq",
+        transport: str = "unix",
         options: dict[str, Any] | None = None,
         *,
         host: PluginHost | None = None,

@@ -1,4 +1,4 @@
-"""The contract of a transport: requests one way, replies or typed errors back, always by the deadline."""
+"""The contract of a transport: on one machine, requests one way, replies or typed errors back, all by the deadline."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Sequence
@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 
-from blendhub.core.errors import InvalidInput, ProtocolError, Unsupported
+from blendhub.core.errors import InvalidInput, ProtocolError
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 Peer: TypeAlias = bytes
@@ -59,12 +59,6 @@ class Service(ABC):
         reaches it as ServiceFailed, and the server lives on.
         """
 
-    def met(self, peer: Peer, pid: int) -> None:  # noqa: B027  most services need not know
-        """Called before a peer's first request by a transport that learns from the kernel which process it is.
-
-        ``pid`` is as this process sees it. No peer can choose it.
-        """
-
     def gone(self, peer: Peer) -> None:  # noqa: B027  most services need not know
         """A peer closed its connection or died. A transport that cannot notice this never calls it."""
 
@@ -73,8 +67,8 @@ class Pending(ABC):
     """A request under way."""
 
     @abstractmethod
-    def done(self) -> bool:
-        """Whether ``result`` would return or raise at once. Never blocks; makes progress by being called."""
+    def done(self, within: float = 0.0) -> bool:
+        """Whether ``result`` would return or raise at once. Waits for that, but no longer than ``within`` seconds."""
 
     @abstractmethod
     def result(self) -> Envelope:
@@ -86,24 +80,23 @@ class Connection(ABC):
 
     *Deadlines.* Every request ends by its deadline, with its reply or with a typed error:
     DeadlineExceeded when time ran out, PeerGone when the server died or left meanwhile (as soon as the
-    transport notices, not at the deadline), Busy when the server's or the connection's queue is full,
+    transport notices, not at the deadline) or none is there, Busy when too many requests are under way,
     VersionMismatch when the two sides' codecs differ, ProtocolError for what cannot be a message.
 
     *Order.* Replies may come in any order; each finds its own request.
 
-    *Reconnecting.* After the server went away, the connection tries again by itself, with growing pauses up
-    to a second. Requests that were under way are not sent again; new ones work once the server is back.
+    *Reconnecting.* After the server went away, new requests work as soon as a server is back. Those that were
+    under way are not sent again.
 
     *Threads.* All methods may be called from several threads at once. A forked process makes its own.
     """
 
     @abstractmethod
     def submit(self, request: Envelope, timeout: float) -> Pending:
-        """Send a request without waiting for the reply. ``timeout`` is in seconds from now."""
+        """Send a request, which has ``timeout`` seconds, without waiting for the server.
 
-    def call(self, request: Envelope, timeout: float) -> Envelope:
-        """Send a request and wait for its reply."""
-        return self.submit(request, timeout).result()
+        The buffers of the payload stay as they are until the reply.
+        """
 
     @abstractmethod
     def close(self) -> None:
@@ -114,7 +107,7 @@ class Server(ABC):
     """A service that listens at an endpoint."""
 
     endpoint: str
-    """Where clients connect: the endpoint asked for, with the port that was picked if it was 0."""
+    """Where clients connect."""
 
     refused: int
     """Frames that were answered with an error or dropped because they are not valid requests."""
@@ -124,25 +117,16 @@ class Server(ABC):
         """Stop listening, cancel what is under way, and leave nothing behind (socket files, threads)."""
 
 
-class KeyFiles(msgspec.Struct, frozen=True):
-    """Keys that ``make_keys`` has written, and the options of the transport that use them."""
-
-    files: tuple[Path, ...]
-    server_options: dict[str, str]
-    client_options: dict[str, str]
-
-
 class Transport(ABC):
     """Carries requests between processes, or within one.
 
     *Hostile input.* Whatever bytes arrive, the server lives on: a frame that is malformed, too large, or of
     another version is counted in ``Server.refused`` and answered with a typed error if it says which request it is.
 
-    *Bounds.* A server holds at most a bounded number of requests; one more is answered Busy at once. A peer
-    that does not read its replies loses them, and never blocks others.
+    *Bounds.* A server holds at most a bounded number of requests of a connection; one more is answered Busy at once.
+    A peer that does not read its replies loses them, and never blocks others.
 
-    *Trust.* An endpoint that only this user can reach needs no keys; one that others can reach is refused
-    at ``serve`` unless the transport's options hold keys, with an error that says how to make them.
+    *Trust.* Only processes of this user can reach an endpoint. What stands behind it trusts them.
 
     *Capabilities.* ``one_process``: a server and its clients are in one process.
     """
@@ -162,23 +146,8 @@ class Transport(ABC):
         """A connection to a server, which need not run yet. ``codec`` decodes replies, encodes requests."""
 
     def private_endpoint(self, directory: Path) -> str:
-        """An endpoint that needs no keys. ``directory`` is empty, and only this user can enter it.
+        """An endpoint in ``directory``, which is empty, and which only this user can enter.
 
-        The default is for a transport whose first scheme is followed by a path. One that has only ports answers with a
-        loopback address and port 0.
+        The default is for a transport whose first scheme is followed by a path.
         """
         return f"{self.schemes[0]}{directory}/hub.sock"
-
-    def make_keys(self, directory: Path) -> KeyFiles:
-        """Write keys for a server and its clients into ``directory``; existing files are never overwritten.
-
-        Raises InvalidInput if the files exist or cannot be written. Only transports that reach other machines need it.
-        """
-        raise Unsupported("this transport needs no keys; it does not reach other machines")
-
-    def client_options(self, endpoint: str) -> dict[str, str]:
-        """The options that a client needs to reach the server that this transport, with its options, runs there.
-
-        Files among them are named as ``make_keys`` names them, beside those that this transport's options name.
-        """
-        return {}

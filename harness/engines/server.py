@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from harness.engines.engine import ENVIRONMENT
+from harness.ports import free_port
 
 NAME = "tiny"
 PATIENCE_S = 1200
@@ -36,8 +37,6 @@ class Server:
 
         ``options``: those of the command line, with underscores; True for one that takes no value.
         """
-        from blendhub.testing.transports.base import free_port  # here, as an engine's interpreter may lack BlendHub
-
         self.port = free_port()
         given: dict[str, int | str | bool] = {"model": str(model), "served-model-name": NAME, "dtype": "float32"}
         given |= {"host": "127.0.0.1", "port": self.port, "block-size": 32}

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import IO
 
-from blendhub.testing.transports.base import free_port
+from harness.ports import free_port
 from harness.servers.network import THIS, Machine
 
 CLIENT_TTL_S = 3

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from blendhub.testing.transports.base import free_port
+from harness.ports import free_port
 
 START_S = 60.0
 BINARY = shutil.which("prometheus")

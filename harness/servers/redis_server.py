@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from blendhub.testing.transports.base import free_port
+from harness.ports import free_port
 from harness.servers.network import THIS, Machine
 
 START_S = 20.0

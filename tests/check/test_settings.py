@@ -70,11 +70,11 @@ MISTAKES = [
         f"{WHERE}.matchers[2] needs the option 'name'",
     ),
     (
-        {"hub": {"arena_gb": 1, "store": {"options": {"path": 3}}, "listen": [{"endpoint": "", "transport": "zqm"}]}},
+        {"hub": {"arena_gb": 1, "store": {"options": {"path": 3}}, "listen": [{"endpoint": "", "transport": "unxi"}]}},
         f"{WHERE}.hub has no option 'arena_gb' (did you mean 'arena_gib'?)",
         f"{WHERE}.hub.store: store 'disk': option path = 3 is not valid",
         f"{WHERE}.hub.listen[0]: option endpoint = '' is not valid",
-        f"{WHERE}.hub.listen[0]: no transport 'zqm' (did you mean 'zmq'?)",
+        f"{WHERE}.hub.listen[0]: no transport 'unxi' (did you mean 'unix'?)",
     ),
 ]
 

@@ -34,7 +34,7 @@ class Answered(Pending):
     def __init__(self, outcome: Envelope | BlendHubError) -> None:
         self._outcome = outcome
 
-    def done(self) -> bool:
+    def done(self, within: float = 0.0) -> bool:
         return True
 
     def result(self) -> Envelope:

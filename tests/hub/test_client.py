@@ -2,7 +2,7 @@
 
 import pytest
 from blendhub_transports.inproc import InprocTransport
-from blendhub_transports.options import InprocOptions
+from blendhub_transports.options import TransportOptions
 
 from blendhub.client import wire
 from blendhub.client.arena_view import ArenaName
@@ -24,7 +24,7 @@ ENDPOINT = "inproc://a-client-test"
 
 @pytest.fixture
 def served(hub):
-    running = Running(InprocTransport(InprocOptions()), ENDPOINT, hub.service)
+    running = Running(InprocTransport(TransportOptions()), ENDPOINT, hub.service)
     yield hub, running
     running.stop()
 

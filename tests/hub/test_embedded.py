@@ -6,7 +6,6 @@ import threading
 from pathlib import Path
 
 import pytest
-from blendhub_transports.keys import make_keys
 
 from blendhub.client.arena_view import SHM
 from blendhub.client.hub_client import HubClient
@@ -74,12 +73,10 @@ def test_an_arena_that_does_not_fit_stops_the_start_with_the_size_that_would(whe
 
 
 @pytest.mark.parametrize("where", ["thread", "process"])
-def test_the_owner_reaches_its_hub_whatever_the_endpoints_for_others_need(where, tmp_path):
-    """An endpoint for others may have keys and another transport; the owner has one by the transport it names."""
-    keys = make_keys(tmp_path / "keys")
-    listen = (Listen(endpoint="tcp://127.0.0.1:0", options=keys.server_options),)
+def test_the_owner_reaches_its_hub_whatever_the_endpoints_for_others(where, tmp_path):
+    listen = (Listen(endpoint=f"ipc://{tmp_path}/others"),)
     config = HubConfig(arena_gib=0.01, metrics="", listen=listen)
-    chosen = PluginChoice("zmq", {"linger_s": 1.0})
+    chosen = PluginChoice("unix", {"max_pending": 9})
     with embedded_hub(config, where, transport=chosen) as hub, HubClient(hub.endpoint) as outside, hub.connect() as one:
         one.register("e", namespace(), rank=0)
         outside.register("f", namespace(), rank=0)
@@ -92,17 +89,17 @@ TEMPLATES = Path("examples/plugin-template")
 @pytest.fixture
 def strangers(site):
     """A host with a stranger's matcher and transport, and with no plugin of this repository."""
-    for module in ("matcher/ngram_matcher", "transport/unix_transport"):
+    for module in ("matcher/ngram_matcher", "transport/streams_transport"):
         site.install(module.replace("/", "-"), (TEMPLATES / f"{module}.py").read_text(), module=Path(module).name)
     return site.host()
 
 
 def test_a_hub_needs_no_plugin_but_those_that_are_chosen(strangers):
-    choice = PluginChoice("unix")
+    choice = PluginChoice("streams")
     with (
         embedded_hub(HubConfig(arena_gib=0.01, metrics=""), "thread", strangers, choice) as hub,
         hub.connect() as inside,
-        HubClient(hub.endpoint, "unix", host=strangers) as outside,
+        HubClient(hub.endpoint, "streams", host=strangers) as outside,
     ):
         inside.register("e", namespace(matchers=(PluginChoice("ngram"),)), rank=0)
         outside.register("f", namespace(matchers=(PluginChoice("ngram"),)), rank=0)

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from blendhub.testing.transports.base import free_port
 from harness.engines.engine import ONE_THREAD, transfer_config
 from harness.engines.server import NAME, Server
 from harness.engines.tiny_model import make_tiny_model
+from harness.ports import free_port
 from tests.vllm.conftest import Texts
 
 pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(900)]

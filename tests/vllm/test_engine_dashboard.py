@@ -11,9 +11,9 @@ import urllib.request
 
 import pytest
 
-from blendhub.testing.transports.base import free_port
 from harness.engines import Server
 from harness.engines.engine import transfer_config
+from harness.ports import free_port
 from harness.servers.mooncake_cluster import wait_until
 from harness.servers.prometheus import Prometheus, needs_prometheus
 from harness.servers.redis_server import RedisServer, needs_redis

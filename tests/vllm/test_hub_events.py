@@ -36,7 +36,7 @@ def hub(tmp_path):
 @pytest.fixture
 def executor(hub):
     executor = HubExecutor(
-        HubPlace(HubAddress(hub.endpoint, PluginChoice("zmq")), HOME), "engine", 0, PluginHost.discover()
+        HubPlace(HubAddress(hub.endpoint, PluginChoice("unix")), HOME), "engine", 0, PluginHost.discover()
     )
     executor.reach()
     yield executor

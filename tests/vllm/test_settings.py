@@ -36,7 +36,7 @@ def test_what_is_written_is_taken():
     settings = read(
         {
             "endpoint": "ipc:///x/hub.sock",
-            "transport": {"name": "zmq", "options": {"linger_s": 1.0}},
+            "transport": {"name": "unix", "options": {"max_pending": 9}},
             "matchers": [{"name": "prefix"}, {"name": "separator", "options": {"separator": [5]}}],
             "device": {"name": "cpu"},
             "selector": {"name": "first_k", "options": {"k": 8}},
@@ -46,7 +46,7 @@ def test_what_is_written_is_taken():
             "store": False,
         }
     )
-    assert settings.transport.options == {"linger_s": 1.0}
+    assert settings.transport.options == {"max_pending": 9}
     assert [matcher.name for matcher in settings.matchers] == ["prefix", "separator"]
     assert settings.selector == PluginChoice(name="first_k", options={"k": 8})
     assert (settings.mode, settings.recompute_ratio, settings.store) == ("exact", 0.5, False)
@@ -86,11 +86,11 @@ def test_a_value_that_does_not_fit_is_named(given, complaint):
 @pytest.mark.parametrize(
     "given, complaint",
     [
-        ({"transport": {"name": "tcp"}}, "no transport 'tcp'; installed: inproc, zmq"),
+        ({"transport": {"name": "tcp"}}, "no transport 'tcp'; installed: inproc, unix"),
         ({"matchers": [{"name": "prefix"}, {"name": "prefixes"}]}, "no matcher 'prefixes' (did you mean 'prefix'?)"),
         ({"hub": {"store": {"name": "disc"}}}, "no store 'disc' (did you mean 'disk'?); installed: disk"),
         ({"selector": {"name": "first_k", "options": {"n": 1}}}, "selector 'first_k' has no option 'n'; its options"),
-        ({"transport": {"name": "zmq", "options": {"linger_s": -1}}}, "transport 'zmq': option linger_s = -1"),
+        ({"transport": {"name": "unix", "options": {"max_pending": -1}}}, "transport 'unix': option max_pending = -1"),
         ({"device": {"name": "cpu", "options": {"speed": 9}}}, "device 'cpu' has no option 'speed'"),
         ({"policy": {"min_reused": 3}}, "policy has no option 'min_reused'"),
         ({"selector": {"nam": "hkvd"}}, "selector has no option 'nam'"),
@@ -223,10 +223,10 @@ def test_an_embedded_hub_shares_the_process_only_of_an_engine_that_computes_ther
     "given, is_one_process, chosen",
     [
         ({}, True, "inproc"),
-        ({}, False, "zmq"),
-        ({"hub": {"embedded": "process"}}, True, "zmq"),
-        ({"endpoint": "ipc:///x"}, True, "zmq"),
-        ({"transport": {"name": "zmq", "options": {"linger_s": 1.0}}}, True, "zmq"),
+        ({}, False, "unix"),
+        ({"hub": {"embedded": "process"}}, True, "unix"),
+        ({"endpoint": "ipc:///x"}, True, "unix"),
+        ({"transport": {"name": "unix", "options": {"max_pending": 9}}}, True, "unix"),
         ({"transport": {"name": "inproc"}}, True, "inproc"),
         ({"transport": {"name": "inproc"}}, False, None),
         ({"transport": {"name": "inproc"}, "hub": {"embedded": "process"}}, True, None),

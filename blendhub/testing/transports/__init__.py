@@ -2,9 +2,8 @@
 
 from blendhub.testing.transports.answering import AnsweringTests
 from blendhub.testing.transports.ending import EndingTests
-from blendhub.testing.transports.keys import KeyTests
 from blendhub.testing.transports.limits import HostileTests, LimitTests
 
 
-class TransportSuite(AnsweringTests, LimitTests, EndingTests, HostileTests, KeyTests):
-    """Subclass it as ``class TestMine(TransportSuite)`` with ``create`` and ``endpoint``."""
+class TransportSuite(AnsweringTests, LimitTests, EndingTests, HostileTests):
+    """Subclass it as ``class TestMine(TransportSuite)`` with ``create``."""

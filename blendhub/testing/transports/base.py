@@ -1,10 +1,10 @@
 """What all parts of the transport suite share: a service, its messages, and a server that runs in a thread."""
 
 import asyncio
-import socket
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeAlias
 
@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from blendhub.contracts import Codec, Connection, Envelope, Pending, Server, Service, Transport
-from blendhub.contracts.transport import Peer
+from blendhub.contracts.transport import Buffer, Peer
 from blendhub.core import errors
 from blendhub.framework.host import PluginHost
 
@@ -35,10 +35,6 @@ class EchoReply(msgspec.Struct, frozen=True, tag=True):
     text: str
 
 
-def service_codec(version: int = 1) -> Codec:
-    return Codec(EchoRequest, version=version)
-
-
 def client_codec(version: int = 1) -> Codec:
     return Codec(EchoReply, version=version)
 
@@ -47,42 +43,40 @@ class EchoService(Service):
     """Replies with the text and the payload of the request."""
 
     def __init__(self, version: int = 1) -> None:
-        self.codec = service_codec(version)
+        self.codec = Codec(EchoRequest, version=version)
         self.started = 0
+        self.peers: list[Peer] = []
+        """The peer of each request."""
         self.peers_gone: list[Peer] = []
 
     def handle(self, peer: Peer, request: Envelope) -> Envelope | Awaitable[Envelope]:
         self.started += 1
+        self.peers.append(peer)
         ask = request.message
         assert isinstance(ask, EchoRequest)
         if ask.fail:
             raise getattr(errors, ask.fail, RuntimeError)(f"asked to fail: {ask.text}")
         reply = Envelope(EchoReply(ask.text), request.payload)
-        return self._later(ask.seconds, reply) if ask.seconds else reply
+        return asyncio.sleep(ask.seconds, reply) if ask.seconds else reply
 
     def gone(self, peer: Peer) -> None:
         self.peers_gone.append(peer)
-
-    async def _later(self, seconds: float, reply: Envelope) -> Envelope:
-        await asyncio.sleep(seconds)
-        return reply
 
 
 class Running:
     """A server, and the event loop that it runs on in a thread."""
 
-    def __init__(self, transport: Transport, endpoint: str, service: Service) -> None:
+    def __init__(self, transport: Transport, endpoint: str, service: EchoService) -> None:
         self.service = service
         self.loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
         self._thread.start()
-        self.server: Server | None = None
         try:
-            self.server = self.run(transport.serve(endpoint, service))
-            self.endpoint = self.server.endpoint
+            self.server: Server = self.run(transport.serve(endpoint, service))
         except BaseException:
-            self.stop()
+            self._end_loop()
             raise
+        self.endpoint = self.server.endpoint
 
     def run(self, work: Any) -> Any:
         async def wait() -> Any:
@@ -91,10 +85,11 @@ class Running:
         return asyncio.run_coroutine_threadsafe(wait(), self.loop).result(LONG)
 
     def stop(self) -> None:
-        if self.loop.is_closed():
-            return
-        if self.server:
+        if not self.loop.is_closed():
             self.run(self.server.close())
+            self._end_loop()
+
+    def _end_loop(self) -> None:
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join()
         self.loop.close()
@@ -109,8 +104,10 @@ class TransportTests(ABC):
 
     contract: ClassVar[type] = Transport
 
-    max_pending: ClassVar[int] = 4096
-    """Requests that one server holds before it answers Busy; give the transport that limit in ``create``."""
+    max_pending: ClassVar[int] = 1024
+    """Requests of a connection that one server holds before it answers Busy; give the transport that limit in
+    ``create``.
+    """
 
     capabilities: ClassVar[tuple[str, ...]] = ()
     """What its ``PluginSpec`` says; see :class:`blendhub.contracts.Transport`."""
@@ -121,8 +118,7 @@ class TransportTests(ABC):
 
     def endpoint(self, path: Path) -> str:
         """An endpoint without a server; ``path`` is a directory that only this test uses."""
-        endpoint = self.create().private_endpoint(path)
-        return f"{endpoint.removesuffix(':0')}:{free_port()}" if endpoint.endswith(":0") else endpoint
+        return self.create().private_endpoint(path)
 
     @classmethod
     def of_installed(cls, host: PluginHost, name: str, options: Mapping[str, Any]) -> type[Self]:
@@ -135,7 +131,7 @@ class TransportTests(ABC):
         }
         return type("TestInstalledTransport", (cls,), attributes)
 
-    def send_raw(self, endpoint: str, frames: list[bytes]) -> None:
+    def send_raw(self, endpoint: str, data: bytes) -> None:
         """Send bytes to a server that no client of this transport would send; override it where that can be done."""
         pytest.skip("this suite does not override send_raw, so it cannot send raw bytes over this transport")
 
@@ -147,28 +143,26 @@ class TransportTests(ABC):
     @pytest.fixture
     def serve(self, path: Path) -> Iterator[Serve]:
         """Starts servers that are stopped at the end."""
-        running: list[Running] = []
+        with ExitStack() as opened:
 
-        def start(service: Service | None = None, endpoint: str | None = None) -> Running:
-            running.append(Running(self.create(), endpoint or self.endpoint(path), service or EchoService()))
-            return running[-1]
+            def start(service: EchoService | None = None, endpoint: str | None = None) -> Running:
+                server = Running(self.create(), endpoint or self.endpoint(path), service or EchoService())
+                opened.callback(server.stop)
+                return server
 
-        yield start
-        for one in running:
-            one.stop()
+            yield start
 
     @pytest.fixture
     def connect(self) -> Iterator[Connect]:
         """Makes connections that are closed at the end."""
-        made: list[Connection] = []
+        with ExitStack() as opened:
 
-        def to(endpoint: str, version: int = 1) -> Connection:
-            made.append(self.create().connect(endpoint, client_codec(version)))
-            return made[-1]
+            def to(endpoint: str, version: int = 1) -> Connection:
+                connection: Connection = self.create().connect(endpoint, client_codec(version))
+                opened.callback(connection.close)
+                return connection
 
-        yield to
-        for one in made:
-            one.close()
+            yield to
 
     @pytest.fixture
     def server(self, serve: Serve) -> Running:
@@ -179,19 +173,17 @@ class TransportTests(ABC):
         return connect(server.endpoint)
 
 
-def check_echo(connection: Connection, text: str, timeout: float = LONG) -> None:
-    """Fails unless the server answers with the same text."""
-    assert connection.call(Envelope(EchoRequest(text)), timeout).message == EchoReply(text)
+def submit(
+    connection: Connection, text: str = "", payload: Sequence[Buffer] = (), *, timeout: float = LONG, **about: Any
+) -> Pending:
+    return connection.submit(Envelope(EchoRequest(text, **about), payload), timeout)
 
 
 def submit_slow(connection: Connection, timeout: float = LONG) -> Pending:
     """A request that its server answers late."""
-    return connection.submit(Envelope(EchoRequest("slow", seconds=LONG)), timeout)
+    return submit(connection, "slow", seconds=LONG, timeout=timeout)
 
 
-def free_port() -> int:
-    """A TCP port of the loopback interface that is free now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+def check_echo(connection: Connection, text: str, timeout: float = LONG) -> None:
+    """Fails unless the server answers with the same text."""
+    assert submit(connection, text, timeout=timeout).result().message == EchoReply(text)

@@ -9,7 +9,7 @@ from blendhub_fleet.directory import open_store
 from blendhub_fleet.options import DirectoryOptions
 
 from blendhub.core.errors import OptionError, StoreFailed
-from blendhub.testing.transports.base import free_port
+from harness.ports import free_port
 from harness.servers.redis_server import RedisServer, needs_redis
 
 pytestmark = needs_redis

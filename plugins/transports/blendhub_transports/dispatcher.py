@@ -1,8 +1,9 @@
-"""Runs a server's requests: a bounded number at once, none past its deadline, each answered once."""
+"""Runs a server's requests: a bounded number of each connection, none past its deadline, each answered once."""
 
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
 
@@ -11,14 +12,17 @@ from blendhub.core.errors import BlendHubError, Busy, DeadlineExceeded, PeerGone
 
 log = logging.getLogger("blendhub.transports")
 
-Reply: TypeAlias = Callable[[Envelope | BlendHubError], None]
+Outcome: TypeAlias = Envelope | BlendHubError
+Reply: TypeAlias = Callable[[Outcome], None]
 """Sends the outcome of a request to its caller."""
 
+LONGEST_S = 30 * 86400.0
 GRACE_S = 1.0
 """How long a closing server waits for cancelled requests to unwind."""
 
 
 class _Running(NamedTuple):
+    peer: Peer
     request: Envelope
     deadline: float
     reply: Reply
@@ -34,37 +38,34 @@ class Dispatcher:
         self._endpoint = endpoint
         self._loop = asyncio.get_running_loop()
         self._running: dict[asyncio.Future[Any], _Running] = {}
+        self._pending: Counter[Peer] = Counter()
+        """How many requests of each connection are running."""
 
-    def dispatch(self, peer: Peer, request: Envelope, remaining: float, reply: Reply) -> None:
-        """Have ``request`` handled and replied to, now or later, within ``remaining`` seconds."""
-        if remaining <= 0:
+    def dispatch(self, peer: Peer, request: Envelope, deadline: float, reply: Reply) -> None:
+        """Have ``request`` handled and replied to, now or later, by a deadline on the clock ``time.monotonic``."""
+        remaining = min(deadline - time.monotonic(), LONGEST_S)
+        if not remaining > 0:  # or no number at all
             return reply(DeadlineExceeded(f"{self._endpoint}: the deadline passed in the queue; not started"))
-        if len(self._running) >= self._max_pending:
-            limit = f"{self._max_pending} requests under way, as many as max_pending allows"
-            return reply(Busy(f"{self._endpoint} has {limit}; try again later"))
+        if self._pending[peer] >= self._max_pending:
+            return reply(
+                Busy(
+                    f"{self._endpoint} has {self._max_pending} requests of this connection under way, as many as "
+                    "max_pending allows; try again later"
+                )
+            )
         try:
             outcome = self._service.handle(peer, request)
-            if not isinstance(outcome, Envelope):
-                outcome = asyncio.ensure_future(outcome)
+            if isinstance(outcome, Envelope):
+                return reply(outcome)
+            task = asyncio.ensure_future(outcome)
         except Exception as error:
             return reply(self._reportable(error, request))
-        if isinstance(outcome, Envelope):
-            return reply(outcome)
-        task = outcome
-        # Read before the timer is set, which would otherwise go off before the deadline.
-        deadline = time.monotonic() + remaining
         # Without a timer a request that never ends would hold its place for good.
         timer = self._loop.call_later(remaining, task.cancel)
-        self._running[task] = _Running(request, deadline, reply, timer)
+        self._running[task] = _Running(peer, request, deadline, reply, timer)
+        self._pending[peer] += 1
         task.add_done_callback(self._finished)
         return None
-
-    def peer_met(self, peer: Peer, pid: int) -> None:
-        """Report to the service which process a new peer is."""
-        try:
-            self._service.met(peer, pid)
-        except Exception:
-            log.exception("%s: Service.met failed", self._endpoint)
 
     def peer_gone(self, peer: Peer) -> None:
         """Report to the service that a peer left."""
@@ -85,19 +86,22 @@ class Dispatcher:
 
     def _finished(self, task: "asyncio.Future[Any]") -> None:
         running = self._running.pop(task, None)
-        if running is not None:
-            running.timer.cancel()
-            running.reply(self._outcome(task, running))
-        elif not task.cancelled():  # close() replied; asyncio logs an exception that was never retrieved
-            task.exception()
+        if running is None:  # close() replied; asyncio logs an exception that was never retrieved
+            if not task.cancelled():
+                task.exception()
+            return
+        running.timer.cancel()
+        self._pending[running.peer] -= 1
+        if not self._pending[running.peer]:
+            del self._pending[running.peer]
+        running.reply(self._outcome(task, running))
 
-    def _outcome(self, task: "asyncio.Future[Any]", running: _Running) -> Envelope | BlendHubError:
+    def _outcome(self, task: "asyncio.Future[Any]", running: _Running) -> Outcome:
         """The result that the caller of a finished request gets."""
         if task.cancelled():
             if time.monotonic() >= running.deadline:
                 return DeadlineExceeded(f"{self._endpoint}: the request was cancelled at its deadline")
-            sentence = f"{self._endpoint}: the request was cancelled by the service"
-            return service_failure(asyncio.CancelledError(sentence))
+            return service_failure(asyncio.CancelledError("the request was cancelled by the service"))
         if error := task.exception():
             return self._reportable(error, running.request)
         result = task.result()

@@ -1,70 +1,64 @@
-"""The bytes of the zmq transport: a fixed header with the message behind it, then the payload's frames.
+"""The bytes of the transport ``unix``: a fixed header, then the sizes of the parts, then the parts.
 
-The header's first fields, up to the request's number, and the body of an error are the same in every version, so that
-two sides of different versions can still name their versions to each other.
+The first part is the message, the others are the buffers of its payload. The header is the same in every version, so
+that two sides of different versions can still name their versions to each other.
 """
 
 import inspect
 import struct
-import sys
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
 import msgspec
-import zmq
 
-from blendhub.contracts.transport import Buffer
+from blendhub.contracts.transport import Buffer, Codec, Envelope
 from blendhub.core import errors
 from blendhub.core.errors import BlendHubError, InvalidInput, ProtocolError, ServiceFailed, VersionMismatch
 
 MAGIC: Final = b"BH"
-PROTOCOL: Final = 2
+PROTOCOL: Final = 3
 """The version of these frames; the messages inside have their own, the codec's."""
 
 REQUEST: Final = 0
 REPLY: Final = 1
 ERROR: Final = 2
 
-MOST_PAYLOAD_FRAMES: Final = 1024
-"""The most buffers that travel beside one message."""
-
-MORE: Final = int(zmq.SNDMORE | zmq.NOBLOCK)
-LAST: Final = int(zmq.NOBLOCK)
-
-COPY_BELOW: Final = 2**20
-"""Smaller buffers are copied: that costs less than ZeroMQ's bookkeeping for a buffer that it has to return."""
-
+MOST_BYTES: Final = 2**26 + 2**20
+"""The most that may follow a header: the largest prompt that a hub takes, 2**24 tokens, and what is said of it."""
 LONGEST_SENTENCE: Final = 4000
 
 _ERRORS: Final[Mapping[str, type[BlendHubError]]] = MappingProxyType(
     {name: kind for name, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, BlendHubError)}
 )
 _error_decoder: Final = msgspec.msgpack.Decoder(tuple[str, str])
-
-_HEADER: Final = struct.Struct("<2sHHBxQId")
+_HEADER: Final = struct.Struct("<2sHHBxHQdQ")
 HEADER_BYTES: Final = _HEADER.size
 
 
-class FrameHeader(NamedTuple):
+class Header(NamedTuple):
     magic: bytes
     protocol: int
     codec: int
     kind: int
+    n_parts: int
     number: int
     """Given to a request by its connection, and repeated in the answer."""
-    timeout_ms: int
-    """How long the caller will wait; 0 in answers."""
-    sent: float
-    """The sender's clock (seconds since 1970) when the request left; 0 in answers."""
+    deadline: float
+    """When the caller stops waiting, on the clock ``time.monotonic`` that a machine's processes share; 0 in answers."""
+    size: int
+    """How many bytes follow."""
 
 
-def request(codec: int, number: int, message: bytes, timeout_ms: int, sent: float) -> bytes:
-    return _HEADER.pack(MAGIC, PROTOCOL, codec, REQUEST, number, timeout_ms, sent) + message
-
-
-def answer(codec: int, number: int, kind: int, message: bytes) -> bytes:
-    return _HEADER.pack(MAGIC, PROTOCOL, codec, kind, number, 0, 0.0) + message
+def encode(codec: int, kind: int, number: int, deadline: float, parts: Sequence[Buffer]) -> list[Buffer]:
+    """The buffers of a frame, whose parts are not copied, except the first one."""
+    views = list(map(_flat, parts))
+    sizes = [view.nbytes for view in views]
+    size = sum(sizes) + 8 * len(sizes)
+    if size > MOST_BYTES:
+        raise ProtocolError(f"a message of {size:,} bytes; at most {MOST_BYTES:,} are sent")
+    header = _HEADER.pack(MAGIC, PROTOCOL, codec, kind, len(parts), number, deadline, size)
+    return [header + struct.pack(f"<{len(sizes)}Q", *sizes) + views[0], *views[1:]]
 
 
 def encode_error(error: BlendHubError) -> bytes:
@@ -75,7 +69,44 @@ def encode_error(error: BlendHubError) -> bytes:
     return msgspec.msgpack.encode((name, str(error)[:LONGEST_SENTENCE]))
 
 
-def decode_error(body: memoryview) -> BlendHubError:
+def read_header(frame: Buffer) -> Header:
+    """The header of a frame; raises ProtocolError if these bytes never were one."""
+    header = Header._make(_HEADER.unpack_from(frame))
+    if header.magic != MAGIC:
+        raise ProtocolError(f"a frame begins with {header.magic!r}, expected {MAGIC!r}: the sender is not BlendHub")
+    return header
+
+
+def check(header: Header, codec: int, *, reader: str, writer: str) -> None:
+    """Raise an error unless ``writer``, which sent this header, has the versions of ``reader``, and sends no more than
+    one may.
+    """
+    if (header.protocol, header.codec) != (PROTOCOL, codec):
+        raise VersionMismatch(
+            f"{writer} speaks version {header.protocol}.{header.codec} (protocol.messages), {reader} speaks "
+            f"{PROTOCOL}.{codec}; install the same BlendHub on both sides"
+        )
+    if header.size > MOST_BYTES:
+        raise ProtocolError(f"a message of {header.size:,} bytes; at most {MOST_BYTES:,} are taken")
+
+
+def decode(header: Header, body: memoryview, codec: Codec) -> Envelope:
+    """The message behind a header, and its payload; raises ProtocolError, or the error that the message is."""
+    at = 8 * header.n_parts
+    if not header.n_parts or at > len(body):
+        raise ProtocolError(f"a frame of {len(body)} bytes cannot have {header.n_parts} parts")
+    parts = []
+    for size in struct.unpack_from(f"<{header.n_parts}Q", body):
+        parts.append(body[at : at + size])
+        at += size
+    if at != len(body):
+        raise ProtocolError(f"the parts of a frame have {at} bytes, and the frame has {len(body)}")
+    if header.kind == ERROR:
+        raise _decode_error(parts[0])
+    return Envelope(codec.decode(parts[0]), parts[1:])
+
+
+def _decode_error(body: memoryview) -> BlendHubError:
     """The error in these bytes; only classes of :mod:`blendhub.core.errors` are created from a name."""
     try:
         name, sentence = _error_decoder.decode(body)
@@ -84,75 +115,8 @@ def decode_error(body: memoryview) -> BlendHubError:
     return _ERRORS.get(name, ServiceFailed)(sentence)
 
 
-def read_header(frame: memoryview) -> FrameHeader:
-    """The header of a frame; raises ProtocolError if these bytes never were one."""
-    if len(frame) < HEADER_BYTES:
-        raise ProtocolError(f"{len(frame)} bytes are less than a header, which has {HEADER_BYTES}")
-    header = FrameHeader._make(_HEADER.unpack_from(frame))
-    if header.magic != MAGIC:
-        raise ProtocolError(f"a frame begins with {header.magic!r}, expected {MAGIC!r}: the sender is not BlendHub")
-    return header
-
-
-def message(frame: memoryview) -> memoryview:
-    """The message behind the header."""
-    return frame[HEADER_BYTES:]
-
-
-def check_versions(header: FrameHeader, codec: int, reader: str, writer: str) -> None:
-    """Raise VersionMismatch unless ``writer``, which sent this header, has the versions of ``reader``."""
-    if header.protocol == PROTOCOL and header.codec == codec:
-        return
-    raise VersionMismatch(
-        f"{writer} speaks version {header.protocol}.{header.codec} (protocol.messages), {reader} speaks "
-        f"{PROTOCOL}.{codec}; install the same BlendHub on both sides"
-    )
-
-
-def check_frames(frame: Buffer, payload: Sequence[memoryview], max_frame_bytes: int) -> None:
-    """Raise ProtocolError if a message of these frames is more than is allowed."""
-    if not payload and len(frame) <= max_frame_bytes:
-        return
-    if len(payload) > MOST_PAYLOAD_FRAMES:
-        raise ProtocolError(f"a payload of more than {MOST_PAYLOAD_FRAMES} frames")
-    largest = max((view.nbytes for view in payload), default=0)
-    if max(len(frame), largest) > max_frame_bytes:
-        raise ProtocolError(
-            f"a frame of {max(len(frame), largest)} bytes, more than max_frame_bytes = {max_frame_bytes}"
-        )
-
-
-def check_sendable(frame: bytes, payload: Sequence[Buffer], max_frame_bytes: int) -> None:
-    """Raise InvalidInput for a payload that is not contiguous buffers, ProtocolError for one above the limits."""
-    views = []
-    for buffer in payload:
-        try:
-            view = memoryview(buffer)
-        except TypeError:
-            raise InvalidInput(f"a payload holds bytes-like buffers, got a {type(buffer).__name__}") from None
-        if not view.contiguous:
-            raise InvalidInput("a payload's buffers must be contiguous; copy this one first")
-        views.append(view)
-    check_frames(frame, views, max_frame_bytes)
-
-
-def send(socket: "zmq.Socket[bytes]", frame: bytes, payload: Sequence[Buffer]) -> None:
-    """Send a message with its payload; raises zmq.Again, with nothing sent, if the queue is full."""
-    last = len(payload)
-    for at, buffer in enumerate((frame, *payload)):
-        flags = LAST if at == last else MORE
-        socket.send(buffer, flags, copy=memoryview(buffer).nbytes < COPY_BELOW)
-
-
-def receive(socket: "zmq.Socket[bytes]", most: int = sys.maxsize) -> tuple[zmq.Frame, list[memoryview]]:
-    """The next frame, and the payload behind it. At most one payload frame more than ``most`` is kept.
-
-    Frames are not copied; such a frame also knows whether another one follows.
-    """
-    first = part = socket.recv(LAST, copy=False)
-    payload: list[memoryview] = []
-    while part.more:
-        part = socket.recv(LAST, copy=False)
-        if len(payload) <= most:
-            payload.append(part.buffer)
-    return first, payload
+def _flat(buffer: Buffer) -> memoryview:
+    try:
+        return memoryview(buffer).cast("B")
+    except TypeError as error:
+        raise InvalidInput(f"a payload holds buffers whose bytes are contiguous: {error}") from None

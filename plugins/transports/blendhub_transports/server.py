@@ -1,168 +1,145 @@
-"""The server of the zmq transport: one ROUTER socket, read on the caller's event loop."""
+"""The server of the transport ``unix``, on the caller's event loop."""
 
 import asyncio
+import itertools
 import logging
+import secrets
 import time
-from collections.abc import Sequence
 from functools import partial
 
-import zmq
-
-from blendhub.contracts.transport import Buffer, Envelope, Peer, Server, Service
-from blendhub.core.errors import BlendHubError, ProtocolError
+from blendhub.contracts.transport import Envelope, Peer, Server, Service
+from blendhub.core.errors import BlendHubError, ProtocolError, VersionMismatch
 from blendhub_transports import frames
-from blendhub_transports.admission import AcceptGate, ConnectionLimit
-from blendhub_transports.dispatcher import Dispatcher, service_failure
-from blendhub_transports.endpoints import parse_endpoint
-from blendhub_transports.listener import Listener
-from blendhub_transports.options import ZmqOptions
-from blendhub_transports.peer_table import PeerTable
-from blendhub_transports.sockets import (
-    ACCEPT_FAILED,
-    ACCEPTED,
-    DISCONNECTED,
-    HANDSHAKE_REFUSED,
-    Receiver,
-    pid_of_peer,
-    read_monitor_event,
-    readable,
-)
+from blendhub_transports.dispatcher import Dispatcher, Outcome, service_failure
+from blendhub_transports.socket_file import SocketFile
 
 log = logging.getLogger("blendhub.transports")
 
+MOST_UNREAD = 2**26
+"""Bytes of replies that wait for a client that does not read them. It loses those beyond."""
 
-class ZmqServer(Server):
-    """Reads requests from the listener's ROUTER, has them dispatched, and writes the replies."""
+LINGER_S = 0.2
+"""How long a closing server waits until its last replies are read."""
 
-    def __init__(self, listener: Listener, service: Service, options: ZmqOptions, *, shares_clock: bool) -> None:
-        """``shares_clock``: no client can be on another machine."""
-        self.endpoint = listener.endpoint
+
+async def serve(endpoint: str, path: str, service: Service, max_pending: int) -> "UnixServer":
+    """Listen at a socket file, which is private before the first connection is possible."""
+    server = UnixServer(endpoint, service, max_pending, SocketFile(path))
+    await server.listen()
+    return server
+
+
+class UnixServer(Server):
+    def __init__(self, endpoint: str, service: Service, max_pending: int, file: SocketFile) -> None:
+        self.endpoint = endpoint
         self.refused = 0
-        self._listener = listener
-        self._router = listener.router
-        self._codec = service.codec
-        self._options = options
-        self._shares_clock = shares_clock
-        self._dispatcher = Dispatcher(service, options.max_pending, listener.endpoint)
-        self._peers = PeerTable()
-        where = parse_endpoint(listener.endpoint)
-        self._admission = ConnectionLimit(where, options.max_connections)
-        self._gate = AcceptGate(where)
-        self._events = Receiver(listener.monitor, self._read_monitor_event, self._schedule_departures)
-        self._requests = Receiver(listener.router, self._read_request, self._report_departures)
-        self._closing: asyncio.Future[None] | None = None
+        self.codec = service.codec
+        self.dispatcher = Dispatcher(service, max_pending, endpoint)
+        self.connections: set[_ServedConnection] = set()
+        self._file = file
+        # A service may have several servers: no two of them name a peer alike.
+        self._name = secrets.token_bytes(8)
+        self._numbers = itertools.count(1)
+
+    async def listen(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._listener = await loop.create_unix_server(self._new_connection, sock=self._file.socket)
+
+    def _new_connection(self) -> "_ServedConnection":
+        return _ServedConnection(self, self._name + next(self._numbers).to_bytes(8, "big"))
 
     async def close(self) -> None:
-        if self._closing is None:
-            self._closing = asyncio.ensure_future(self._close())
-        await asyncio.shield(self._closing)
+        self._listener.close()
+        self._file.remove()
+        for connection in self.connections:
+            connection.transport.pause_reading()
+        await self.dispatcher.close()
+        for connection in self.connections:
+            connection.transport.close()  # when what was written is sent
+        until = time.monotonic() + LINGER_S
+        while self.connections and time.monotonic() < until:
+            await asyncio.sleep(0.001)
+        for connection in self.connections:
+            connection.transport.abort()
 
-    async def _close(self) -> None:
-        # In this order: a closing server reads no more requests, but its last replies still leave.
-        self._requests.close()
-        self._events.close()
-        self._gate.close()
-        await self._dispatcher.close()
-        await self._listener.close()
-
-    # Requests and replies.
-
-    def _read_request(self) -> None:
-        routing_id = self._router.recv(frames.LAST)
-        first, payload = frames.receive(self._router, frames.MOST_PAYLOAD_FRAMES)
-        peer = self._peers.find(routing_id) or self._add_peer(routing_id, first)
-        try:
-            header = frames.read_header(first.buffer)
-            if header.kind != frames.REQUEST:
-                raise ProtocolError(f"a frame of kind {header.kind} is not a request")
-        except ProtocolError as error:
-            # Without a header there is no request number to answer to.
-            self._refuse(error)
-            return
-        reply = partial(self._reply, routing_id, header.number)
-        try:
-            request = self._decode(header, first.buffer, payload)
-        except ProtocolError as error:
-            self._refuse(error)
-            reply(error)
-            return
-        self._dispatcher.dispatch(peer, request, self._remaining(header), reply)
-
-    def _decode(self, header: frames.FrameHeader, frame: memoryview, payload: list[memoryview]) -> Envelope:
-        """The request in these frames; raises ProtocolError if the options or the codec do not allow it."""
-        frames.check_versions(header, self._codec.version, reader="the server", writer="the client")
-        frames.check_frames(frame, payload, self._options.max_frame_bytes)
-        return Envelope(self._codec.decode(frames.message(frame)), payload)
-
-    def _remaining(self, header: frames.FrameHeader) -> float:
-        """Seconds that the caller still waits for the reply."""
-        remaining = header.timeout_ms / 1000
-        if self._shares_clock:
-            # Time in ZeroMQ's queues, while the loop was busy with other work, counts.
-            remaining -= max(0.0, time.time() - header.sent)
-        return remaining
-
-    def _reply(self, routing_id: bytes, number: int, outcome: Envelope | BlendHubError) -> None:
-        """Answer the request ``number`` of that client. A client that left, or does not read, loses the answer."""
-        # Encoded and checked as a whole before the first frame leaves: half an answer cannot be taken back.
-        frame, payload = self._encode(number, outcome)
-        self._router.send(routing_id, frames.MORE)
-        frames.send(self._router, frame, payload)
-        self._requests.check()
-
-    def _encode(self, number: int, outcome: Envelope | BlendHubError) -> tuple[bytes, Sequence[Buffer]]:
-        version = self._codec.version
-        if isinstance(outcome, Envelope):
-            try:
-                frame = frames.answer(version, number, frames.REPLY, self._codec.encode(outcome.message))
-                frames.check_sendable(frame, outcome.payload, self._options.max_frame_bytes)
-                return frame, outcome.payload
-            except Exception as error:
-                log.exception("%s: a reply of %s cannot be sent", self.endpoint, type(outcome.message).__name__)
-                outcome = service_failure(error)
-        return frames.answer(version, number, frames.ERROR, frames.encode_error(outcome)), ()
-
-    def _refuse(self, reason: object) -> None:
+    def refuse(self, reason: object) -> None:
         self.refused += 1
         log.debug("%s: refused: %s", self.endpoint, reason)
 
-    # Peers that connect and leave.
 
-    def _add_peer(self, routing_id: bytes, frame: zmq.Frame) -> Peer:
-        while readable(self._listener.monitor):
-            self._read_monitor_event()
-        descriptor = frame.get(zmq.SRCFD)
-        peer = self._peers.add(routing_id, descriptor)
-        self._admission.has_asked(descriptor)
-        pid = pid_of_peer(descriptor)
-        if pid is not None:
-            self._dispatcher.peer_met(peer, pid)
-        return peer
+class _ServedConnection(asyncio.Protocol):
+    """One client's connection: cuts what arrives into requests, and sends the replies."""
 
-    def _read_monitor_event(self) -> None:
-        event, value = read_monitor_event(self._listener.monitor)
-        if event == ACCEPTED:
-            n_refused = 0
+    transport: asyncio.Transport
+
+    def __init__(self, server: UnixServer, peer: Peer) -> None:
+        self._server = server
+        self._peer = peer
+        self._received = bytearray()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+        self._server.connections.add(self)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._server.connections.discard(self)
+        if self._received:
+            self._server.refuse("the beginning of a request")
+        self._server.dispatcher.peer_gone(self._peer)
+
+    def data_received(self, data: bytes) -> None:
+        self._received += data
+        while len(self._received) >= frames.HEADER_BYTES and self._take_request():
+            pass
+
+    def _take_request(self) -> bool:
+        """Have the next request handled; returns whether all of it was there."""
+        server, header = self._server, None
+        try:
+            header = frames.read_header(self._received)
+            frames.check(header, server.codec.version, reader="the server", writer="the client")
+        except (ProtocolError, VersionMismatch) as error:
+            # Where the next request begins is not known.
+            self._received.clear()
+            self._refuse(error, header)
+            self.transport.close()
+            return False
+        end = frames.HEADER_BYTES + header.size
+        if len(self._received) < end:
+            return False
+        if len(self._received) == end:
+            frame, self._received = self._received, bytearray()
+        else:
+            frame = self._received[:end]
+            del self._received[:end]
+        try:
+            request = frames.decode(header, memoryview(frame)[frames.HEADER_BYTES :], server.codec)
+            if header.kind != frames.REQUEST:
+                raise ProtocolError(f"a frame of kind {header.kind} is not a request")
+        except BlendHubError as error:
+            self._refuse(error, header)
+            return True
+        server.dispatcher.dispatch(self._peer, request, header.deadline, partial(self._reply, header.number))
+        return True
+
+    def _refuse(self, error: BlendHubError, header: frames.Header | None) -> None:
+        """Count a frame, and answer it if it says which request it is."""
+        self._server.refuse(error)
+        if header:
+            self._reply(header.number, error)
+
+    def _reply(self, number: int, outcome: Outcome) -> None:
+        if self.transport.is_closing() or self.transport.get_write_buffer_size() > MOST_UNREAD:
+            return
+        version = self._server.codec.version
+        if isinstance(outcome, Envelope):
             try:
-                self._peers.connected(value)
-                n_refused = self._admission.connected(value)
-                self.refused += n_refused
-            finally:  # the gate would stay shut for all clients
-                self._gate.open_again(refusing=bool(n_refused))
-        elif event == ACCEPT_FAILED:  # such as at a limit of the whole machine: the next attempt may fail, too
-            self._gate.open_again(refusing=True)
-        elif event == DISCONNECTED:
-            self._peers.disconnected(value)
-            self._admission.disconnected(value)
-        elif event & HANDSHAKE_REFUSED:
-            self._refuse("a handshake")
-
-    def _schedule_departures(self) -> None:
-        # The service learns that a peer left only after all of the peer's requests are read.
-        if self._peers.any_left:
-            self._requests.schedule()
-
-    def _report_departures(self) -> None:
-        if self._peers.any_left:
-            for peer in self._peers.take_left():
-                self._dispatcher.peer_gone(peer)
+                parts = (self._server.codec.encode(outcome.message), *outcome.payload)
+                return self.transport.writelines(frames.encode(version, frames.REPLY, number, 0.0, parts))
+            except Exception as error:
+                log.exception("%s: a reply of %s cannot be sent", self._server.endpoint, type(outcome.message).__name__)
+                outcome = service_failure(error)
+        return self.transport.writelines(
+            frames.encode(version, frames.ERROR, number, 0.0, [frames.encode_error(outcome)])
+        )

@@ -7,20 +7,20 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
-from blendhub.core.errors import InvalidInput
+from blendhub.core.errors import Busy, InvalidInput, PeerGone
 
 BACKLOG = 128
 
 
 class SocketFile:
-    """A file at which this process listens. ZeroMQ accepts on ``descriptor``, and closes it."""
+    """A file at which this process listens, by ``socket``."""
 
     def __init__(self, path: str) -> None:
         self._path = Path(path)
         try:
             with _locked(self._path.parent):
                 _remove_if_dead(self._path)
-                self.descriptor = _listen(self._path)
+                self.socket = _listen(self._path)
                 self._inode = self._path.stat().st_ino
         except OSError as error:
             raise InvalidInput(
@@ -35,27 +35,23 @@ class SocketFile:
                 self._path.unlink()
 
 
-def why_unreachable(path: str) -> str | None:
-    """Why no server answers at this socket file; None if one listens there."""
+def connect_to(path: str) -> socket.socket:
+    """A socket that is connected to the server at a file; raises PeerGone or Busy at once if there is none."""
+    connected = socket.socket(socket.AF_UNIX)
     try:
-        if _listens(Path(path)):
-            return None
+        connected.setblocking(False)
+        connected.connect(path)
+        connected.setblocking(True)
+        return connected
+    except BlockingIOError:
+        why: PeerGone | Busy = Busy(f"the server at {path} accepts no connection now; is it overloaded?")
+    except (ConnectionRefusedError, FileNotFoundError) as error:
+        what = "there is no socket" if isinstance(error, FileNotFoundError) else "no server listens any more at"
+        why = PeerGone(f"{what} {path}: is the hub running? Start it with: blendhub serve --endpoint ipc://{path}")
     except OSError as error:
-        return f"{path} cannot be reached ({error.strerror})"
-    what = "no server listens any more at" if os.path.exists(path) else "there is no socket"
-    return f"{what} {path}: is the hub running? Start it with: blendhub serve --endpoint ipc://{path}"
-
-
-def _listens(path: Path) -> bool:
-    with socket.socket(socket.AF_UNIX) as probe:
-        probe.setblocking(False)
-        try:
-            probe.connect(str(path))
-        except BlockingIOError:  # its queue of connections is full
-            return True
-        except (ConnectionRefusedError, FileNotFoundError):
-            return False
-    return True
+        why = PeerGone(f"{path} cannot be reached ({error.strerror})")
+    connected.close()
+    raise why
 
 
 @contextlib.contextmanager
@@ -74,17 +70,27 @@ def _remove_if_dead(path: Path) -> None:
         return
     if not path.is_socket():
         raise InvalidInput(f"{path} exists and is not a socket; choose another endpoint or remove it")
-    if not _listens(path):
-        path.unlink()
-        return
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(str(path))
+        except ConnectionRefusedError:
+            path.unlink()
+            return
+        except BlockingIOError:  # its queue of connections is full
+            pass
     raise InvalidInput(f"a server already listens at {path}; stop it or choose another endpoint")
 
 
-def _listen(path: Path) -> int:
-    with socket.socket(socket.AF_UNIX) as listener:
+def _listen(path: Path) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX)
+    try:
         listener.setblocking(False)
         listener.bind(str(path))
         # No process can connect before listen(), so only the owner ever can.
         path.chmod(0o600)
         listener.listen(BACKLOG)
-        return listener.detach()
+    except OSError:
+        listener.close()
+        raise
+    return listener

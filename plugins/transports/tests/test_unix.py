@@ -1,0 +1,160 @@
+"""What is particular to Unix sockets: their files, servers that stand still, clients that do not read, large frames."""
+
+import asyncio
+import socket
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from blendhub_transports import frames, server
+from blendhub_transports.options import TransportOptions
+from blendhub_transports.unix import UnixTransport
+
+from blendhub.contracts import Connection, Envelope
+from blendhub.core.errors import Busy, DeadlineExceeded, InvalidInput, PeerGone, ProtocolError
+from blendhub.testing.transports.base import (
+    EchoRequest,
+    EchoService,
+    Running,
+    check_echo,
+    client_codec,
+    submit,
+)
+
+TRANSPORT = UnixTransport(TransportOptions(max_pending=100))
+
+
+@pytest.fixture
+def path(tmp_path) -> str:
+    return f"{tmp_path}/s"
+
+
+@pytest.fixture
+def running(path) -> Iterator[Running]:
+    started = Running(TRANSPORT, f"ipc://{path}", EchoService())
+    yield started
+    started.stop()
+
+
+@pytest.fixture
+def connection(path) -> Iterator[Connection]:
+    made = TRANSPORT.connect(f"ipc://{path}", client_codec())
+    yield made
+    made.close()
+
+
+def serve(endpoint: str) -> None:
+    Running(TRANSPORT, endpoint, EchoService()).stop()
+
+
+def test_a_socket_file_is_private_and_a_dead_servers_file_is_replaced(tmp_path, path):
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(path)
+    started = Running(TRANSPORT, f"ipc://{path}", EchoService())
+    assert (tmp_path / "s").stat().st_mode & 0o777 == 0o600
+    started.stop()
+
+
+def test_a_file_that_is_not_a_socket_is_not_replaced(tmp_path, path):
+    (tmp_path / "s").write_text("a letter")
+    with pytest.raises(InvalidInput, match="not a socket"):
+        serve(f"ipc://{path}")
+    assert (tmp_path / "s").read_text() == "a letter"
+
+
+def test_what_is_wrong_with_an_endpoint_is_said_with_what_mends_it(tmp_path):
+    with pytest.raises(InvalidInput, match=f"mkdir -p -m 700 {tmp_path}/none"):
+        serve(f"ipc://{tmp_path}/none/s")
+    with pytest.raises(InvalidInput, match="107 bytes"):
+        serve(f"ipc://{tmp_path}/{'x' * 108}")
+    with pytest.raises(InvalidInput, match="ipc:///PATH"):
+        serve("ipc://@abstract")
+
+
+def test_where_no_server_listens_that_is_said_at_once(path, connection):
+    with pytest.raises(PeerGone, match=f"there is no socket {path}: .* blendhub serve --endpoint ipc://{path}"):
+        check_echo(connection, "hello")
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(path)
+    with pytest.raises(PeerGone, match=f"no server listens any more at {path}"):
+        check_echo(connection, "hello")
+
+
+def test_a_server_that_stands_still_blocks_no_caller(path, connection):
+    with socket.socket(socket.AF_UNIX) as still:
+        still.bind(path)
+        still.listen(0)
+        started, payload = time.monotonic(), bytes(2**20)
+        with pytest.raises(Busy, match="max_pending"):
+            for _ in range(200):
+                pending = submit(connection, "hello", [payload], timeout=0.1)
+        with pytest.raises(DeadlineExceeded, match="overloaded"):
+            pending.result()
+        assert time.monotonic() - started < 5
+
+
+def test_a_request_that_the_socket_does_not_take_at_once_is_sent_whole_and_as_it_was(running, connection):
+    payload = bytearray(b"x" * 2**24)
+
+    async def hold() -> None:
+        time.sleep(0.3)  # on the loop, so that nothing is read meanwhile
+
+    held = asyncio.run_coroutine_threadsafe(hold(), running.loop)
+    pending = submit(connection, "large", [payload])
+    payload[:] = b"y" * 2**24
+    check_echo(connection, "behind it")
+    assert set(bytes(pending.result().payload[0])) == {ord("x")} and held.done()
+
+
+def test_a_client_that_does_not_read_loses_replies_and_blocks_no_other(running, connection, monkeypatch):
+    monkeypatch.setattr(server, "MOST_UNREAD", 2**20)
+    with socket.socket(socket.AF_UNIX) as deaf:
+        deaf.connect(running.endpoint.removeprefix("ipc://"))
+        parts = [client_codec().encode(EchoRequest("loud")), bytes(2**20)]
+        for number in range(20):
+            deaf.sendall(b"".join(frames.encode(1, frames.REQUEST, number, time.monotonic() + 30, parts)))
+        check_echo(connection, "well served")
+        until = time.monotonic() + 10
+        while running.service.started < 21 and time.monotonic() < until:
+            check_echo(connection, "well served")
+        (unread,) = (one for one in running.server.connections if one.transport.get_write_buffer_size())
+        assert unread.transport.get_write_buffer_size() < 4 * 2**20
+
+
+def test_a_message_above_the_largest_is_sent_by_no_client_and_taken_from_none(running, path, connection):
+    with pytest.raises(ProtocolError, match="at most 68,157,440"):
+        submit(connection, "", [bytes(frames.MOST_BYTES)])
+    header = frames.encode(1, frames.REQUEST, 7, time.monotonic() + 30, [b""])[0][: frames.HEADER_BYTES - 8]
+    with socket.socket(socket.AF_UNIX) as hostile:
+        hostile.connect(path)
+        hostile.sendall(bytes(header) + (2**40).to_bytes(8, "little"))
+        reply = b""
+        while data := hostile.recv(2**16):
+            reply += data
+    answer = frames.read_header(reply)
+    assert answer.number == 7 and answer.kind == frames.ERROR and running.server.refused == 1
+    with pytest.raises(ProtocolError, match="a message of 1,099,511,627,776 bytes"):
+        frames.decode(answer, memoryview(reply)[frames.HEADER_BYTES :], client_codec())
+    check_echo(connection, "still here")
+
+
+def test_a_payload_that_is_no_buffer_is_refused_before_anything_is_sent(running, connection):
+    unsuitable: list[Any] = ["text", memoryview(b"abcdef")[::2]]
+    for buffer in unsuitable:
+        with pytest.raises(InvalidInput, match="contiguous"):
+            connection.submit(Envelope(EchoRequest(), [buffer]), 5.0)
+    assert running.service.started == 0
+
+
+def test_the_service_learns_which_peers_left_after_their_requests(running, path):
+    for _ in range(3):
+        connection = TRANSPORT.connect(f"ipc://{path}", client_codec())
+        pending = submit(connection, "last", seconds=0.1)
+        connection.close()
+        with pytest.raises(PeerGone):
+            pending.result()
+    until = time.monotonic() + 10
+    while len(running.service.peers_gone) < 3 and time.monotonic() < until:
+        time.sleep(0.01)
+    assert running.service.peers_gone == running.service.peers
