@@ -20,7 +20,7 @@ PLUGINS = {
     "matcher": ("ngram", {"window_tokens": 16}),
     "selector": ("edges", {"k": 8}),
     "device": ("plain", {}),
-    "transport": ("unix", {"max_pending": 600}),
+    "transport": ("streams", {"max_pending": 600}),
     "store": ("sqlite", {}),
 }
 WHAT_IS_REFUSED = {
