@@ -58,14 +58,12 @@ class HubClient(HubSession):
         wait_s: float = 0.0,
         settled: float | None = None,
         max_generation: int = MOST_GENERATION,
-        keep_s: float = 0.0,
         timeout: float | None = None,
     ) -> PendingReply[wire.Found]:
         """Ask what is stored of these tokens; with ``acquire``, a lease's ``pieces`` say where the KV is.
 
         The hub waits up to ``wait_s`` for what only its store has. ``settled``: the least share that was recomputed in
         settled KV; None: find none. ``max_generation``: reuse of what is found makes no KV of a higher one.
-        ``keep_s``: for how many seconds the leased KV is evicted after other KV.
         """
         message = wire.Lookup(
             **self._ids(),
@@ -75,7 +73,6 @@ class HubClient(HubSession):
             wait_s=wait_s,
             settled=settled,
             max_generation=max_generation,
-            keep_s=keep_s,
         )
         timeout = self._timeout + wait_s if timeout is None else timeout
         return self._submit(wire.Found, message, [as_tokens(tokens).data], timeout)
@@ -130,12 +127,10 @@ class HubClient(HubSession):
         ratio: float = 0.0,
         run: int | None = None,
         request: str = "",
-        keep_s: float = 0.0,
-        drop: bool = False,
     ) -> Reservation:
         """Slots for the KV of ``span``; the reply's span leaves out what is stored already, and may be empty.
 
-        ``request`` has computed it. ``keep_s``: how long to keep it. ``drop``: it is not worth keeping.
+        ``request`` has computed it.
         """
         session, asked_at = self._session, self._clock()
         message = wire.Reserve(
@@ -147,8 +142,6 @@ class HubClient(HubSession):
             ratio=ratio,
             run=run,
             request=request,
-            keep_s=keep_s,
-            drop=drop,
         )
         answer = self._call(wire.Reserved, message, [as_tokens(tokens).data])
         right = None

@@ -25,9 +25,6 @@ WIRE_VERSION = 9
 
 Seconds = Annotated[float, Meta(ge=0, le=3600)]
 Ratio = Annotated[float, Meta(ge=0, le=1)]
-LONGEST_KEEP_S = 86_400
-KeepSeconds = Annotated[float, Meta(ge=0, le=LONGEST_KEEP_S)]
-"""For how long KV is worth more than other KV; 0: no longer than other KV."""
 MOST_ITEMS = 2**16
 MOST_MATCHES = 2**12
 """The most matches in one message; a lookup answers with no more."""
@@ -111,8 +108,6 @@ class Lookup(InNamespace, frozen=True):
     """Find settled KV, too, of which at least this share was recomputed when it was blended. None: find none."""
     max_generation: Generation = MOST_GENERATION
     """Find only KV whose reuse makes none of a higher generation."""
-    keep_s: KeepSeconds = 0.0
-    """Keep what is leased."""
 
 
 class Release(FromSession, frozen=True):
@@ -130,8 +125,7 @@ class Reserve(InNamespace, frozen=True, kw_only=True):
     ``blended``: KV in the span itself was blended, so it is found behind its whole prefix only. It is not stored again
     if anything is stored behind that prefix. ``ratio``: the share of the KV that was recomputed, if it is not exact.
 
-    ``request``: the request that computed the KV, by which it can be deleted. ``keep_s``: keep it. ``drop``: it is not
-    worth keeping.
+    ``request``: the request that computed the KV, by which it can be deleted.
     """
 
     span: Span
@@ -140,8 +134,6 @@ class Reserve(InNamespace, frozen=True, kw_only=True):
     ratio: Ratio = 0.0
     run: Id | None = None
     request: RequestName = ""
-    keep_s: KeepSeconds = 0.0
-    drop: bool = False
 
 
 class Commit(FromSession, frozen=True):

@@ -15,7 +15,7 @@ from blendhub.hub.index.table import IndexTable
 from blendhub.hub.index_limit import IndexLimit
 from blendhub.hub.leases.read_leases import ReadLease, ReadLeases
 from blendhub.hub.leases.sessions import Session, SessionTable
-from blendhub.hub.leases.write_leases import ORDINARY, Worth, WriteLease, WriteLeases
+from blendhub.hub.leases.write_leases import WriteLease, WriteLeases
 from blendhub.hub.memory.cache import Cache, slot_bytes
 from blendhub.hub.stores.store_tier import StoreTier
 from blendhub.system.processes import ProcessId
@@ -88,7 +88,6 @@ class HubState:
         deadline: float,
         *,
         request: str = "",
-        worth: Worth = ORDINARY,
     ) -> WriteLease | None:
         """A write lease on slots for a span that ``index`` lacks; None while the arena is full.
 
@@ -108,7 +107,7 @@ class HubState:
         ):
             run = Run(self.indexes.new_run_id(), index, span.start, origin, request=request)
         id, number = secrets.randbits(62), self.next_lease_number()
-        return self.writes.reserve(id, number, session, deadline, run, tokens, span, worth)
+        return self.writes.reserve(id, number, session, deadline, run, tokens, span)
 
     def abort(self, session: Session, lease: int) -> None:
         """End a write lease. The session has stopped writing; the other ranks learn of it with their next pings."""
@@ -164,7 +163,6 @@ class HubState:
 
     def expire(self, now: float, silence: float) -> None:
         """End expired leases and silent sessions, and drop the indexes of namespaces that store nothing."""
-        self.cache.policy.expire(now)
         for read in self.reads.leases.expired(now):
             self.reads.end(read)
         for write in self.writes.leases.expired(now):

@@ -18,7 +18,7 @@ from blendhub.framework.host import PluginHost
 from blendhub.framework.observers import Observers
 from blendhub.hub.embedded import EmbeddedHub
 from blendhub.vllm.messages import HubAddress, WorkerProof, WorkerReport
-from blendhub.vllm.model_support import ModelSupport, permitted, unsupported
+from blendhub.vllm.model_support import ModelSupport, unsupported
 from blendhub.vllm.own_hub import start_own_hub
 from blendhub.vllm.scheduler.admission import Admission
 from blendhub.vllm.scheduler.blocks.block_tables import block_tables_of, capacity_line
@@ -130,7 +130,6 @@ class SchedulerStart:
         if worst.state_layouts and not finds_prefixes(self._host, self._settings):
             self._refuse((NO_PREFIXES,))
             return
-        worst = permitted(worst, self._settings, self._config.model_config)
         for reason in worst.reasons:
             log.warning("BlendHub: %s", reason)
         self._serving = Future()

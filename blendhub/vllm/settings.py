@@ -7,7 +7,6 @@ from typing import Annotated, Any, Literal, NamedTuple
 import msgspec
 from msgspec import Meta
 
-from blendhub.client.wire import LONGEST_KEEP_S
 from blendhub.core.errors import BlendHubError, OptionError, PluginError
 from blendhub.core.layout import DEFAULT_MATCHERS
 from blendhub.core.plugin_choice import PluginChoice
@@ -101,22 +100,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     expected_agreement: Annotated[
         Share, Meta(description="vLLM's log warns if fewer of the audited requests agree on the compared tokens")
     ] = 0.9
-    model_card: Annotated[
-        str,
-        Meta(
-            description="what `blendhub advise` wrote of this model: text is blended only if the card shows "
-            "expected_agreement for its dtype, and for this selector and recompute_ratio; empty: no card is needed"
-        ),
-    ] = ""
-    hold_agreement: Annotated[
-        Annotated[float, Meta(ge=0.5, lt=1)] | None,
-        Meta(description="the recomputed share follows the audits, so that so many agree; none: recompute_ratio stays"),
-    ] = None
-    min_ratio: Annotated[Share, Meta(description="with hold_agreement: the lowest recompute_ratio")] = 0.05
-    max_ratio: Annotated[
-        Share,
-        Meta(description="with hold_agreement: the highest recompute_ratio; where more were needed, reuse is exact"),
-    ] = 0.5
     store: Annotated[bool, Meta(description="store what this engine computes")] = True
     store_blended: Annotated[
         bool | None,
@@ -139,17 +122,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ] = 2.0
     lookup_timeout_s: Annotated[float, Meta(gt=0, description="after this a request is computed without reuse")] = 1.0
 
-    def __post_init__(self) -> None:
-        if self.hold_agreement is None:
-            return
-        if not self.min_ratio <= self.recompute_ratio <= self.max_ratio:
-            raise ValueError(
-                f"hold_agreement begins with recompute_ratio {self.recompute_ratio}, which must be between min_ratio "
-                f"{self.min_ratio} and max_ratio {self.max_ratio}"
-            )
-        if not self.audit_share:
-            raise ValueError("hold_agreement follows audits, but audit_share is 0; raise it, such as to 0.02")
-
 
 class RequestSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The settings of one request, in ``kv_transfer_params.blendhub``."""
@@ -164,24 +136,6 @@ class RequestSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     audit: Annotated[bool, Meta(description="true: audit this request if it blends; the response has the outcome")] = (
         False
     )
-    keep: Annotated[
-        float,
-        Meta(
-            ge=0,
-            le=LONGEST_KEEP_S,
-            description="seconds for which this prompt's KV is evicted after other KV, within a quota; at most a day",
-        ),
-    ] = 0.0
-    drop: Annotated[
-        bool, Meta(description="true: what this request stores is not worth keeping: it is evicted before other KV")
-    ] = False
-    forget: Annotated[
-        Literal["fast", "strict"],
-        Meta(
-            description="strict: nothing computed behind text that is gone from the prompt is reused, only exact "
-            "prefixes; fast: it is moved"
-        ),
-    ] = "fast"
     approximate_from: Annotated[
         int,
         Meta(
@@ -190,12 +144,6 @@ class RequestSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
             "blended, as the report of that engine says",
         ),
     ] = 0
-
-    def __post_init__(self) -> None:
-        if self.keep and self.drop:
-            raise ValueError("keep and drop say the opposite of each other; give one of them")
-        if self.forget == "strict" and self.mode in ("blend", "contiguous"):
-            raise ValueError(f'forget "strict" reuses exact prefixes only, and mode is {self.mode!r}; leave mode out')
 
 
 REPORTED = {"engine_tokens", "reason"}

@@ -22,8 +22,6 @@ REQUESTS = {"chatcmpl-a": "chatcmpl-a-1a2b3c4d", "chatcmpl-b": "0_chatcmpl-b-5e6
 ABOUT = (
     {},
     *({"request": name} for name in REQUESTS.values()),
-    {"request": REQUESTS["chatcmpl-a"], "keep_s": 30.0},
-    {"request": REQUESTS["chatcmpl-b"], "drop": True},
 )
 
 

@@ -66,7 +66,7 @@ def test_a_request_s_mode_overrides_the_engine_s(given, asked):
         assert refusal.reason == ("mode is off for this request" if asked else "mode is off")
 
 
-@pytest.mark.parametrize("asked, ratio", [({}, None), ({"recompute_ratio": 0}, 0.0), ({"recompute_ratio": 1.0}, 1.0)])
+@pytest.mark.parametrize("asked, ratio", [({}, 0.4), ({"recompute_ratio": 0}, 0.0), ({"recompute_ratio": 1.0}, 1.0)])
 def test_a_request_s_ratio_overrides_the_engine_s(asked, ratio):
     assert admission(recompute_ratio=0.4).admit(request(asked))[0].ratio == ratio
 

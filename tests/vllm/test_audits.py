@@ -28,7 +28,7 @@ class Clock:
 
 
 def state(name: str, asks: bool = False) -> Any:
-    terms, decision = SimpleNamespace(audit=asks, ratio=None), SimpleNamespace(ratio=0.15, generation=1)
+    terms, decision = SimpleNamespace(audit=asks), SimpleNamespace(ratio=0.15, generation=1)
     return SimpleNamespace(
         id=name,
         audit=None,
@@ -133,55 +133,6 @@ def test_nothing_is_warned_of_while_as_many_agree_as_expected(outcomes, expected
     for number, agrees in enumerate(outcomes, 1):
         warning = watch.note(agrees)
         assert warning is None or sum(outcomes[:number]) < expected * number
-
-
-HELD: dict[str, Any] = {"hold_agreement": 0.9, "audit_share": 1.0, "max_ratio": 0.3}
-
-
-def audited(some: Audits, name: str, outcome: AuditOutcome, ratio: float | None = None) -> float | None:
-    """An audit from its choice to its end; returns the ratio that it looked at."""
-    sample = state(name)
-    sample.terms.ratio = ratio
-    assert some.wants(sample)
-    sample.decision.ratio = some.ratio_for(sample, True)
-    some.ended(sample, outcome)
-    return sample.decision.ratio
-
-
-def test_the_ratio_follows_the_audits_up_to_exact_reuse_and_back_with_a_line_each(caplog):
-    some = audits(**HELD)
-    with caplog.at_level(logging.INFO, "blendhub"):
-        seen = [audited(some, f"r{n}", DIFFERS) for n in range(30) if some.ratio is not None]
-        assert seen[0] == 0.15 and seen[-1] == 0.3 and some.ratio is None
-        assert some.ratio_for(state("other"), False) is None and some.ratio_for(state("other"), True) == 0.3
-        for n in range(3000):
-            audited(some, f"s{n}", AGREES)
-    assert some.ratio == 0.05
-    lines = [line for line in caplog.messages if "hold_agreement 0.9" in line]
-    assert "recompute_ratio is 0.3 from now on: with 0.15 fewer" in lines[0]
-    assert "with max_ratio 0.3" in lines[1] and "only exact text is reused" in lines[1]
-    assert [line.split(" from")[0] for line in lines[2:]] == [
-        f"BlendHub: recompute_ratio is {ratio}" for ratio in (0.3, 0.15, 0.075, 0.05)
-    ]
-
-
-def test_requests_with_a_ratio_of_their_own_keep_it_and_the_engine_s_does_not_follow_them():
-    some = audits(**HELD)
-    assert {audited(some, f"r{n}", DIFFERS, ratio=0.15) for n in range(50)} == {0.15}
-    assert some.ratio == 0.15
-    for n in range(30):
-        audited(some, f"s{n}", DIFFERS)
-    asked = state("other")
-    asked.terms.ratio = 0.4
-    assert some.ratio is None and some.ratio_for(asked, False) == 0.4
-
-
-def test_trials_of_a_lower_ratio_are_in_the_metrics_but_are_not_what_requests_get():
-    some = audits(**HELD)
-    ratios = [audited(some, f"r{n}", AGREES) for n in range(200)]
-    assert 0.075 in ratios[100:] and set(ratios[:100]) == {0.15}
-    assert len(some.take_records()) == 200
-    assert some._unsent == [0, ratios.count(0.15)]
 
 
 # With vLLM's own requests.

@@ -8,8 +8,8 @@ import struct
 import pytest
 
 from blendhub.cli import main
-from blendhub.vllm.settings import OWNER, read_settings
-from harness.engines.engine import ENVIRONMENT, Engine
+from blendhub.vllm.settings import read_settings
+from harness.engines.engine import ENVIRONMENT
 from tests.benchmarks.word_model import WORDS, make_tokenizer
 from tests.vllm.test_settings import HOST
 
@@ -55,13 +55,6 @@ def test_what_holds_an_agreement_is_found_and_its_configuration_is_one_that_vllm
     assert said in page and flag in page and "| first_k | 1 | 100% | 10 | 100.0% | 100.0%" in page
     assert card.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
     assert sorted(one.name for one in tmp_path.iterdir()) == ["card.md", "card.png", "data.jsonl", "model"]
-    for ratio, blends in ((1, True), (0.05, False)):
-        gated = settings | {"recompute_ratio": ratio, "expected_agreement": 0.7, "model_card": str(card)}
-        with Engine(chatting, gated, max_model_len=1024) as served:
-            start = "text is reused anywhere" if blends else "exact prefixes are reused; "
-            assert f"BlendHub: {start}" in served.log
-            refusal = f"only exact prefixes are reused: {OWNER}.model_card, {card}, says that"
-            assert (refusal in served.log) != blends
 
 
 @pytest.mark.parametrize(

@@ -114,18 +114,6 @@ def test_every_request_may_say_what_it_wants(server, texts):
     assert "has no option 'ratio'" in server.ask(texts.new(100), ratio=0.5)["reason"]
 
 
-def test_agents_may_say_what_to_keep_and_what_to_forget(server, texts):
-    document, secret = texts.new(400), texts.new(100)
-    server.ask([*secret, *document])
-    strict = server.ask([*document, *texts.new(9)], forget="strict", keep=60)
-    assert strict["moved_tokens"] == strict["settled_tokens"] == strict["exact_tokens"] == strict["generation"] == 0
-    fast = server.ask([*texts.new(41), *document, *texts.new(9)], drop=True)
-    assert fast["moved_tokens"] == 400 and fast["generation"] == 1
-    for wrong in ({"keep": 365 * 86_400}, {"forget": "all"}, {"keep": 1, "drop": True}):
-        report = server.ask([*texts.new(42), *document, *texts.new(9)], **wrong)
-        assert report["moved_tokens"] == 0 and "kv_transfer_params.blendhub" in report["reason"]
-
-
 def test_what_a_request_stored_is_deleted_by_the_id_of_its_response(server, texts):
     document, other = texts.new(400), texts.new(100)
     body = {"model": "tiny", "prompt": [document, other], "max_tokens": 1}

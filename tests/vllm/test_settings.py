@@ -171,7 +171,7 @@ def test_a_request_is_taken_at_its_word():
     [
         (
             {"blendhub": {"ratio": 0.5}},
-            "has no option 'ratio'; its options are: approximate_from, audit, drop, explain, forget, keep, mode, "
+            "has no option 'ratio'; its options are: approximate_from, audit, explain, mode, "
             "recompute_ratio, settled, store",
         ),
         ({"blendhub": {"mode": "fast"}}, "option mode = 'fast' is not valid"),
@@ -241,19 +241,3 @@ def test_the_transport_that_was_chosen_is_used_or_refused(given, is_one_process,
         return
     choice = choose_transport(settings, HOST, is_one_process)
     assert choice.name == chosen and choice.options == given.get("transport", {}).get("options", {})
-
-
-@pytest.mark.parametrize(
-    ("given", "complaint"),
-    [
-        ({"hold_agreement": 0.98, "recompute_ratio": 0.6}, "must be between min_ratio 0.05 and max_ratio 0.5"),
-        ({"hold_agreement": 0.98, "min_ratio": 0.2}, "recompute_ratio 0.15, which must be between min_ratio 0.2"),
-        ({"hold_agreement": 0.98, "audit_share": 0}, "audit_share is 0"),
-        ({"hold_agreement": 1.0}, "hold_agreement = 1.0 is not valid"),
-    ],
-)
-def test_what_holds_no_agreement_is_refused(given, complaint):
-    with pytest.raises(OptionError) as raised:
-        read_settings({"blendhub": given}, HOST, "cpu")
-    assert complaint in str(raised.value)
-    assert read_settings({"blendhub": given | {"hold_agreement": None}}, HOST, "cpu").hold_agreement is None

@@ -132,7 +132,7 @@ class ReadHandlers(Handlers):
         self.counters.totals["tokens_too_old"] += sum(map(len, too_old))
         in_arena = cut.in_arena()
         missing = [found for found in cut.wanted if found.chunk.offset is None]
-        lease = self._grant(session, in_arena.wanted, message.keep_s) if message.acquire else None
+        lease = self._grant(session, in_arena.wanted) if message.acquire else None
         pieces = lease.pieces if lease else ()
         self._load({found.chunk for found in missing})
         return wire.Found(
@@ -149,11 +149,8 @@ class ReadHandlers(Handlers):
         for found in chunk_matches:
             self.counters.totals[f"tokens_{fate_of(found.match)}"] += found.end - found.start
 
-    def _grant(self, session: Session, ready: list[ChunkMatch], keep_s: float) -> ReadLease | None:
+    def _grant(self, session: Session, ready: list[ChunkMatch]) -> ReadLease | None:
         lease = self.state.acquire(session, ready, self.clock() + self.config.read_lease_s)
-        if lease and keep_s:
-            for chunk in lease.chunks:
-                self.state.cache.policy.keep(chunk, self.clock() + keep_s)
         if lease and self.tier:
             self.tier.writer.reused(lease.chunks)
         return lease

@@ -13,7 +13,7 @@ from blendhub.core.tokens import Tokens
 from blendhub.hub.handlers.base import DONE, Answer, Handler, Handlers
 from blendhub.hub.index.namespace_index import NamespaceIndex, Origin, Run
 from blendhub.hub.leases.sessions import Session
-from blendhub.hub.leases.write_leases import Worth, WriteLease, check_reservation
+from blendhub.hub.leases.write_leases import WriteLease, check_reservation
 from blendhub.hub.limits import AT_ONCE, WAIT_FOR_STORE_S
 
 
@@ -33,8 +33,6 @@ class WriteHandlers(Handlers):
             raise InvalidInput(
                 "a reservation is for exact or for blended KV, not for both: blended KV has a generation"
             )
-        if message.keep_s and message.drop:
-            raise InvalidInput("KV is to be kept, or not worth keeping; set keep_s or drop, not both")
         index = self.state.find_index(session, message.variant)
         start, run = message.span.start, None
         if index is None:
@@ -69,7 +67,6 @@ class WriteHandlers(Handlers):
     ) -> WriteLease:
         """A write lease; while the arena or the index is full, waits for saves, for a moment."""
         origin = Origin(message.generation, message.blended, message.ratio)
-        worth = Worth(self.clock() + message.keep_s if message.keep_s else 0.0, message.drop)
         give_up_at = self.clock() + WAIT_FOR_STORE_S
         while True:
             self.check_session(message)
@@ -79,9 +76,7 @@ class WriteHandlers(Handlers):
                 "again later, or give the hub a larger arena_gib"
             )
             try:
-                lease = self.state.reserve(
-                    session, index, tokens, span, origin, run, deadline, request=message.request, worth=worth
-                )
+                lease = self.state.reserve(session, index, tokens, span, origin, run, deadline, request=message.request)
             except ArenaFull as error:
                 lease, full = None, error
             if lease:

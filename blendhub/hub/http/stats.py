@@ -36,7 +36,6 @@ def _totals(state: HubState, tier: StoreTier | None, counters: Counters) -> dict
         **{f"requests_{kind}": latencies.within[-1] for kind, latencies in counters.requests.items()},
         "evictions": state.cache.evictions,
         "forgotten_chunks": state.cache.forgotten,
-        "keeps_refused": state.cache.policy.kept.refused,
         "index_evictions": state.index_limit.evictions,
         "store_saves": tier.writer.saved if tier else 0,
         "store_loads": tier.reader.loaded if tier else 0,

@@ -37,7 +37,7 @@ class Saved(Enum):
 class Chunk:
     """A stored chunk: in the arena, in the store, or in both."""
 
-    __slots__ = ("content", "is_worthless", "offset", "pins", "run", "saved", "span")
+    __slots__ = ("content", "offset", "pins", "run", "saved", "span")
 
     def __init__(self, run: "Run", span: Span, offset: int | None, content: int) -> None:
         self.run = run
@@ -47,8 +47,6 @@ class Chunk:
         self.pins = 0
         """The number of leases and transfers that use the chunk. A pinned chunk is not evicted."""
         self.saved = Saved.NO
-        self.is_worthless = False
-        """Whether its request has said that it is not worth keeping: it is evicted first, and not saved."""
         self.content = content
 
 

@@ -1,8 +1,6 @@
 """Write leases: slots that engines fill. Chunks are published when all ranks have committed them; a slot is not
 reused while any process may still write into it."""
 
-from typing import NamedTuple
-
 from blendhub.client.arena_view import SHM, SHM_ADVICE
 from blendhub.client.wire import Slot
 from blendhub.core.errors import ArenaFull, InvalidInput
@@ -17,21 +15,10 @@ from blendhub.hub.memory.cache import Cache
 from blendhub.hub.stores.store_tier import StoreTier
 
 
-class Worth(NamedTuple):
-    """What a request says of the worth of its KV."""
-
-    keep_until: float = 0.0
-    """0: it does not ask to keep it."""
-    is_worthless: bool = False
-
-
-ORDINARY = Worth()
-
-
 class WriteLease(Lease):
     """Slots for the next chunks of a run."""
 
-    __slots__ = ("committed", "number", "published", "run", "slots", "tokens", "worth")
+    __slots__ = ("committed", "number", "published", "run", "slots", "tokens")
 
     def __init__(
         self,
@@ -42,7 +29,6 @@ class WriteLease(Lease):
         run: Run,
         tokens: Tokens,
         slots: tuple[Slot, ...],
-        worth: Worth,
     ) -> None:
         super().__init__(id, session, deadline)
         self.number = number
@@ -50,7 +36,6 @@ class WriteLease(Lease):
         self.run = run
         self.tokens = tokens
         self.slots = slots
-        self.worth = worth
         ranks = range(run.index.namespace.world_size)
         self.committed = dict.fromkeys(ranks, self.span.start)
         """The position up to which each rank has committed, after which it writes only behind that."""
@@ -103,7 +88,6 @@ class WriteLeases:
         run: Run,
         tokens: Tokens,
         span: Span,
-        worth: Worth,
     ) -> WriteLease | None:
         """A lease on slots for the span, or for as much of its beginning as fits; None if not even one slot is free.
 
@@ -128,7 +112,7 @@ class WriteLeases:
         if 2 * len(kept) < len(tokens):
             # A view would keep all the tokens that the message brought.
             kept = as_tokens(kept.copy())
-        lease = WriteLease(id, number, session, deadline, run, kept, tuple(slots), worth)
+        lease = WriteLease(id, number, session, deadline, run, kept, tuple(slots))
         self.leases.add(lease)
         run.index.begin_growing(run)
         return lease
@@ -173,13 +157,9 @@ class WriteLeases:
         chunks = [Chunk(run, slot.span, None, content_of(index.digest, lease.tokens, slot.span)) for slot in ready]
         index.publish(run, lease.tokens, chunks)
         lease.published += len(ready)
-        worth = lease.worth
         for chunk, slot in zip(chunks, ready, strict=True):
-            chunk.is_worthless = worth.is_worthless
             self._cache.insert(chunk, slot.slot)
-            if worth.keep_until:
-                self._cache.policy.keep(chunk, worth.keep_until)
-        if self._tier and not worth.is_worthless:
+        if self._tier:
             self._tier.writer.offer(run, lease.tokens, chunks)
         if lease.published == len(lease.slots):
             self._end(lease)

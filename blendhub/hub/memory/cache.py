@@ -6,7 +6,6 @@ from blendhub.hub.index.namespace_index import Chunk, Saved
 from blendhub.hub.limits import MOST_TRIES
 from blendhub.hub.memory.arena import Arena
 from blendhub.hub.memory.eviction import EvictionOrder
-from blendhub.hub.memory.kept_chunks import KeptChunks
 
 
 class Cache:
@@ -14,7 +13,7 @@ class Cache:
 
     def __init__(self, arena: Arena) -> None:
         self.arena = arena
-        self.policy = EvictionOrder(KeptChunks(arena.name.size))
+        self.policy = EvictionOrder()
         self.erased: set[Chunk] = set()
         """The chunks that were deleted while they were read. No lookup finds them; their slots are free afterwards."""
         self.filling: dict[Chunk, int] = {}
@@ -103,7 +102,7 @@ class Cache:
         chunk.run.index.drop(chunk)
         if chunk.offset is None:
             return
-        self.policy.remove(chunk)
+        self.policy.of(chunk).remove(chunk)
         if chunk.pins:
             self.erased.add(chunk)
         else:
@@ -111,7 +110,7 @@ class Cache:
 
     def remove(self, chunk: Chunk) -> None:
         """Remove a chunk from the arena alone."""
-        self.policy.remove(chunk)
+        self.policy.of(chunk).remove(chunk)
         self._free(chunk)
 
     def _chunks_in_the_way(self, size: int) -> list[Chunk]:
@@ -135,7 +134,7 @@ class Cache:
         for chunk in tried:
             self.policy.of(chunk).insert(chunk, chunk.content)
         for chunk in found[1:]:
-            self.policy.remove(chunk)
+            self.policy.of(chunk).remove(chunk)
         return found
 
     def _around(self, start: int, size: int) -> tuple[int, list[int]]:

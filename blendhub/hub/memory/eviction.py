@@ -1,11 +1,10 @@
-"""Which chunk is evicted: S3-FIFO, with a share for blended KV, and with requests' wishes to keep or to drop chunks."""
+"""Which chunk is evicted: S3-FIFO, with a share for blended KV."""
 
 from collections import OrderedDict
 from collections.abc import Hashable
 from typing import Generic, TypeVar
 
 from blendhub.hub.index.namespace_index import Chunk
-from blendhub.hub.memory.kept_chunks import KeptChunks
 
 K = TypeVar("K", bound=Hashable)
 BLENDED_SHARE = 0.25
@@ -109,69 +108,28 @@ class S3FIFO(Generic[K]):
 
 
 class EvictionOrder:
-    """The order in which a hub evicts: first what is not worth keeping, last what is to be kept. In between, blended
-    KV goes first while it takes more than its share.
+    """The order in which a hub evicts: blended KV goes first while it takes more than its share.
 
     Each prompt that is blended is stored anew, so that in a single order a burst of such prompts would evict the text
     that all of them reuse.
     """
 
-    def __init__(self, kept: KeptChunks) -> None:
-        self.kept = kept
-        self._worthless: S3FIFO[Chunk] = S3FIFO()
+    def __init__(self) -> None:
         self._blended: S3FIFO[Chunk] = S3FIFO()
         self._others: S3FIFO[Chunk] = S3FIFO()
-        self._last: S3FIFO[Chunk] = S3FIFO()
-        """The chunks in ``kept``."""
 
     def of(self, chunk: Chunk) -> S3FIFO[Chunk]:
         """The order that a chunk belongs to."""
-        if chunk in self.kept:
-            return self._last
-        if chunk.is_worthless:
-            return self._worthless
         return self._blended if chunk.run.origin.blended else self._others
-
-    def keep(self, chunk: Chunk, until: float) -> None:
-        """Evict a chunk of the arena after all others until this time, if the kept ones leave room for it."""
-        before = self.of(chunk)
-        if self.kept.add(chunk, until):
-            self._move(chunk, before)
-
-    def expire(self, now: float) -> None:
-        """Keep no longer what was to be kept until now."""
-        for chunk in self.kept.expired(now):
-            before = self.of(chunk)
-            self.kept.remove(chunk)
-            self._move(chunk, before)
-
-    def remove(self, chunk: Chunk) -> None:
-        """Forget a chunk that leaves the arena for another reason than eviction."""
-        self.of(chunk).remove(chunk)
-        if chunk in self.kept:
-            self.kept.remove(chunk)
 
     def evict(self) -> Chunk | None:
         orders = [self._others, self._blended]
         if len(self._blended) > BLENDED_SHARE * len(self):
             orders.reverse()
-        orders = [self._worthless, *orders, self._last]
-        chunk = next((key for order in orders if (key := order.evict()) is not None), None)
-        if chunk and chunk in self.kept:
-            self.kept.remove(chunk)
-        return chunk
-
-    def _move(self, chunk: Chunk, before: S3FIFO[Chunk]) -> None:
-        """Move a chunk from an order to the one that it belongs to now."""
-        order = self.of(chunk)
-        if order is not before:
-            before.remove(chunk)
-            order.insert(chunk, chunk.content)
-            if chunk.pins:
-                order.hold(chunk)
+        return next((chunk for order in orders if (chunk := order.evict()) is not None), None)
 
     def __len__(self) -> int:
-        return sum(map(len, (self._worthless, self._blended, self._others, self._last)))
+        return len(self._blended) + len(self._others)
 
     def __contains__(self, chunk: Chunk) -> bool:
         return chunk in self.of(chunk)

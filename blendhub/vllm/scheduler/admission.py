@@ -37,8 +37,8 @@ class Terms(msgspec.Struct, frozen=True):
     variant: Variant
     """The variant whose KV the request reads and stores."""
     mode: Mode
-    ratio: float | None
-    """The share of moved text that is recomputed; None: the engine's."""
+    ratio: float
+    """The share of moved text that is recomputed."""
     stores: bool
     explains: bool = False
     audit: bool = False
@@ -49,10 +49,6 @@ class Terms(msgspec.Struct, frozen=True):
     """Whether the request takes KV that earlier requests blended."""
     fills_holes: bool = False
     """Whether holes of the prompt may be computed apart from the engine's own prefill."""
-    keep_s: float = 0.0
-    """For how long the KV of its prompt is worth more than other KV."""
-    drop: bool = False
-    """Whether what it stores is not worth keeping."""
     received_from: int | None = None
     """If another connector brings the prompt's KV: the position from which on it may be blended."""
 
@@ -60,6 +56,11 @@ class Terms(msgspec.Struct, frozen=True):
     def moves(self) -> bool:
         """Whether text may be reused elsewhere than where it was computed."""
         return self.mode in MOVING
+
+    @property
+    def settled_ratio(self) -> float | None:
+        """The least share that must have been recomputed in settled KV that the request takes; None: it takes none."""
+        return self.ratio if self.settles else None
 
 
 class Admission:
@@ -93,8 +94,6 @@ class Admission:
             refusal = self._refusal(request, asked, adapter)
             self._note_foreign_keys(request)
         mode = asked.mode or self._settings.mode
-        if asked.forget == "strict" and mode in MOVING:
-            mode = "exact"
         # vLLM sets the LoRA mapping for its own forwards only.
         blends = self._support.blends and request.lora_request is None
         if mode in MOVING and not blends:
@@ -103,14 +102,12 @@ class Admission:
             variant=variant,
             adapter=adapter,
             mode=mode,
-            ratio=asked.recompute_ratio,
+            ratio=self._settings.recompute_ratio if asked.recompute_ratio is None else asked.recompute_ratio,
             stores=self._stores and asked.store and not _why_unsupported(request),
             explains=asked.explain,
             audit=asked.audit,
             settles=asked.settled and mode in MOVING and not refusal,
             fills_holes=blends and mode != "contiguous",
-            keep_s=asked.keep,
-            drop=asked.drop,
             received_from=asked.approximate_from if is_brought(request.kv_transfer_params) else None,
         )
         return terms, refusal

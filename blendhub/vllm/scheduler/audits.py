@@ -1,4 +1,4 @@
-"""Audits in service: which blended requests are audited, what the outcomes say, and the ratio that follows them."""
+"""Audits in service: which blended requests are audited, and what the outcomes say."""
 
 import logging
 import time
@@ -15,7 +15,6 @@ from blendhub.client.wire import MOST_AUDITS
 from blendhub.outcome.agreement import wilson
 from blendhub.outcome.report import AuditOutcome
 from blendhub.vllm.hub_executor import RunCall
-from blendhub.vllm.scheduler.held_ratio import HeldRatio, ladder
 from blendhub.vllm.scheduler.request_state import RequestState
 from blendhub.vllm.settings import Settings
 from blendhub.vllm.watching.stats import AuditRecord
@@ -53,7 +52,6 @@ class Audits:
         self._clock = clock
         self._last_at = clock()
         self._records: deque[AuditRecord] = deque(maxlen=MOST_RECORDS)
-        self._held = held_ratio(settings)
         self._watch = AgreementWatch(settings.expected_agreement)
         self._unsent = [0, 0]
         """The numbers of audits that disagreed and that agreed which the hub does not know yet."""
@@ -67,23 +65,6 @@ class Audits:
         is_due = self._clock() >= self._last_at + LONGEST_PAUSE_S
         state.is_sample = share > 0 and (is_due or chance_of(state.id) < share)
         return state.is_sample or state.terms.audit
-
-    def settled_ratio(self, state: RequestState) -> float | None:
-        """The least share that must have been recomputed in settled KV of a request; None: it takes none."""
-        return self.ratio_for(state, audited=False) if state.terms.settles else None
-
-    @property
-    def ratio(self) -> float | None:
-        """The engine's share of moved text to recompute; None: only exact text is reused at present."""
-        return self._held.ratio if self._held else self._settings.recompute_ratio
-
-    def ratio_for(self, state: RequestState, audited: bool) -> float | None:
-        """The share of a request, which may name its own."""
-        if state.terms.ratio is not None:
-            return state.terms.ratio
-        if self._held and audited:
-            return self._held.audited(chance_of(f"{state.id} trial"))
-        return self.ratio
 
     def n_tokens(self, request: Request, block_size: int) -> int:
         """How many tokens to compare: the KV of all but the last needs room in the prompt's last block."""
@@ -99,17 +80,13 @@ class Audits:
         """Take note of an outcome. If the request asked for its audit, the outcome is only for its response."""
         if not state.is_sample or state.decision is None:
             return
-        ratio, follows = state.decision.ratio, state.terms.ratio is None
-        expected = self._settings.expected_agreement
-        record = AuditRecord(self._namespace, ratio, outcome.agrees, outcome.kl, state.decision.generation, expected)
-        self._records.append(record)
-        # No request is served as in a trial of a lower ratio.
-        if not follows or ratio == self.ratio:
-            self._unsent[outcome.agrees] += 1
-            if warning := self._watch.note(outcome.agrees):
-                log.warning("BlendHub: %s", warning)
-        if self._held and follows:
-            self._follow(self._held, ratio, outcome.agrees)
+        decision, expected = state.decision, self._settings.expected_agreement
+        self._records.append(
+            AuditRecord(self._namespace, decision.ratio, outcome.agrees, outcome.kl, decision.generation, expected)
+        )
+        self._unsent[outcome.agrees] += 1
+        if warning := self._watch.note(outcome.agrees):
+            log.warning("BlendHub: %s", warning)
 
     def take_records(self) -> list[AuditRecord]:
         """The audits since the last call, for the metrics."""
@@ -124,25 +101,6 @@ class Audits:
         disagreed, agreed = (min(count, MOST_AUDITS) for count in self._unsent)
         self._unsent = [0, 0]
         self._sending = self._run(partial(HubClient.report_audits, agreed=agreed, disagreed=disagreed))
-
-    def _follow(self, held: HeldRatio, audited: float, agrees: bool) -> None:
-        before, target = held.ratio, self._settings.hold_agreement
-        if not held.note(audited, agrees):
-            return
-        self._watch = AgreementWatch(self._settings.expected_agreement)
-        if held.ratio is None:
-            log.warning(
-                "BlendHub: with max_ratio %g of the moved text recomputed, fewer audited requests agree than "
-                "hold_agreement %g; only exact text is reused until they agree again",
-                self._settings.max_ratio, target,
-            )  # fmt: skip
-        else:
-            is_rise = before is not None and held.ratio > before
-            log.info(
-                "BlendHub: recompute_ratio is %.3g from now on: with %.3g %s audited requests agree than "
-                "hold_agreement %g",
-                held.ratio, audited, "fewer" if is_rise else "more", target,
-            )  # fmt: skip
 
 
 class AgreementWatch:
@@ -166,16 +124,8 @@ class AgreementWatch:
         return (
             f"of the last {audits} audited requests {agreed / audits:.1%} had the same first tokens as without reuse, "
             f"and of all requests probably at most {most:.1%}: less than expected_agreement {expected:g}. Raise "
-            "recompute_ratio, choose another selector, set hold_agreement, or expect less"
+            "recompute_ratio, choose another selector, or expect less"
         )
-
-
-def held_ratio(settings: Settings) -> HeldRatio | None:
-    """The ratio that audits hold; None if the ratio stays as it is."""
-    if settings.hold_agreement is None:
-        return None
-    steps, first = ladder(settings.recompute_ratio, settings.min_ratio, settings.max_ratio)
-    return HeldRatio(settings.hold_agreement, steps, first)
 
 
 def chance_of(request: str) -> float:

@@ -182,7 +182,7 @@ def build_scheduler(
     scratch = Scratch(blocks, tables, settings.lookup_timeout_s)
     block_size = blocks.hash_block_size or tables.block_sizes[0]
     loads = LoadScheduler(
-        Lookups(executor, settings, requests, blocks, audits, reports.times),
+        Lookups(executor, settings, requests, blocks, reports.times),
         audits,
         SettledBlocks(blocks),
         scratch,

@@ -142,7 +142,7 @@ class LoadScheduler:
 
     def arrived(self, state: RequestState, refusal: Refusal | None) -> None:
         """Look up a new request at once, long before vLLM schedules it."""
-        self._settled.take(state, None if self.audits.wants(state) else self.audits.settled_ratio(state))
+        self._settled.take(state, None if self.audits.wants(state) else state.terms.settled_ratio)
         if refusal:
             self._reports.refuse(state, refusal)
         else:
@@ -153,12 +153,11 @@ class LoadScheduler:
         request = state.request
         # What is blended before the load stays so: other requests may read these blocks.
         audited = state.first_approximate is None and self.audits.wants(state)
-        ratio, settled_ratio = self.audits.ratio_for(state, audited), self.audits.settled_ratio(state)
         # Exact KV, which an audit needs, cannot be written in the place of blended blocks.
         # While it waited, other requests have settled what it repeats, or vLLM has evicted that.
         # Other connectors may have kept the hashes that they have seen.
         is_open = not state.is_scheduled and not state.shown_exact
-        if is_open and self._settled.take(state, None if audited else settled_ratio):
+        if is_open and self._settled.take(state, None if audited else state.terms.settled_ratio):
             return None, False  # vLLM has to look into its cache again
         state.engine_tokens = local
         if request.skip_reading_prefix_cache and not state.refusal:
@@ -172,7 +171,7 @@ class LoadScheduler:
             except BlendHubError as error:
                 self._reports.refuse(state, Refusal(Why.HUB_FAILED, f"{type(error).__name__}: {error}"))
             else:
-                if not self._decide(state, ratio, audited):
+                if not self._decide(state, audited):
                     return None, False
         if state.stage is Stage.FOUND:
             assert state.decision
@@ -274,13 +273,13 @@ class LoadScheduler:
             if state.stage in (Stage.LOOKING_UP, Stage.FOUND):
                 self.lookups.send(state)
 
-    def _decide(self, state: RequestState, ratio: float | None, audited: bool) -> bool:
+    def _decide(self, state: RequestState, audited: bool) -> bool:
         """Decide what a request reuses; returns False if it must wait for scratch that others use."""
         for has_scratch in (True, False):
-            choice = self._choice(state, ratio, has_scratch)
+            choice = self._choice(state, has_scratch)
             first = choice.decision.first_approximate if choice.decision else None
             if self._shown and not self._shown.permit(state, first):
-                choice = self._choice(state, None, has_scratch)
+                choice = self._choice(state, has_scratch, moves=False)
             decision = choice.decision
             if decision and audited and has_scratch and decision.first_approximate is not None:
                 choice = msgspec.structs.replace(choice, decision=msgspec.structs.replace(decision, audit=True))
@@ -295,8 +294,8 @@ class LoadScheduler:
             self._reports.refuse(state, choice.refusal)
         return True
 
-    def _choice(self, state: RequestState, ratio: float | None, has_scratch: bool) -> Choice:
-        """What to reuse of what was found. ``ratio``: the share of moved text to recompute; None: move none."""
+    def _choice(self, state: RequestState, has_scratch: bool, *, moves: bool = True) -> Choice:
+        """What to reuse of what was found."""
         state_at = None
         if self._needs_state:
             found = state.found.state if state.found else None
@@ -306,10 +305,10 @@ class LoadScheduler:
             state.request.num_tokens,
             state.engine_tokens,
             self._settings.policy,
-            blend=state.can_blend and ratio is not None,
+            blend=state.can_blend and moves,
             holes=state.terms.fills_holes,
-            ratio=ratio or 0.0,
-            usual_ratio=self.audits.ratio or self._settings.max_ratio,
+            ratio=state.terms.ratio,
+            usual_ratio=self._settings.recompute_ratio,
             on_the_way=state.found.on_the_way_tokens if state.found else 0,
             too_old=sum(map(len, state.found.too_old)) if state.found else 0,
             n_positions=self._n_positions,

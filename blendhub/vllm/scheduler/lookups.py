@@ -12,7 +12,6 @@ from blendhub.core.errors import BlendHubError, DeadlineExceeded, PeerGone
 from blendhub.core.layout import Variant
 from blendhub.core.tokens import Tokens
 from blendhub.vllm.hub_executor import HubExecutor
-from blendhub.vllm.scheduler.audits import Audits
 from blendhub.vllm.scheduler.blocks.prefix_cache import RequestBlocks
 from blendhub.vllm.scheduler.request_state import RequestState, Stage
 from blendhub.vllm.settings import Settings
@@ -56,7 +55,6 @@ class PendingLookup:
         *,
         settled: float | None,
         max_generation: int,
-        keep_s: float = 0.0,
         skip_prefix: int = 0,
         waits_for_store: bool = True,
     ) -> None:
@@ -73,7 +71,6 @@ class PendingLookup:
             wait_s=timeout_s * STORE_SHARE if waits_for_store else 0.0,
             settled=settled,
             max_generation=max_generation,
-            keep_s=keep_s,
             timeout=timeout_s,
         )
         self._timeout_s = timeout_s
@@ -178,7 +175,6 @@ class Lookups:
         settings: Settings,
         requests: Mapping[str, RequestState],
         blocks: RequestBlocks,
-        audits: Audits,
         times: Times,
     ) -> None:
         """``requests``: those of the engine, now and later."""
@@ -189,7 +185,6 @@ class Lookups:
         """The seconds that a step may wait, and the seconds that are left of them."""
         self._requests = requests
         self._blocks = blocks
-        self._audits = audits
         self._times = times
         self._unsent: list[RequestState] = []
         """Requests whose lookups wait for a session with the hub."""
@@ -208,9 +203,8 @@ class Lookups:
             state.terms.variant,
             state.tokens(),
             self._timeout_s,
-            settled=self._audits.settled_ratio(state),
+            settled=state.terms.settled_ratio,
             max_generation=self._max_generation,
-            keep_s=state.terms.keep_s,
             skip_prefix=local or 0,
             waits_for_store=waits_for_store,
         )

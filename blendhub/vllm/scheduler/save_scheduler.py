@@ -339,8 +339,6 @@ class SaveScheduler:
             ratio=0.0 if kind == "exact" else request.ratio,
             run=run,
             request=request.id[:LONGEST_NAME],
-            keep_s=request.terms.keep_s,
-            drop=request.terms.drop,
         )
         future = self._executor.run(reserve)
         future.add_done_callback(self._note_failure)

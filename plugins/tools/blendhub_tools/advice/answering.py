@@ -8,7 +8,6 @@ from typing import Any
 
 import msgspec
 
-from blendhub.outcome.model_card import dtype_name
 from blendhub.system.served_vllm import transfer_config
 from blendhub_tools.advice.judge import LOGPROBS, judge
 from blendhub_tools.advice.outcomes import Outcome
@@ -89,7 +88,7 @@ class Engine:
         from vllm.platforms import current_platform
 
         return Served(
-            dtype=dtype_name(self._engine.model_config.dtype),
+            dtype=str(self._engine.model_config.dtype).removeprefix("torch."),
             device=current_platform.get_device_name(),
             vllm=__version__,
             has_template=self._prompts.has_template,

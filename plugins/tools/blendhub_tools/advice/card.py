@@ -1,4 +1,4 @@
-"""Writes a model card: what reuse costs one model on one file of questions, for people and for engines."""
+"""Writes a model card: what reuse costs one model on one file of questions."""
 
 import importlib.util
 import os
@@ -13,9 +13,8 @@ import msgspec
 
 from blendhub import __version__
 from blendhub.core.errors import InvalidInput
-from blendhub.outcome.model_card import Figure, ModelCard
 from blendhub_tools.advice.answering import Served
-from blendhub_tools.advice.choice import agreed, interval, selector_of
+from blendhub_tools.advice.choice import agreed
 from blendhub_tools.advice.figures import Measured, cells, head
 from blendhub_tools.advice.judge import RIGHT
 from blendhub_tools.advice.outcomes import Outcome
@@ -96,19 +95,3 @@ def _page(made: Measurement, advised: str, curve: Path | None) -> Iterator[str]:
         yield ""
     yield advised
     yield ""
-    yield "`model_card` in BlendHub's settings lets an engine read these figures before it blends:"
-    yield ""
-    yield "```json"
-    yield msgspec.json.encode(_for_engines(made)).decode().replace('{"selector"', '\n  {"selector"')
-    yield "```"
-    yield ""
-
-
-def _for_engines(made: Measurement) -> ModelCard:
-    figures = []
-    for one in made.measured:
-        same, answers = agreed(one.ours)
-        options = selector_of(one.ours.selector, made.settings).get("options", {})
-        low = round(interval(one.ours).low, 4)
-        figures.append(Figure(one.ours.selector, options, one.ours.ratio, same, answers, low))
-    return ModelCard(made.model, made.served.dtype, made.tokens, tuple(figures))

@@ -45,7 +45,7 @@ def distinct_ratios(host: PluginHost, settings: dict[str, Any], ratios: tuple[fl
 
 def measured_with(settings: dict[str, Any], selector: str) -> dict[str, Any]:
     """The person's settings with this selector, without limits that would refuse to blend."""
-    free = {"audit_share": 0, "hold_agreement": None, "mode": "blend", "model_card": ""}
+    free = {"audit_share": 0, "mode": "blend"}
     policy = {**settings.get("policy", {}), "max_recompute_share": 1.0}
     return {**settings, **free, "selector": selector_of(selector, settings), "policy": policy}
 
