@@ -1,8 +1,9 @@
-"""Times of functions, and bars of progress."""
+"""Times of functions, and how far a measurement is."""
 
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import TypeVar
+from typing import TextIO, TypeVar
 
 from rich.console import Console
 from rich.progress import track
@@ -20,6 +21,15 @@ def sorted_times(work: Callable[[], object], repeats: int) -> list[float]:
     return sorted(seconds(work) for _ in range(repeats))
 
 
-def progress(steps: Sequence[T], what: str) -> Iterator[T]:
-    """The steps, with a bar on stderr."""
-    yield from track(steps, what, console=Console(stderr=True))
+def progress(steps: Sequence[T], what: str, out: TextIO | None = None) -> Iterator[T]:
+    """The steps, with a bar if ``out``, by default stderr, is a terminal, and otherwise with a line each quarter."""
+    out = out or sys.stderr
+    if out.isatty():
+        yield from track(steps, what, console=Console(file=out))
+        return
+    told = 0
+    for done, step in enumerate(steps, 1):
+        yield step
+        if (quarter := 4 * done // len(steps)) > told:
+            print(f"{what}: {done} of {len(steps)}", file=out, flush=True)
+            told = quarter

@@ -2,20 +2,16 @@
 
 from pathlib import Path
 
-from rich.progress import Progress
-
 from examples.demo import command, experiment
 from examples.demo.workload import Workload
 
 BLENDHUB = {"hub": {"arena_gib": 1.0, "metrics": ""}}
 
 
-def _measure(workload: Workload, progress: Progress) -> list[experiment.Measured]:
-    with command.step(progress, "start vLLM"):
-        engine = command.start_engine(BLENDHUB)
-    with engine:
-        experiment.show(engine, workload, progress)
-        return experiment.measure(engine, workload, progress)
+def _measure(workload: Workload) -> list[experiment.Measured]:
+    with command.start_engine(BLENDHUB) as engine:
+        experiment.show(engine, workload)
+        return experiment.measure(engine, workload)
 
 
 if __name__ == "__main__":

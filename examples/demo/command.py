@@ -2,14 +2,12 @@
 
 import argparse
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 from benchmarks.quality.real.workloads import LONGEST
 from benchmarks.quality.serving import PLAIN
@@ -27,29 +25,26 @@ Measure your own model: blendhub advise --model MODEL --data FILE
 Serve your own model: {server_command(CONFIG)}"""
 
 
-def run(module: str, description: str, out: Path, measure: Callable[[Workload, Progress], list[Measured]]) -> None:
+def run(module: str, description: str, out: Path, measure: Callable[[Workload], list[Measured]]) -> None:
     options = _arguments(module, description, out)
     missing = [name for name in NEEDED if find_spec(name) is None]
     if missing:
         sys.exit(f"The demo needs {' and '.join(missing)}, which {sys.executable} does not have: run `make setup`")
     try:
+        print("make the model", flush=True)
         model = make_real_model()
     except NoRealModel as error:
         sys.exit(f"The demo cannot begin: {error}")
     from transformers import AutoTokenizer  # not at the top: it comes with vLLM, which may be what is missing
 
     options.out.mkdir(parents=True, exist_ok=True)
-    console = Console()
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console) as progress:
-        with step(progress, "write prompts"):
-            workload = Workload(AutoTokenizer.from_pretrained(model), options.prompts, options.questions)
-        measured = measure(workload, progress)
-    result = report.make_report(measured)
+    workload = Workload(AutoTokenizer.from_pretrained(model), options.prompts, options.questions)
+    result = report.make_report(measure(workload))
     report.write(result, options.out / "report.json")
     from examples.demo import plot  # not at the top: it needs matplotlib, which may be what is missing
 
     plot.draw(result, options.out / "plan.png")
+    console = Console()
     console.print(report.answers(result))
     console.print(report.as_table(result))
     console.print(f"{report.in_words(result)}\n", highlight=False)
@@ -59,16 +54,10 @@ def run(module: str, description: str, out: Path, measure: Callable[[Workload, P
 
 
 def start_engine(blendhub: dict[str, Any], arrange: Sequence[str] = ()) -> Engine:
+    print("start vLLM", flush=True)
     lengths = {"max_model_len": LONGEST, "max_num_batched_tokens": LONGEST}
     # An audited request would be answered from exact KV.
     return Engine(make_real_model(), blendhub | {"audit_share": 0}, arrange=arrange, **lengths, **PLAIN)
-
-
-@contextmanager
-def step(progress: Progress, what: str) -> Iterator[None]:
-    task = progress.add_task(what, total=None)
-    yield
-    progress.update(task, total=1, completed=1)
 
 
 def _arguments(module: str, description: str, out: Path) -> argparse.Namespace:

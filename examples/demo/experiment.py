@@ -1,12 +1,13 @@
 """Prompts served in three ways in turn, so that whatever else the machine does meets all alike."""
 
+import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
-from rich.progress import Progress
 
 from benchmarks.quality.workload import Tokens
+from benchmarks.timing import progress
 from blendhub.core.spans import Span
 from blendhub.outcome.fates import Stretch, strip_of
 from examples.demo.workload import Workload
@@ -48,20 +49,20 @@ class Measured(msgspec.Struct):
     said: list[Said] = []
 
 
-def show(engine: Engine, workload: Workload, progress: Progress) -> None:
-    for prompt in progress.track(workload.earlier(), description="show it every document once"):
+def show(engine: Engine, workload: Workload) -> None:
+    for prompt in progress(workload.earlier(), "show it every document once", sys.stdout):
         engine.one(prompt)
 
 
-def measure(engine: Engine, workload: Workload, progress: Progress) -> list[Measured]:
+def measure(engine: Engine, workload: Workload) -> list[Measured]:
     """Ask about documents that were shown, to this engine or to another one of the fleet."""
     (another, _), *prompts = workload.later()
     # What happens for the first time takes longer: code is compiled, memory touched.
-    for way in progress.track(WAYS.values(), description="warm up"):
+    for way in WAYS.values():
         _serve(engine, another, way)
     measured: dict[tuple[int, str], Measured] = {}
     turns = list(_turns([len(questions) for _, questions in prompts]))
-    for number, asked, name in progress.track(turns, description="ask in three ways"):
+    for number, asked, name in progress(turns, "ask in three ways", sys.stdout):
         body, questions = prompts[number]
         question = questions[asked]
         prompt = [*body, *question.tokens]

@@ -8,8 +8,6 @@ import contextlib
 import tempfile
 from pathlib import Path
 
-from rich.progress import Progress
-
 from blendhub.client.hub_client import HubClient
 from examples.demo import command, experiment
 from examples.demo.workload import Workload
@@ -27,32 +25,30 @@ PATIENT = {"deadline_s": "20", "transfer_deadline_s": "20"}
 """Two engines, two hubs and all servers share the cores of one machine."""
 
 
-def _measure(workload: Workload, progress: Progress) -> list[experiment.Measured]:
+def _measure(workload: Workload) -> list[experiment.Measured]:
     with contextlib.ExitStack() as closing:
-        with command.step(progress, "start Redis, Mooncake and two hubs"):
-            folder = Path(closing.enter_context(tempfile.TemporaryDirectory()))
-            first, second, servers = closing.enter_context(machines(3))
-            cluster = closing.enter_context(Cluster(servers))
-            cluster.start_master()
-            cluster.start_node(NODE_BYTES)
-            redis = closing.enter_context(RedisServer(machine=servers))
-            fleet = {"master": cluster.address, "catalogue": redis.url, **PATIENT}
-            hubs = [
-                closing.enter_context(contextlib.closing(ServedHub(folder, machine.address, room, fleet, machine)))
-                for machine, room in ((first, FIRST_GIB), (second, SECOND_GIB))
-            ]
-            clients = [closing.enter_context(HubClient(hub.endpoint)) for hub in hubs]
-            for client in clients:
-                wait_until(client.stats, START_S)
-        with command.step(progress, "start vLLM on both"):
-            engines = [
-                closing.enter_context(command.start_engine({"endpoint": hub.endpoint}, machine.arrange()))
-                for hub, machine in zip(hubs, (first, second), strict=True)
-            ]
-        experiment.show(engines[0], workload, progress)
-        with command.step(progress, "the second hub follows"):
-            wait_until(lambda: has_followed(*clients), FOLLOWED_S)
-        return experiment.measure(engines[1], workload, progress)
+        print("start Redis, Mooncake and two hubs", flush=True)
+        folder = Path(closing.enter_context(tempfile.TemporaryDirectory()))
+        first, second, servers = closing.enter_context(machines(3))
+        cluster = closing.enter_context(Cluster(servers))
+        cluster.start_master()
+        cluster.start_node(NODE_BYTES)
+        redis = closing.enter_context(RedisServer(machine=servers))
+        fleet = {"master": cluster.address, "catalogue": redis.url, **PATIENT}
+        hubs = [
+            closing.enter_context(contextlib.closing(ServedHub(folder, machine.address, room, fleet, machine)))
+            for machine, room in ((first, FIRST_GIB), (second, SECOND_GIB))
+        ]
+        clients = [closing.enter_context(HubClient(hub.endpoint)) for hub in hubs]
+        for client in clients:
+            wait_until(client.stats, START_S)
+        engines = [
+            closing.enter_context(command.start_engine({"endpoint": hub.endpoint}, machine.arrange()))
+            for hub, machine in zip(hubs, (first, second), strict=True)
+        ]
+        experiment.show(engines[0], workload)
+        wait_until(lambda: has_followed(*clients), FOLLOWED_S)
+        return experiment.measure(engines[1], workload)
 
 
 if __name__ == "__main__":

