@@ -76,7 +76,7 @@ $(FILES): pyproject.toml | $(STAMP)
 test: ## Run every check and all tests but the long ones, and print how long that took
 	@$(call TIMED,test,lint imported,not long and not alone,not long and alone)
 
-test-long: ## Run the long tests: demos, the reader's audits, servers that stand still, the rest of wide grids
+test-long: ## Run the long tests: demos, servers that stand still, the rest of wide grids
 	@$(call TIMED,test-long,setup,long and not alone,long and alone)
 
 test-fast: ## Run the tests that take little time: no server, engine or installation
@@ -138,7 +138,7 @@ quality: setup ## What reuse costs a real model, and what selectors win back; re
 	$(BIN)/python -m benchmarks.quality
 
 model-card: setup ## Measure the real model with `blendhub advise`, and write docs/models/smollm2-135m.md
-	$(BIN)/python -m benchmarks.quality.real.card || test $$? = 1  # 1: no ratio holds the agreement, as the card says
+	$(BIN)/python -m benchmarks.quality.card || test $$? = 1  # 1: no ratio holds the agreement, as the card says
 
 docs: setup ## Build the documentation as a site in build/site; a broken link is an error
 	$(BIN)/mkdocs build

@@ -1,4 +1,4 @@
-"""How far the hub is from what its parts cost alone: round trips, lookups, copies, growth; and the peer beside it.
+"""How far the hub is from what its parts cost alone: round trips, lookups, copies, growth.
 
 The hub and the bare echo run in processes of their own; every ratio is taken in turn.
 """
@@ -15,9 +15,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks import echo
-from benchmarks.hub_beside_peer import ROWS, beside_the_peer
 from benchmarks.memory import own_bytes
-from benchmarks.report import Row, arguments, finish, row, rows_of
+from benchmarks.report import Row, arguments, finish, row
 from benchmarks.timing import progress, seconds, sorted_times
 from blendhub import PluginHost, Span
 from blendhub.client import wire
@@ -57,11 +56,7 @@ def main() -> None:
             rows += lookups(endpoint, bare, repeats=200 // scale + 3)
             rows += pipelined(endpoint, bare, seconds=2.0 / scale + 0.3, rounds=3 if options.quick else 7)
             rows += copies(endpoint, repeats=60 // scale + 3)
-            if options.peer_python:
-                rows += beside_the_peer(endpoint, options.peer_python, repeats=20 // scale + 2)
     rows += growth(10_000 // scale, MOST_SLOTS_OF_AN_ARENA // scale)
-    if not options.peer_python:
-        rows += rows_of(ROWS, {}, "needs --peer-python")
     finish("hub", rows, ["python", "numpy", "pyzmq", "msgspec", "blendhub", "blendhub-transports"], options.json)
 
 

@@ -7,9 +7,11 @@ import statistics
 from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import msgspec
+
+Better: TypeAlias = Literal["higher", "lower"]
 
 
 class Row(msgspec.Struct, frozen=True):
@@ -18,7 +20,7 @@ class Row(msgspec.Struct, frozen=True):
     value: float | None
     unit: str
     bar: float | None
-    better: Literal["higher", "lower"]
+    better: Better
     ok: bool | None
     spread: tuple[float, float] | None
 
@@ -32,32 +34,50 @@ class Report(msgspec.Struct, omit_defaults=True):
     """The data that the rows were made from, where a benchmark keeps them."""
 
 
-def arguments(description: str, parts: Sequence[str] = ()) -> argparse.Namespace:
-    """``parts``: what may be measured alone, in a benchmark that takes long."""
-    parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows to this file")
-    parser.add_argument("--peer-python", metavar="PATH", help="an interpreter that has the peer, to compare with it")
-    parser.add_argument("--quick", action="store_true", help="small sizes: shows that it runs, measures little")
+def parser(description: str) -> argparse.ArgumentParser:
+    """With the arguments that every benchmark has."""
+    made = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("--json", type=Path, metavar="FILE", help="write the rows to this file")
+    made.add_argument("--peer-python", metavar="PATH", help="an interpreter that has the peer, to compare with it")
+    made.add_argument("--quick", action="store_true", help="small sizes: shows that it runs, measures little")
+    return made
+
+
+def arguments(description: str, parts: Sequence[str] = (), until: str = "") -> argparse.Namespace:
+    """``parts``: what may be measured alone. ``until``: what may be asked less often."""
+    made = parser(description)
     if parts:
-        parser.add_argument("--only", nargs="+", choices=parts, default=parts, metavar="PART", help=", ".join(parts))
-    return parser.parse_args()
+        made.add_argument("--only", nargs="+", choices=parts, default=parts, metavar="PART", help=", ".join(parts))
+    if until:
+        made.add_argument("--until", type=int, metavar="N", help=f"only so many {until}")
+    return made.parse_args()
 
 
 def row(
+    id: str, what: str, unit: str, values: Sequence[float], bar: float | None = None, better: Better = "higher"
+) -> Row:
+    """A row from repeated measurements: their median, held against the bar."""
+    return measured_row(id, what, unit, statistics.median(values), bar, better, (min(values), max(values)))
+
+
+def measured_row(
     id: str,
     what: str,
     unit: str,
-    values: Sequence[float],
+    value: float | None,
     bar: float | None = None,
-    better: Literal["higher", "lower"] = "higher",
+    better: Better = "higher",
+    spread: tuple[float, float] | None = None,
+    why: str = "not measured here",
 ) -> Row:
-    """A row from repeated measurements: their median, held against the bar."""
-    value = statistics.median(values)
+    """A row from one value. ``why`` is said where there is none."""
+    if value is None:
+        return missing_row(id, f"{why}: {what}", unit, bar, better)
     ok = None if bar is None else value >= bar if better == "higher" else value <= bar
-    return Row(id, what, value, unit, bar, better, ok, (min(values), max(values)))
+    return Row(id, what, float(value), unit, bar, better, ok, spread)
 
 
-def missing_row(id: str, why: str, unit: str, bar: float | None, better: Literal["higher", "lower"] = "higher") -> Row:
+def missing_row(id: str, why: str, unit: str, bar: float | None, better: Better = "higher") -> Row:
     """A row that could not be measured here, and why."""
     return Row(id, why, None, unit, bar, better, None, None)
 
@@ -68,7 +88,7 @@ class Planned(NamedTuple):
     what: str
     unit: str
     bar: float | None = None
-    better: Literal["higher", "lower"] = "lower"
+    better: Better = "lower"
 
 
 def rows_of(
@@ -76,10 +96,10 @@ def rows_of(
 ) -> list[Row]:
     """A row for each id. One without values says ``why``."""
     return [
-        row(id, one.what, one.unit, measured[id], one.bar, one.better)
+        row(id, plan.what, plan.unit, measured[id], plan.bar, plan.better)
         if id in measured
-        else missing_row(id, f"{why}: {one.what}", one.unit, one.bar, one.better)
-        for id, one in planned.items()
+        else missing_row(id, f"{why}: {plan.what}", plan.unit, plan.bar, plan.better)
+        for id, plan in planned.items()
     ]
 
 
@@ -97,27 +117,22 @@ def finish(benchmark: str, rows: list[Row], packages: Sequence[str], json: Path 
         print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
 
 
-def _cells(one: Row) -> tuple[str, ...]:
-    bar = "" if one.bar is None else f"{'>=' if one.better == 'higher' else '<='} {one.bar:g}"
-    spread = f"{one.spread[0]:.4g} .. {one.spread[1]:.4g}" if one.spread else ""
-    value = "-" if one.value is None else f"{one.value:.4g} {one.unit}"
-    return one.id, value, bar, {None: "", True: "yes", False: "NO"}[one.ok], spread, one.what
+def _cells(row: Row) -> tuple[str, ...]:
+    bar = "" if row.bar is None else f"{'>=' if row.better == 'higher' else '<='} {row.bar:g}"
+    spread = f"{row.spread[0]:.4g} .. {row.spread[1]:.4g}" if row.spread else ""
+    value = "-" if row.value is None else f"{row.value:.4g} {row.unit}"
+    return row.id, value, bar, {None: "", True: "yes", False: "NO"}[row.ok], spread, row.what
 
 
 def _machine() -> dict[str, str | int]:
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    models = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
     return {
-        "processor": _processor(),
+        "processor": next(models, platform.machine()),
         "cores": os.cpu_count() or 0,
         "memory_gib": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") >> 30,
         "system": platform.system() + " " + platform.release(),
     }
-
-
-def _processor() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.split(":", 1)[1].strip()
-    return platform.machine()
 
 
 def _version(package: str) -> str:

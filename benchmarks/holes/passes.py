@@ -1,19 +1,24 @@
 """The procedure: documents are computed, vLLM's own cache is emptied, one pass fills the holes, the next only reuse."""
 
+import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal, TypeAlias
 
 import msgspec
 
-from benchmarks.holes.figures import PHASES, Found, Measured, Query
-from benchmarks.holes.order import Prompt, before
+from benchmarks.holes.figures import PHASES, Answered, Found, Measured, Pass
+from benchmarks.holes.prompts import Prompt, Writer, before
+from benchmarks.holes.scores import f1, rouge_l
 from benchmarks.quality.measure import reported
-from benchmarks.quality.workload import Tokens
 from benchmarks.timing import progress
 from harness.engines import Answer, Engine
 
+ANSWER_TOKENS = 10
+"""The most tokens of an answer, as in the published benchmark."""
 Method: TypeAlias = Literal["blend", "reuse", "full", "contiguous"]
+AtOnce: TypeAlias = Literal["one", "all"]
+"""How many requests a pass asks at once."""
 
 
 class Way(msgspec.Struct, frozen=True):
@@ -42,52 +47,48 @@ def ways_of(methods: Sequence[Method], ratios: Sequence[float]) -> list[Way]:
     return list({way.label: way for way in ways}.values())
 
 
-class Procedure(msgspec.Struct, frozen=True):
-    ways: Sequence[Way]
-    answer_tokens: int
-    """The most tokens of an answer."""
-    stop: tuple[int, ...]
-    """Tokens that end an answer."""
-    text: Callable[[Tokens], str]
-    """The text of an answer."""
-    passes: int = 2
-
-
-def run(engine: Engine, prompts: Sequence[Prompt], procedure: Procedure) -> Found:
+def run(
+    engine: Engine, prompts: Sequence[Prompt], writer: Writer, ways: Sequence[Way], passes: int, at_once: AtOnce
+) -> Found:
     """All ways in turn, each with nothing stored at its begin."""
     found: Found = {}
-    for way in procedure.ways:
+    for way in ways:
         asked = way.asked()
         # A full prefill reads nothing that was stored.
         units = [] if way.method == "full" else before(prompts)
-        for unit in progress(units, f"{way.label}: what is computed before"):
-            engine.one(unit, mode="exact", cache_salt=asked["cache_salt"])
-        found[way.label] = []
-        for number in range(1, procedure.passes + 1):
+        begun = time.perf_counter()
+        for batch in progress(_batches(units, at_once), f"{way.label}: what is computed before"):
+            engine.ask(*batch, mode="exact", cache_salt=asked["cache_salt"])
+        found[way.label] = Measured(time.perf_counter() - begun, [])
+        for number in range(1, passes + 1):
             engine.forget()
-            found[way.label].append(_pass(engine, prompts, procedure, asked, f"{way.label}: pass {number}"))
+            asking = progress(_batches(prompts, at_once), f"{way.label}: pass {number}")
+            request = {"tokens": ANSWER_TOKENS, "stop_token_ids": writer.stop, **asked}
+            counted, begun = engine.call("counts"), time.perf_counter()
+            answers = [answer for batch in asking for answer in engine.ask(*(one.tokens for one in batch), **request)]
+            seconds, spent = time.perf_counter() - begun, Counter(engine.call("counts"))
+            spent.subtract(counted)
+            found[way.label].passes.append(
+                Pass(
+                    [answered(*pair, writer) for pair in zip(prompts, answers, strict=True)],
+                    spent["requests_with_holes"],
+                    {name: float(spent[f"{name}_seconds"]) for name in PHASES},
+                    seconds,
+                )
+            )
     return found
 
 
-def _pass(
-    engine: Engine, prompts: Sequence[Prompt], procedure: Procedure, asked: dict[str, Any], what: str
-) -> Measured:
-    request = {"tokens": procedure.answer_tokens, "stop_token_ids": list(procedure.stop), **asked}
-    counted = engine.call("counts")
-    answers = [engine.one(prompt.tokens, **request) for prompt in progress(prompts, what)]
-    spent = Counter(engine.call("counts"))
-    spent.subtract(counted)
-    return Measured(
-        [query_of(prompt, answer, procedure.text) for prompt, answer in zip(prompts, answers, strict=True)],
-        spent["requests_with_holes"],
-        {name: float(spent[f"{name}_seconds"]) for name in PHASES},
-    )
+def _batches(those: Sequence[Any], at_once: AtOnce) -> list[Sequence[Any]]:
+    return [those] if at_once == "all" and those else [[one] for one in those]
 
 
-def query_of(prompt: Prompt, answer: Answer, text: Callable[[Tokens], str]) -> Query:
-    report = reported(answer)
-    return Query(
-        *prompt.question.score(answer.tokens),
+def answered(prompt: Prompt, answer: Answer, writer: Writer) -> Answered:
+    report, right = reported(answer), prompt.query.answers
+    text = writer.first_line(answer.tokens)
+    return Answered(
+        f1(text, right),
+        rouge_l(text, right),
         len(prompt.tokens),
         report["engine_tokens"] + report["exact_tokens"] + report["moved_tokens"],
         report["recomputed_tokens"],
@@ -95,6 +96,6 @@ def query_of(prompt: Prompt, answer: Answer, text: Callable[[Tokens], str]) -> Q
         answer.first_token_s,
         answer.ended_s,
         (answer.ended_s - answer.first_token_s) / max(1, len(answer.tokens) - 1),
-        text(answer.tokens),
-        list(prompt.question.right),
+        text,
+        right,
     )

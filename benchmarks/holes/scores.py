@@ -14,33 +14,28 @@ PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 def f1(answer: str, right: Sequence[str]) -> float:
     """The F1 of the words of an answer and of the right ones, without articles and punctuation."""
-    return max((_f1(_words(answer), _words(one)) for one in right), default=0.0)
+
+    def words(text: str) -> Counter[str]:
+        return Counter(ARTICLES.sub(" ", text.lower().translate(PUNCTUATION)).split())
+
+    said = words(answer)
+    return max((_harmonic((said & words(one)).total(), said.total(), words(one).total()) for one in right), default=0.0)
 
 
 def rouge_l(answer: str, right: Sequence[str]) -> float:
     """F of the longest subsequence of words that both have, in lower case."""
-    return max((_rouge_l(_all_words(answer), _all_words(one)) for one in right), default=0.0)
+    said, *others = (re.findall(r"\w+", text.lower()) for text in (answer, *right))
+    return max((_harmonic(_common(said, words), len(said), len(words)) for words in others), default=0.0)
 
 
-def _words(text: str) -> list[str]:
-    return ARTICLES.sub(" ", text.lower().translate(PUNCTUATION)).split()
-
-
-def _all_words(text: str) -> list[str]:
-    return re.findall(r"\w+", text.lower())
-
-
-def _f1(ours: Sequence[str], theirs: Sequence[str]) -> float:
-    return _harmonic(sum((Counter(ours) & Counter(theirs)).values()), len(ours), len(theirs))
-
-
-def _rouge_l(ours: Sequence[str], theirs: Sequence[str]) -> float:
+def _common(ours: Sequence[str], theirs: Sequence[str]) -> int:
+    """The length of the longest common subsequence."""
     row = [0] * (len(theirs) + 1)
     for word in ours:
         before = 0
         for place, other in enumerate(theirs, 1):
             before, row[place] = row[place], before + 1 if word == other else max(row[place], row[place - 1])
-    return _harmonic(row[-1], len(ours), len(theirs))
+    return row[-1]
 
 
 def _harmonic(common: int, ours: int, theirs: int) -> float:

@@ -1,16 +1,25 @@
-"""The selectors that are compared, and what every way of serving needs: stored documents, and reports of reuse."""
+"""Asks all questions of a workload in one way of serving after the other, on a model that others made."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
+from blendhub_tools.advice import forced
+from blendhub_tools.advice.judge import ANSWER_TOKENS, LOGPROBS, judge
+from blendhub_tools.advice.outcomes import Outcome
 
-from benchmarks.quality.workload import Tokens
+from benchmarks.quality.serving import PLAIN, Serving, folder
+from benchmarks.quality.workloads import LONGEST, WORKLOADS, Case, Chat, Tokens, first_cases, visits
 from benchmarks.timing import progress
+from blendhub.vllm.settings import Settings
 from harness.engines import Answer, Engine
+from harness.engines.real_model import make_real_model
+
+RATIOS = (0.05, 0.15, 0.3)
+OPTIONS: dict[str, Any] = PLAIN | forced.OPTIONS
 
 
-class Compared(msgspec.Struct, frozen=True):
+class Selector(msgspec.Struct, frozen=True):
     name: str
     options: dict[str, Any] = {}
     reads_question: bool = False
@@ -18,25 +27,15 @@ class Compared(msgspec.Struct, frozen=True):
     probe_layers: float = 0.0
     """What it computes before it picks: the share of the tokens times the number of layers."""
 
-    @property
-    def choice(self) -> dict[str, Any]:
-        return {"name": self.name, "options": self.options}
-
 
 SELECTORS = (
-    Compared("attended", reads_question=True),
-    Compared("hkvd", probe_layers=0.25),
-    Compared("first_k", {"k": 0}),
+    Selector("attended", reads_question=True),
+    Selector("hkvd", probe_layers=0.25),
+    Selector("first_k", {"k": 0}),
 )
 
 
-def store(engine: Engine, visits: Sequence[Tokens]) -> None:
-    for visit in progress(visits, "compute the documents"):
-        engine.one(visit, mode="exact")
-        engine.forget()
-
-
-class Asked(msgspec.Struct, frozen=True):
+class Way(msgspec.Struct, frozen=True):
     """One way of serving."""
 
     selector: str
@@ -48,14 +47,44 @@ class Asked(msgspec.Struct, frozen=True):
     probed: float = 0.0
     """What choosing costs: a share of what computing all moved tokens costs."""
 
-    @classmethod
-    def of(cls, compared: Compared, ratio: float, state: str, layers: int) -> "Asked":
-        probed = compared.probe_layers / layers
-        return cls(compared.name, ratio, state, apart=compared.reads_question, probed=probed)
+
+FULL = Way("full", 1.0, mode="off")
+REUSE = Way("reuse", 0.0)
 
 
-FULL = Asked("full", 1.0, mode="off")
-REUSE = Asked("reuse", 0.0)
+def run(questions: int, workloads: Sequence[str] = tuple(WORKLOADS)) -> Iterator[Outcome]:
+    from transformers import AutoTokenizer
+
+    model = str(make_real_model())
+    chat = Chat(AutoTokenizer.from_pretrained(model))
+    for name in workloads:
+        cases = first_cases(name, chat, questions)
+        before, again = visits(cases), visits(cases, "again")
+        with folder() as place:
+            serving = Serving(model, place, sum(map(len, before + again)), max_model_len=LONGEST, **OPTIONS)
+            with serving.storing() as keeper:
+                workload = Workload(name, cases)
+                store(keeper, before)
+                yield workload.measure(keeper, FULL)
+                yield workload.measure(keeper, REUSE)
+                for selector in SELECTORS:
+                    with serving.choosing({"name": selector.name, "options": selector.options}) as engine:
+                        apart, probed = selector.reads_question, selector.probe_layers / serving.layers
+                        for ratio in RATIOS:
+                            yield workload.measure(engine, Way(selector.name, ratio, apart=apart, probed=probed))
+                        if selector.name == Settings().selector.name:
+                            yield workload.measure(engine, Way(selector.name, 0.15, "settled", probed=probed))
+                # Last, as it stores more. The default comes first.
+                if again:
+                    store(keeper, again)
+                    with serving.choosing({"name": SELECTORS[0].name}) as engine:
+                        yield workload.measure(engine, Way(SELECTORS[0].name, 0.15, "warm", apart=True))
+
+
+def store(engine: Engine, prompts: Sequence[Tokens]) -> None:
+    for prompt in progress(prompts, "compute the documents"):
+        engine.one(prompt, mode="exact")
+        engine.forget()
 
 
 def reported(answer: Answer) -> dict[str, Any]:
@@ -63,3 +92,41 @@ def reported(answer: Answer) -> dict[str, Any]:
     if "moved_tokens" not in answer.report:
         raise SystemExit(f"BlendHub serves this model without reuse: {answer.report.get('reason')}")
     return answer.report
+
+
+class Workload:
+    """The cases of one workload, and full prefill's answers to their questions."""
+
+    def __init__(self, name: str, cases: Sequence[Case]) -> None:
+        self.name = name
+        self.cases = cases
+        self._full: list[list[Answer]] = []
+
+    def measure(self, engine: Engine, way: Way) -> Outcome:
+        """Measure full prefill first. The first question of each case is asked alone, so that its time can be taken."""
+        outcome = Outcome(way.selector, way.state, way.ratio, workload=self.name)
+        for number, case in enumerate(progress(self.cases, f"{self.name}: {way.selector} {way.ratio:g} {way.state}")):
+            engine.forget()
+            answers = self._ask(engine, way, number, case)
+            if len(self._full) == number:
+                self._full.append(answers)
+            pairs = zip(self._full[number], answers, case.questions, strict=True)
+            report = reported(answers[0])
+            moved = report["moved_tokens"]
+            share = report["recomputed_tokens"] / moved + way.probed if moved else 1.0
+            outcome.note([judge(full, ours, question.answered(full.tokens)) for full, ours, question in pairs], share)
+            outcome.first_token_s.append(answers[0].first_token_s)
+        return outcome
+
+    def _ask(self, engine: Engine, way: Way, number: int, case: Case) -> list[Answer]:
+        request = {"mode": way.mode, "recompute_ratio": way.ratio, "store": False, "logprobs": LOGPROBS}
+        each: list[dict[str, Any]] = [dict(request) for _ in case.questions]
+        if len(self._full) > number:
+            for asked, full in zip(each, self._full[number], strict=True):
+                asked["forced"] = full.tokens
+        for asked in each[1:]:
+            # These find the first one's KV in vLLM's own cache, unless they need another choice of tokens.
+            asked["settled"] = not way.apart
+        first, *others = ([*case.body, *question.tokens] for question in case.questions)
+        answers = engine.ask(first, tokens=ANSWER_TOKENS, each=each[:1])
+        return answers + (engine.ask(*others, tokens=ANSWER_TOKENS, each=each[1:]) if others else [])

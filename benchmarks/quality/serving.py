@@ -6,12 +6,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.quality.measure import Compared
 from harness.engines import Engine
 
 ROOT = Path(__file__).parents[2]
 PLAIN: dict[str, Any] = {"dtype": "float32", "block_size": 32}
-PATIENCE_S = 30.0
+SETTINGS: dict[str, Any] = {
+    "policy": {"max_recompute_share": 1.0},
+    "lookup_timeout_s": 30.0,
+    # An audited request is answered from exact KV.
+    "audit_share": 0.0,
+}
+"""What every engine has whose answers or times are compared."""
 
 
 class Serving:
@@ -20,12 +25,11 @@ class Serving:
     def __init__(self, model: str, place: Path, stored_tokens: int, **options: Any) -> None:
         """``stored_tokens``: how much there must be room for. ``options`` are vLLM's."""
         shape = Shape(model)
-        self.layers, self.vocabulary = shape.layers, shape.vocabulary
-        self.longest = int(options.get("max_model_len", shape.longest))
+        self.layers = shape.layers
+        longest = int(options.get("max_model_len", shape.longest))
         self._model = model
-        self._options = options | {"max_model_len": self.longest, "max_num_batched_tokens": max(4096, self.longest)}
-        # Chunks of 256 tokens are not all full.
-        self._arena_gib = max(0.25, 2 * stored_tokens * shape.token_bytes(str(options.get("dtype"))) / 2**30)
+        self._options = options | {"max_model_len": longest, "max_num_batched_tokens": max(4096, longest)}
+        self._arena_gib = shape.arena_gib(stored_tokens, str(options.get("dtype")))
         self._endpoint = f"ipc://{place}/hub.sock"
 
     def storing(self) -> contextlib.AbstractContextManager[Engine]:
@@ -33,27 +37,11 @@ class Serving:
         hub = {"arena_gib": self._arena_gib, "metrics": "", "listen": [{"endpoint": self._endpoint}]}
         return self._engine({"hub": hub, "selector": {"name": "first_k"}})
 
-    def alone(self, compared: Compared) -> contextlib.AbstractContextManager[Engine]:
-        """An engine with this selector that stores, too."""
-        hub = {"arena_gib": self._arena_gib, "metrics": ""}
-        return self._engine({"hub": hub, "selector": compared.choice})
+    def choosing(self, selector: dict[str, Any]) -> contextlib.AbstractContextManager[Engine]:
+        return self._engine({"endpoint": self._endpoint, "selector": selector})
 
-    def choosing(self, compared: Compared) -> contextlib.AbstractContextManager[Engine]:
-        """An engine with this selector. It does not learn: one question must not help the next."""
-        settings = {"endpoint": self._endpoint, "selector": compared.choice}
-        return self._engine(settings)
-
-    @contextlib.contextmanager
-    def _engine(self, settings: dict[str, Any]) -> Iterator[Engine]:
-        # An audited request is answered from exact KV.
-        settings |= {"policy": {"max_recompute_share": 1.0}, "lookup_timeout_s": PATIENCE_S, "audit_share": 0.0}
-        with Engine(
-            self._model,
-            settings,
-            variables={"PYTHONPATH": str(ROOT)},
-            **self._options,
-        ) as engine:
-            yield engine
+    def _engine(self, settings: dict[str, Any]) -> Engine:
+        return Engine(self._model, settings | SETTINGS, variables={"PYTHONPATH": str(ROOT)}, **self._options)
 
 
 class Shape:
@@ -66,21 +54,12 @@ class Shape:
         heads = config.num_attention_heads
         self.layers = int(config.num_hidden_layers)
         self.longest = int(config.max_position_embeddings)
-        self.vocabulary = int(config.vocab_size)
         width = getattr(config, "head_dim", None) or config.hidden_size // heads
-        kv_heads = getattr(config, "num_key_value_heads", None) or heads
-        self._token_items = 2 * self.layers * kv_heads * width
+        self._token_items = 2 * self.layers * (getattr(config, "num_key_value_heads", None) or heads) * width
 
-    def token_bytes(self, dtype: str) -> int:
-        """``auto`` is a kind of 16-bit floats."""
-        return self._token_items * (4 if dtype == "float32" else 2)
-
-
-def usual_dtype() -> str:
-    """The dtype of weights and KV. vLLM's default is 16-bit floats, whose pages BlendHub does not know on every CPU."""
-    import torch
-
-    return "auto" if torch.accelerator.is_available() else "float32"
+    def arena_gib(self, tokens: int, dtype: str) -> float:
+        """Room for so many tokens, in chunks of 256 that are not all full. ``auto`` is a kind of 16-bit floats."""
+        return max(0.25, 2 * tokens * self._token_items * (4 if dtype == "float32" else 2) / 2**30)
 
 
 @contextlib.contextmanager

@@ -9,8 +9,8 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks.quality.real.workloads import LONGEST
 from benchmarks.quality.serving import PLAIN
+from benchmarks.quality.workloads import LONGEST
 from blendhub.system.served_vllm import server_command
 from examples.demo import report
 from examples.demo.experiment import Measured

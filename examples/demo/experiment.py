@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from benchmarks.quality.workload import Tokens
+from benchmarks.quality.workloads import Tokens
 from benchmarks.timing import progress
 from blendhub.core.spans import Span
 from blendhub.outcome.fates import Stretch, strip_of

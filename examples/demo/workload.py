@@ -8,10 +8,8 @@ import re
 from itertools import islice
 from typing import Any, NamedTuple
 
-from benchmarks.quality.real.chat import Chat
-from benchmarks.quality.real.people import people
-from benchmarks.quality.real.workloads import ONE_WORD, RealCase, case_of, earlier
-from benchmarks.quality.workload import Tokens
+from benchmarks.quality.people import people
+from benchmarks.quality.workloads import ONE_WORD, Case, Chat, Tokens, case_of, visits
 
 DOCUMENTS = 7
 """How many a prompt has."""
@@ -30,7 +28,7 @@ class Workload:
         self._tokenizer = tokenizer
         chat, rng = Chat(tokenizer), random.Random(0)
         everyone = people(rng, "test")
-        self._cases: list[RealCase] = []
+        self._cases: list[Case] = []
         self._questions: list[list[Question]] = []
         # The first prompt is for warming up.
         for _ in range(1 + n_prompts):
@@ -44,7 +42,7 @@ class Workload:
             )
 
     def earlier(self) -> list[Tokens]:
-        return earlier(self._cases)
+        return visits(self._cases)
 
     def later(self) -> list[tuple[Tokens, list[Question]]]:
         """Prompts without a question, and the questions that are asked behind each."""

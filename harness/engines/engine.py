@@ -67,6 +67,8 @@ class Engine:
         ``variables``: of this engine's process, set after these imports: engines that differ only in them share an
         interpreter. ``arrange``: a function as ``module:function``, and its arguments, to call in this engine's process
         before vLLM makes the engine.
+
+        ``options`` are vLLM's; one that is None is left to vLLM, or to its platform.
         """
         if blendhub is not None:
             options["kv_transfer_config"] = transfer_config(blendhub, kv_role)
@@ -76,7 +78,8 @@ class Engine:
         with Listener(f"{self._place.name}/line", "AF_UNIX") as listener:
             self.pid = self._interpreter.fork(self._log, str(listener.address))
             self._line = listener.accept()
-        self._line.send((dict(variables or {}), list(arrange), str(model), OPTIONS | options))
+        given = {name: value for name, value in (OPTIONS | options).items() if value is not None}
+        self._line.send((dict(variables or {}), list(arrange), str(model), given))
         answer(self._line, self._log)
 
     def ask(

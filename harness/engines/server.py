@@ -6,12 +6,12 @@ import signal
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
+
+import httpx
 
 from harness.engines.engine import ENVIRONMENT
 from harness.ports import free_port
@@ -38,6 +38,7 @@ class Server:
         ``options``: those of the command line, with underscores; True for one that takes no value.
         """
         self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
         given: dict[str, int | str | bool] = {"model": str(model), "served-model-name": NAME, "dtype": "float32"}
         given |= {"host": "127.0.0.1", "port": self.port, "block-size": 32}
         given |= {name.replace("_", "-"): value for name, value in options.items()}
@@ -59,8 +60,8 @@ class Server:
     def wait_until_up(self) -> None:
         until = time.monotonic() + PATIENCE_S
         while time.monotonic() < until and self.process.poll() is None:
-            with suppress(urllib.error.URLError):
-                urllib.request.urlopen(f"http://127.0.0.1:{self.port}/health", timeout=10)
+            with suppress(httpx.HTTPError):
+                httpx.get(f"{self.url}/health", timeout=10).raise_for_status()
                 return
             time.sleep(0.2)
         raise RuntimeError(f"vLLM's server did not start:\n{self.log[-5000:]}")

@@ -8,7 +8,7 @@ import pytest
 from blendhub_tools.analysis.edits import SLACK, Edits
 from blendhub_tools.analysis.findings import Findings
 
-from benchmarks.quality.real.sources import BFCL, Dialogue, dialogues
+from benchmarks.quality.sources import BFCL, Dialogue, dialogues
 from blendhub.cli import main
 from blendhub.core.spans import Match, Span
 

@@ -6,7 +6,7 @@ import sys
 from itertools import islice
 from pathlib import Path
 
-from benchmarks.quality.real.workloads import LONGEST, biographies
+from benchmarks.quality.workloads import LONGEST, biographies
 from blendhub.cli import main as blendhub
 from blendhub.vllm.settings import Settings
 from harness.engines.engine import ENVIRONMENT

@@ -7,7 +7,7 @@ from pydoc_data.topics import topics
 from typing import Any, NamedTuple
 from zlib import crc32
 
-from benchmarks.quality.real.people import Half
+from benchmarks.quality.people import Half
 from harness.engines.real_model import PACKAGES, NoRealModel
 
 BFCL = PACKAGES / "bfcl_eval" / "data"

@@ -1,1 +1,0 @@
-"""What reuse costs a model that others trained, on texts that others wrote: the second part of ``make quality``."""

@@ -1,0 +1,207 @@
+"""The prompts that a real model is asked, and the earlier ones in which their text was computed.
+
+Questions to the same documents share a case, so that their KV can be computed once.
+"""
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations, islice
+from typing import Any, TypeAlias
+
+from benchmarks.quality.people import Asked, Half, older, people
+from benchmarks.quality.sources import Dialogue, Request, Turn, dialogues, manual, requests, shuffled
+
+Tokens: TypeAlias = list[int]
+QUESTIONS = 4
+"""The most questions to one case."""
+LONGEST = 4096
+"""The most tokens of a prompt."""
+ONE_WORD = "You answer questions about the documents with one word."
+CLEARED = "[cleared]"
+CUT = "\u241f"
+"""Stands in messages where a piece ends."""
+
+
+class Chat:
+    """Writes prompts with a tokenizer's chat template, cut in pieces that are the same tokens wherever they stand."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+
+    def pieces(self, messages: Sequence[tuple[str, str]], begun: str = "") -> list[Tokens]:
+        """Messages as pairs of role and content; ``begun`` is how the answer begins. Each piece is tokenized apart."""
+        said = [{"role": role, "content": content} for role, content in messages]
+        text: str = self._tokenizer.apply_chat_template(said, tokenize=False, add_generation_prompt=True)
+        return [self.tokens(piece) for piece in (text + begun).split(CUT)]
+
+    def tokens(self, text: str) -> Tokens:
+        tokens: Tokens = self._tokenizer.encode(text, add_special_tokens=False)
+        return tokens
+
+
+@dataclass(frozen=True)
+class Question:
+    tokens: Tokens
+    """The rest of the prompt behind the case's body."""
+    right: Tokens = field(default_factory=list)
+    """How a right answer goes on; empty where full prefill's own answer is what counts."""
+
+    def answered(self, said: Tokens) -> int:
+        """How many of the tokens that were said are the right answer; 0 if it is wrong or not known."""
+        return len(self.right) if said[: len(self.right)] == self.right else 0
+
+
+@dataclass(frozen=True)
+class Case:
+    pieces: list[Tokens]
+    """The header and the documents."""
+    questions: list[Question]
+    earlier: Tokens = field(default_factory=list)
+    """The prompt in which the text was computed, where it was not computed among that of other cases."""
+
+    @property
+    def body(self) -> Tokens:
+        return [token for piece in self.pieces for token in piece]
+
+
+def visits(cases: Sequence[Case], seed: str = "visits") -> list[Tokens]:
+    """The prompts in which the text of these cases was computed before: every document once, among those of others.
+
+    Another ``seed`` gives the documents other neighbours. Text that stood in one prompt has no other visit.
+    """
+    if cases[0].earlier:
+        return [case.earlier for case in cases] if seed == "visits" else []
+    rng = random.Random(seed)
+    slots = max(len(case.pieces) for case in cases) - 1
+    # A document goes so many cases further: neighbours part, and each finds those of other cases at its new place.
+    further = [1 + number % max(1, len(cases) - 1) for number in range(slots)]
+    rng.shuffle(further)
+    together: list[list[Tokens]] = [[] for _ in cases]
+    for home, case in enumerate(cases):
+        for number, document in enumerate(case.pieces[1:]):
+            together[(home + further[number]) % len(cases)].append(document)
+    made: list[Tokens] = []
+    for documents in together:
+        rng.shuffle(documents)
+        visit: Tokens = []
+        for document in documents:
+            if not visit or len(visit) + len(document) > LONGEST:
+                made.append(visit := [*cases[0].pieces[0]])
+            visit += document
+    return made
+
+
+def first_cases(workload: str, chat: Chat, questions: int) -> list[Case]:
+    """Enough cases for so many questions, and at least two: each case's text is computed among that of another one."""
+    chosen: list[Case] = []
+    for case in WORKLOADS[workload](chat, "test"):
+        if len(chosen) >= 2 and sum(len(other.questions) for other in chosen) >= questions:
+            break
+        chosen.append(case)
+    return chosen
+
+
+def facts(chat: Chat, half: Half, across: bool = False) -> Iterator[Case]:
+    for documents, asked in biographies(half, across):
+        yield case_of(chat, ONE_WORD, documents, asked)
+
+
+def across(chat: Chat, half: Half) -> Iterator[Case]:
+    return facts(chat, half, across=True)
+
+
+def biographies(half: Half, across: bool = False) -> Iterator[tuple[list[str], list[Asked]]]:
+    """Documents, and questions to one of them each, or ``across`` two."""
+    rng = random.Random(f"facts {half} {across}")
+    everyone = people(rng, half)
+    while True:
+        persons = list(islice(everyone, rng.randint(6, 12)))
+        if across:
+            asked = [older(*pair) for pair in rng.sample(list(combinations(persons, 2)), QUESTIONS)]
+        else:
+            asked = [rng.choice(person.questions) for person in rng.sample(persons, QUESTIONS)]
+        yield [f"Document: {person.text}\n\n" for person in persons], asked
+
+
+def of_manual(chat: Chat, half: Half) -> Iterator[Case]:
+    """Sections of different topics. A passage is to be continued, or a statement explained."""
+    rng = random.Random(f"manual {half}")
+    sections = [(topic[0].split("\n")[0], section) for topic in manual(half) for section in topic]
+    rng.shuffle(sections)
+    system = "You answer questions about the Python manual."
+    while len(sections) >= 8:
+        chosen = [sections.pop() for _ in range(rng.randint(4, 8))]
+        asked: list[Asked] = []
+        for title, section in rng.sample(chosen, min(QUESTIONS, len(chosen))):
+            words = section.split()
+            begin = rng.randrange(len(words) // 2)
+            passage = " ".join(words[begin : begin + 10])
+            if len(asked) % 2:
+                asked.append(Asked(f"What does the manual say about {title}?", f"About {title}, the manual says", ""))
+            else:
+                asked.append(Asked("Continue this passage of the manual.", passage, ""))
+        yield case_of(chat, system, [f"Section of {title}:\n\n{section}" for title, section in chosen], asked)
+
+
+def tools(chat: Chat, half: Half) -> Iterator[Case]:
+    """The functions of several requests; each request is a question."""
+    rng = random.Random(f"tools {half}")
+    left: list[Request] = shuffled(requests(half), f"tools {half}")
+    others = [pair for request in left for pair in request.functions.items()]
+    while left:
+        most, functions, asked = rng.randint(8, 16), dict[str, str](), list[Request]()
+        for request in list(left):
+            if len(functions | request.functions) <= most and len(asked) < QUESTIONS:
+                functions |= request.functions
+                asked.append(request)
+                left.remove(request)
+        while len(functions) < most:
+            functions |= [rng.choice(others)]
+        texts = [f"{text}\n\n" for text in shuffled(list(functions.values()), str(len(left)))]
+        system = ("system", "You call one of these functions.\n\n" + CUT + CUT.join(texts) + CUT)
+        begun = 'The function for this is "'
+        pieces = [chat.pieces([system, ("user", request.text)], begun) for request in asked]
+        questions = [Question(all[-1], chat.tokens(one.right)) for all, one in zip(pieces, asked, strict=True)]
+        yield Case(pieces[0][:-1], questions)
+
+
+def edits(chat: Chat, half: Half) -> Iterator[Case]:
+    """Dialogues whose tool results, but the last, are cleared when the user speaks again."""
+    those: list[Dialogue] = shuffled(dialogues(half), f"edits {half}")
+    for shorter in range(3):
+        for dialogue in those:
+            *before, last = dialogue.turns[: len(dialogue.turns) - shorter]
+            if len(before) >= 2:
+                cleared = [turn._replace(result=CLEARED) for turn in before[:-1]] + before[-1:]
+                *pieces, tail = chat.pieces([*_said(dialogue, cleared), ("user", last.user)])
+                earlier = [token for piece in chat.pieces(_said(dialogue, before)) for token in piece]
+                yield Case(pieces, [Question(tail)], earlier)
+
+
+WORKLOADS: dict[str, Callable[[Chat, Half], Iterator[Case]]] = {
+    "facts": facts,
+    "across": across,
+    "tools": tools,
+    "manual": of_manual,
+    "edits": edits,
+}
+
+
+def case_of(chat: Chat, system: str, documents: list[str], asked: list[Asked]) -> Case:
+    """Documents behind a system text, and the questions that are asked behind them."""
+    body = CUT + CUT.join(documents) + CUT
+    pieces = [
+        chat.pieces([("system", system), ("user", f"{body}Question: {one.question}")], one.begun) for one in asked
+    ]
+    questions = [Question(all[-1], chat.tokens(one.right)) for all, one in zip(pieces, asked, strict=True)]
+    return Case(pieces[0][:-1], questions)
+
+
+def _said(dialogue: Dialogue, turns: list[Turn]) -> list[tuple[str, str]]:
+    """Each message is a piece."""
+    functions = "\n".join(dialogue.functions.values())
+    said = [("system", f"You act by calling these functions:\n{functions}{CUT}")]
+    for turn in turns:
+        said += [("user", turn.user + CUT), ("assistant", turn.calls + CUT), ("tool", turn.result + CUT)]
+    return said

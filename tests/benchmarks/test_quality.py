@@ -1,0 +1,168 @@
+"""The prompts of the real model, and how far answers are from full prefill's."""
+
+import math
+import random
+from itertools import islice
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from blendhub_tools.advice.judge import (
+    ALL_KL,
+    ANSWER,
+    FIRST,
+    KL,
+    NATS,
+    RIGHT,
+    RIGHT_NATS,
+    SURE_FIRST,
+    divergence,
+    judge,
+)
+from blendhub_tools.advice.outcomes import Comparison, Outcome, accuracy, won_back
+
+from benchmarks.quality.people import Half, people
+from benchmarks.quality.sources import BFCL, manual, requests
+from benchmarks.quality.workloads import CLEARED, WORKLOADS, Chat, Question, first_cases, visits
+
+HALVES: tuple[Half, ...] = ("training", "test")
+
+
+class Letters:
+    """A tokenizer with a token for each letter."""
+
+    def apply_chat_template(self, messages, tokenize, add_generation_prompt):
+        return "".join(f"<{one['role']}>{one['content']}</>" for one in messages) + "<assistant>"
+
+    def encode(self, text, add_special_tokens):
+        return [ord(letter) for letter in text]
+
+
+def text(tokens):
+    return "".join(map(chr, tokens))
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_all_text_of_a_prompt_was_computed_before_in_other_company(name):
+    if not BFCL.exists():
+        pytest.skip("its texts are a package; `make setup` downloads it")
+    cases = list(islice(WORKLOADS[name](Chat(Letters()), "test"), 12))
+    earlier = [text(visit) for visit in visits(cases)]
+    for case in cases:
+        pieces = [text(piece) for piece in case.pieces if CLEARED not in text(piece)]
+        assert all(any(piece in visit for visit in earlier) for piece in pieces)
+        assert not any(text(case.body) in visit for visit in earlier)
+        assert all("<assistant>" in text(question.tokens) for question in case.questions)
+        if name != "edits":
+            assert not any(all(piece in visit for piece in pieces[1:]) for visit in earlier)
+    assert cases[:3] == list(islice(WORKLOADS[name](Chat(Letters()), "test"), 3))
+    assert bool(visits(cases, "again")) == (name != "edits")
+
+
+def test_the_halves_have_no_name_topic_or_set_of_functions_in_common():
+    if not BFCL.exists():
+        pytest.skip("its texts are a package; `make setup` downloads it")
+    names = [{person.name for person in islice(people(random.Random(0), half), 300)} for half in HALVES]
+    sections = [{section for topic in manual(half) for section in topic} for half in HALVES]
+    functions = [{frozenset(request.functions) for request in requests(half)} for half in HALVES]
+    for training, test in (names, sections, functions):
+        assert training and test and not training & test
+
+
+def distribution(rng, tokens):
+    weights = [rng.random() ** 8 for _ in range(tokens)]
+    return {token: math.log(weight / sum(weights)) for token, weight in enumerate(weights)}
+
+
+def test_divergence_is_that_of_the_whole_distributions_where_all_tokens_are_known_and_less_where_not():
+    rng = random.Random(0)
+    for _ in range(50):
+        full, ours = distribution(rng, 30), distribution(rng, 30)
+        whole = sum(math.exp(p) * (p - ours[token]) for token, p in full.items())
+        assert divergence(full, ours) == pytest.approx(whole)
+        likely = [dict(sorted(one.items(), key=lambda item: -item[1])[:10]) for one in (full, ours)]
+        assert -1e-9 <= divergence(*likely) <= whole + 1e-9
+
+
+def said(tokens, *chances):
+    """An answer of these tokens, and at each the chances of tokens."""
+    return SimpleNamespace(
+        tokens=tokens, logprobs=[{token: math.log(p) for token, p in one.items()} for one in chances]
+    )
+
+
+def test_an_answer_is_compared_at_each_token_of_full_prefill():
+    full = said([1, 2], {1: 0.8, 2: 0.2}, {1: 0.4, 2: 0.6})
+    ours = said([1, 2], {1: 0.4, 2: 0.6}, {1: 0.4, 2: 0.6})
+    scores = judge(full, ours, 1)
+    first = 0.8 * math.log(2) + 0.2 * math.log(0.2 / 0.6)
+    assert scores[KL] == pytest.approx(-first) and scores[ALL_KL] == pytest.approx(-first / 2)
+    assert scores[NATS] == scores[RIGHT_NATS] == pytest.approx(-math.log(2))
+    assert scores[FIRST] == scores[SURE_FIRST] == scores[ANSWER] == scores[RIGHT] == 0
+    assert judge(full, full, 2)[FIRST:] == [1, 1, 1, 1]
+    assert judge(full, ours, 0)[RIGHT] is None and judge(full, ours, 0)[RIGHT_NATS] is None
+    assert [Question([], right).answered([1, 2]) for right in ([1], [2], [1, 2], [])] == [1, 0, 2, 0]
+
+
+def test_what_is_won_back_is_the_share_of_the_loss_and_its_interval_widens_with_what_prompts_differ_in():
+    assert [won_back(ours, 0.8, 0.2) for ours in (0.2, 0.8, 0.1)] == pytest.approx([0.0, 1.0, -1 / 6])
+    assert won_back(0.97, 0.98, 0.97) is None, "reuse loses next to nothing"
+
+    def outcome(*scores):
+        return Outcome("s", "", 0.1, [[score] for score in scores], [[10]] * len(scores))
+
+    full, reuse = outcome(*[10] * 20), outcome(*[1] * 20)
+    same, differing = (Comparison(ours, full, reuse) for ours in (outcome(*[5] * 20), outcome(*[0, 10] * 10)))
+    assert same.interval([0]) == pytest.approx((same.share([0]),) * 2)
+    low, high = differing.interval([0])
+    assert low < same.share([0]) - 0.1 and high > same.share([0]) + 0.1
+    uneven = Outcome("s", "", 0.1, [[1, 0], [0, 1]], [[1, 0], [3, 1]])
+    assert accuracy(uneven).tolist() == [0.25, 1.0], "means over questions, not over cases"
+
+
+def test_rows_are_means_of_workloads_that_lose_unlike_amounts():
+    pytest.importorskip("vllm", reason="the benchmark serves with vLLM; `make setup` installs it")
+    from benchmarks.quality import figures
+
+    def outcome(workload: str, selector: str, ratio: float, kl: float) -> Outcome:
+        """Four questions a case, whose mean KL is given."""
+        scores = [-4 * kl, -4 * kl, -4.0, -4.0, 3.0, 3.0, 2.0, 4.0]
+        return Outcome(selector, "", ratio, [scores] * 3, [[4] * 8] * 3, [ratio] * 3, [1.0] * 3, workload)
+
+    ways = (("full", 1.0, 0.0), ("reuse", 0.0, 1.0), ("hkvd", 0.15, 0.3))
+    outcomes = [
+        outcome(workload, selector, ratio, kl * share)
+        for workload, kl, left in (("facts", 1.0, 0.2), ("tools", 0.01, 0.4))
+        for selector, ratio, share in (*ways, ("attended", 0.15, left))
+    ]
+    made = {row.id: row for row in figures.rows(outcomes)}
+    assert made["real_recovered_15"].value == pytest.approx(0.7) and made["real_recovered_15"].ok
+    assert made["real_recovered_15_worst"].value == pytest.approx(0.6)
+    assert made["real_facts_attended_15"].value == pytest.approx(0.8)
+    assert made["real_default_wins"].value == pytest.approx(0.1) and made["real_recovered_30"].value is None
+
+
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_everything_recomputed_is_full_prefill_and_nothing_recomputed_is_not(tmp_path):
+    pytest.importorskip("vllm", reason="the benchmark serves with vLLM; `make setup` installs it")
+    from transformers import AutoTokenizer
+
+    from benchmarks.quality.measure import FULL, OPTIONS, REUSE, Way, Workload, store
+    from benchmarks.quality.serving import Serving
+    from harness.engines.real_model import make_real_model
+    from tests.test_demo import skip_without_real_model
+
+    skip_without_real_model()
+    model: Any = str(make_real_model())
+    cases = first_cases("edits", Chat(AutoTokenizer.from_pretrained(model)), 2)
+    earlier = visits(cases)
+    with Serving(model, tmp_path, sum(map(len, earlier)), **OPTIONS).storing() as engine:
+        workload = Workload("edits", cases)
+        store(engine, earlier)
+        full, reuse, everything = (workload.measure(engine, way) for way in (FULL, REUSE, Way("first_k", 1.0)))
+    for exact in (full, everything):
+        assert all(abs(case[KL]) < 1e-3 and abs(case[ALL_KL]) < 1e-3 and case[ANSWER] == 1 for case in exact.scores)
+    assert all(case[KL] < -0.01 and case[ALL_KL] < -0.01 for case in reuse.scores)
+    assert (full.recomputed, reuse.recomputed, everything.recomputed) == ([1.0] * 2, [0.0] * 2, [1.0] * 2)
