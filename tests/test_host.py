@@ -130,8 +130,12 @@ BROKEN_SPECS = {
         "Bare need a default for every field, but have none for size",
     ),
     "options of a strange type": (
-        "spec(options=msgspec.defstruct('Odd', [('thing', complex, 1j)]))",
+        "spec(options=msgspec.defstruct('Odd', [('thing', complex, 1j)], forbid_unknown_fields=True))",
         "its options Odd cannot be described",
+    ),
+    "options of any name": (
+        "spec(options=msgspec.defstruct('Open', [('size', int, 1)]))",
+        "its options Open take any name, so a misspelt one would pass",
     ),
     "capabilities that are a list": ("spec(capabilities=['anywhere'])", "which should be a tuple of strings"),
     "a probe that cannot be called": ("spec(probe=True)", "probe = True"),

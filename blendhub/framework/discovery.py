@@ -247,6 +247,8 @@ def _fault_of_options(options: type[msgspec.Struct]) -> str | None:
     required = [field.encode_name for field in msgspec.structs.fields(options) if field.required]
     if required:
         return f"its options {options.__name__} need a default for every field, but have none for {', '.join(required)}"
+    if not options.__struct_config__.forbid_unknown_fields:
+        return f"its options {options.__name__} take any name, so a misspelt one would pass: set forbid_unknown_fields"
     try:
         describe_options(options)
     except Exception as error:  # any type may stand there: what msgspec raises about it is the fault

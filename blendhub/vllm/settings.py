@@ -12,7 +12,7 @@ from blendhub.core.layout import DEFAULT_MATCHERS
 from blendhub.core.plugin_choice import PluginChoice
 from blendhub.core.spans import MAX_GENERATION, MOST_GENERATION
 from blendhub.framework.host import PluginHost
-from blendhub.framework.options import did_you_mean, mistakes_in, parse_options
+from blendhub.framework.options import did_you_mean, parse_options
 from blendhub.hub.config import DEFAULT_TRANSPORT, HubConfig, HubPlacement, StoreChoice
 
 Mode = Literal["blend", "contiguous", "exact", "off"]
@@ -203,7 +203,7 @@ def mistakes_in_settings(extra: Any, host: PluginHost, device: str | None) -> li
         hint = f"; write it into {OWNER}" if key in Settings.__struct_fields__ else did_you_mean(key, [KEY])
         mistakes.append(OptionError(f"{EXTRA} has the key {key!r}; BlendHub reads only {KEY!r} in it{hint}"))
     given = extra.get(KEY)
-    mistakes += map(OptionError, mistakes_in(OWNER, Settings, given))
+    mistakes += mistakes_in(OWNER, Settings, given)
     for choice in named_plugins(given, device):
         try:
             options = host.offered(choice.kind, choice.name).options
@@ -211,8 +211,17 @@ def mistakes_in_settings(extra: Any, host: PluginHost, device: str | None) -> li
             mistakes.append(PluginError(f"{choice.key}: {error}"))
         else:
             owner = f"{choice.key}: {choice.kind} {choice.name!r}"
-            mistakes += map(OptionError, mistakes_in(owner, options, choice.options))
+            mistakes += mistakes_in(owner, options, choice.options)
     return mistakes
+
+
+def mistakes_in(owner: str, options: type[msgspec.Struct], given: Any) -> list[BlendHubError]:
+    """The first mistake in options of a configuration, if there is one."""
+    try:
+        parse_options(owner, options, given)
+    except OptionError as error:
+        return [error]
+    return []
 
 
 class NamedPlugin(NamedTuple):

@@ -7,8 +7,7 @@ import msgspec
 
 from blendhub.core.errors import BlendHubError, OptionError
 from blendhub.framework.host import PluginHost
-from blendhub.framework.options import mistakes_in
-from blendhub.vllm.settings import EXTRA, mistakes_in_settings
+from blendhub.vllm.settings import EXTRA, mistakes_in, mistakes_in_settings
 
 FLAG = "kv-transfer-config"
 
@@ -31,7 +30,7 @@ def mistakes_in_transfer_config(given: Any, host: PluginHost, device: str | None
     """Everything that is wrong in what ``--kv-transfer-config`` is given, a sentence each; see also settings.py."""
     if not isinstance(given, Mapping):
         return [OptionError(f"{FLAG}: expected a mapping of keys to values, got {given!r}")]
-    mistakes: list[BlendHubError] = list(map(OptionError, mistakes_in(FLAG, TransferConfig, given)))
+    mistakes = mistakes_in(FLAG, TransferConfig, given)
     if isinstance(given.get(EXTRA, {}), Mapping):
         mistakes += mistakes_in_settings(given.get(EXTRA, {}), host, device)
     return mistakes

@@ -26,9 +26,9 @@ def test_what_is_printed_is_read_back(config, tmp_path):
 @pytest.mark.parametrize(
     "text, complaint",
     [
-        ("arena_gb = 1", r"has no option 'arena_gb' \(did you mean 'arena_gib'\?\)"),
-        ("arena_gib = -1", "arena_gib = -1 is not valid"),
-        ("[[listen]]\nendpont = 'x'", r"listen\[0\] has no option 'endpont'"),
+        ("arena_gb = 1", r"unknown field `arena_gb` \(did you mean 'arena_gib'\?\)"),
+        ("arena_gib = -1", r"Expected `float` >= 0.0 - at `\$.arena_gib`"),
+        ("[[listen]]\nendpont = 'x'", r"unknown field `endpont` - at `\$.listen\[0\]`"),
         ("arena_gib =", "is not TOML"),
     ],
 )

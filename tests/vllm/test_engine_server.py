@@ -111,7 +111,7 @@ def test_every_request_may_say_what_it_wants(server, texts):
         report = server.ask([*texts.new(41), *document, *texts.new(9)], **asked)
         assert report["moved_tokens"] == 0 and "reason" in report
     assert server.ask([*texts.new(42), *unstored, *texts.new(9)])["moved_tokens"] == 0
-    assert "has no option 'ratio'" in server.ask(texts.new(100), ratio=0.5)["reason"]
+    assert "unknown field `ratio`" in server.ask(texts.new(100), ratio=0.5)["reason"]
 
 
 def test_what_a_request_stored_is_deleted_by_the_id_of_its_response(server, texts):

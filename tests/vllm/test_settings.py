@@ -57,24 +57,20 @@ def test_what_is_written_is_taken():
 def test_every_key_of_the_wrong_type_is_named(field):
     with pytest.raises(OptionError) as raised:
         read({field: ["no setting", "is a list of texts"]})
-    places = f"{WHERE}: option {field} = ['no setting',", f"{WHERE}.{field}[0] = 'no setting' is not valid"
-    assert str(raised.value).startswith(places)
+    assert str(raised.value).startswith(f"{WHERE}: Expected") and f"- at `$.{field}" in str(raised.value)
 
 
 @pytest.mark.parametrize(
     "given, complaint",
     [
-        ({"recompute_ratio": 1.5}, "option recompute_ratio = 1.5 is not valid: Expected `float` <= 1"),
-        ({"recompute_ratio": float("nan")}, "option recompute_ratio = nan is not valid"),
-        ({"matchers": []}, "option matchers = [] is not valid: Expected `array` of length >= 1"),
-        ({"chunk_tokens": 0}, "option chunk_tokens = 0 is not valid"),
-        ({"lookup_timeout_s": 0}, "option lookup_timeout_s = 0 is not valid"),
-        ({"min_blend_share": 0}, "option min_blend_share = 0 is not valid"),
-        (
-            {"hub": {"embedded": "nowhere"}},
-            "hub: option embedded = 'nowhere' is not valid: Invalid enum value 'nowhere'; it can be",
-        ),
-        ([], "options must be a mapping of names to values, got []"),
+        ({"recompute_ratio": 1.5}, "Expected `float` <= 1.0 - at `$.recompute_ratio`"),
+        ({"recompute_ratio": float("nan")}, "at `$.recompute_ratio`"),
+        ({"matchers": []}, "Expected `array` of length >= 1 - at `$.matchers`"),
+        ({"chunk_tokens": 0}, "at `$.chunk_tokens`"),
+        ({"lookup_timeout_s": 0}, "at `$.lookup_timeout_s`"),
+        ({"min_blend_share": 0}, "at `$.min_blend_share`"),
+        ({"hub": {"embedded": "nowhere"}}, "Invalid enum value 'nowhere' - at `$.hub.embedded`"),
+        ([], "Expected a mapping of names to values, got []"),
     ],
 )
 def test_a_value_that_does_not_fit_is_named(given, complaint):
@@ -89,12 +85,15 @@ def test_a_value_that_does_not_fit_is_named(given, complaint):
         ({"transport": {"name": "tcp"}}, "no transport 'tcp'; installed: inproc, unix"),
         ({"matchers": [{"name": "prefix"}, {"name": "prefixes"}]}, "no matcher 'prefixes' (did you mean 'prefix'?)"),
         ({"hub": {"store": {"name": "disc"}}}, "no store 'disc' (did you mean 'disk'?); installed: disk"),
-        ({"selector": {"name": "first_k", "options": {"n": 1}}}, "selector 'first_k' has no option 'n'; its options"),
-        ({"transport": {"name": "unix", "options": {"max_pending": -1}}}, "transport 'unix': option max_pending = -1"),
-        ({"device": {"name": "cpu", "options": {"speed": 9}}}, "device 'cpu' has no option 'speed'"),
-        ({"policy": {"min_reused": 3}}, "policy has no option 'min_reused'"),
-        ({"selector": {"nam": "hkvd"}}, "selector has no option 'nam'"),
-        ({"hub": {"store": {"path": "/x"}}}, "store has no option 'path'"),
+        (
+            {"selector": {"name": "first_k", "options": {"n": 1}}},
+            "'first_k': Object contains unknown field `n`",
+        ),
+        ({"transport": {"name": "unix", "options": {"max_pending": -1}}}, "Expected `int` >= 1 - at `$.max_pending`"),
+        ({"device": {"name": "cpu", "options": {"speed": 9}}}, "device 'cpu': Object contains unknown field `speed`"),
+        ({"policy": {"min_reused": 3}}, "unknown field `min_reused` - at `$.policy` (did you mean"),
+        ({"selector": {"nam": "hkvd"}}, "unknown field `nam` - at `$.selector` (did you mean 'name'?)"),
+        ({"hub": {"store": {"path": "/x"}}}, "unknown field `path` - at `$.hub.store`"),
     ],
 )
 def test_a_mistake_in_any_part_is_named_before_anything_starts(given, complaint):
@@ -169,20 +168,15 @@ def test_a_request_is_taken_at_its_word():
 @pytest.mark.parametrize(
     "params, complaint",
     [
-        (
-            {"blendhub": {"ratio": 0.5}},
-            "has no option 'ratio'; its options are: approximate_from, audit, explain, mode, "
-            "recompute_ratio, settled, store",
-        ),
-        ({"blendhub": {"mode": "fast"}}, "option mode = 'fast' is not valid"),
-        ({"blendhub": {"recompute_ratio": -0.1}}, "option recompute_ratio = -0.1 is not valid"),
-        ({"blendhub": {"recompute_ratio": "0.1"}}, "option recompute_ratio = '0.1' is not valid"),
-        ({"blendhub": {"recompute_ratio": float("nan")}}, "option recompute_ratio = nan is not valid"),
-        ({"blendhub": {"store": 1}}, "option store = 1 is not valid"),
-        ({"blendhub": {7: 1}}, "has no option 7"),
-        ({"blendhub": "blend"}, "options must be a mapping"),
-        ({"blendhub": ["blend"]}, "options must be a mapping"),
-        ({"blendhub": {"mode": "fast"}}, "it can be 'blend', 'contiguous', 'exact', 'off'"),
+        ({"blendhub": {"recompute_rato": 0.5}}, "unknown field `recompute_rato` (did you mean 'recompute_ratio'?)"),
+        ({"blendhub": {"mode": "fast"}}, "Invalid enum value 'fast' - at `$.mode`"),
+        ({"blendhub": {"recompute_ratio": -0.1}}, "Expected `float` >= 0.0 - at `$.recompute_ratio`"),
+        ({"blendhub": {"recompute_ratio": "0.1"}}, "at `$.recompute_ratio`"),
+        ({"blendhub": {"recompute_ratio": float("nan")}}, "at `$.recompute_ratio`"),
+        ({"blendhub": {"store": 1}}, "Expected `bool`, got `int` - at `$.store`"),
+        ({"blendhub": {7: 1}}, "Expected `str`"),
+        ({"blendhub": "blend"}, "Expected a mapping"),
+        ({"blendhub": ["blend"]}, "Expected a mapping"),
         ({"blendhb": {"mode": "off"}}, "has the key 'blendhb' (did you mean 'blendhub'?)"),
         ({"blend_hub": {}, "blendhub": {}}, "has the key 'blend_hub' (did you mean 'blendhub'?)"),
         ({"BlendHub": {}}, "has the key 'BlendHub' (did you mean 'blendhub'?)"),

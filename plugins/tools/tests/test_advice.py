@@ -113,7 +113,7 @@ def test_the_settings_to_paste_keep_what_was_given():
         (["--agreement", "1"], "--agreement 1.0 should be"),
         (["--ratios", "0.1,x"], "--ratios '0.1,x' should be"),
         (["--selectors", "hkvdd"], "no selector 'hkvdd'"),
-        (["--settings", '{"selectr": 1}'], "has no option 'selectr'"),
+        (["--settings", '{"selectr": 1}'], "unknown field `selectr`"),
         (["--engine", "["], "--engine '[' is not a JSON object"),
         (["--most", "0"], "--most 0 should be"),
         (["--tokens", "0"], "--tokens 0 should be"),
