@@ -209,13 +209,6 @@ class HubClient(HubSession):
         message = wire.Forget(request=request[:LONGEST_NAME], salt=salt)
         return self._submit(wire.Forgotten, message, (), timeout).result()
 
-    def events(self, since: int = 0) -> wire.EventsFound:
-        """What was stored and dropped in this engine's namespaces, from a number of this hub's epoch on.
-
-        The hub keeps it from the first call on.
-        """
-        return self._call(wire.EventsFound, wire.Events(**self._ids(), since=since))
-
     def stats(self) -> wire.HubStats:
         """The hub's counters and gauges; needs no registration."""
         return self._call(wire.HubStats, wire.Stats())

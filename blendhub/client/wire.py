@@ -13,7 +13,6 @@ import msgspec
 from msgspec import Meta
 
 from blendhub.client.arena_view import ArenaName, MappingId
-from blendhub.client.kv_events import Event
 from blendhub.contracts import Segment
 from blendhub.contracts.transport import Codec
 from blendhub.core.layout import Namespace, Text, Variant
@@ -190,12 +189,6 @@ class Forget(Message, frozen=True, kw_only=True):
     salt: Text = ""
 
 
-class Events(FromSession, frozen=True):
-    """Ask what was stored and dropped in the namespaces of the session's engine, from a number on."""
-
-    since: Id = 0
-
-
 class Stats(Message, frozen=True):
     """Ask for the hub's counters and gauges; needs no session."""
 
@@ -216,7 +209,6 @@ Request: TypeAlias = (
     | Explain
     | Preview
     | Forget
-    | Events
     | Stats
 )
 
@@ -313,16 +305,6 @@ class Forgotten(Message, frozen=True, kw_only=True):
     chunks: Id
 
 
-class EventsFound(Message, frozen=True):
-    """What was stored and dropped, in order."""
-
-    next: Id
-    """Where to go on."""
-    missed: bool
-    """Whether the hub has forgotten some before: what is known of the hub may be gone."""
-    events: Annotated[tuple[Event, ...], Meta(max_length=MOST_ITEMS)] = ()
-
-
 class HubStats(Message, frozen=True):
     """Counters and gauges by name; counters start at zero in each epoch."""
 
@@ -332,9 +314,7 @@ class HubStats(Message, frozen=True):
     namespaces: dict[str, dict[str, float]]
 
 
-Reply: TypeAlias = (
-    Registered | MayWrite | Done | Pong | Found | Reserved | Explained | Previewed | Forgotten | EventsFound | HubStats
-)
+Reply: TypeAlias = Registered | MayWrite | Done | Pong | Found | Reserved | Explained | Previewed | Forgotten | HubStats
 
 
 def hub_codec() -> Codec:

@@ -62,27 +62,6 @@ class HubConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     metrics: Annotated[str, Meta(description="HOST:PORT of /metrics and /healthz; port 0: any; empty: not served")] = (
         "127.0.0.1:0"
     )
-    events: Annotated[
-        str,
-        Meta(
-            description="ZeroMQ endpoint for a stream of what is stored and dropped, with its token ids, such as "
-            "tcp://127.0.0.1:5557; empty: none"
-        ),
-    ] = ""
-    events_topic: Annotated[
-        str, Meta(description="the topic of this stream, to which @ and the model's name are added")
-    ] = "kv@blendhub"
-    score_token: Annotated[
-        str,
-        Meta(
-            description="clients that send it as `Authorization: Bearer` may ask POST /score; empty: only this user's "
-            "processes on this machine"
-        ),
-    ] = ""
-    tokenizers: Annotated[
-        dict[str, str],
-        Meta(description="for POST /score with text: the folder of each model's tokenizer.json, by the model's name"),
-    ] = {}
 
 
 def load_config(path: Path | None = None) -> HubConfig:
@@ -103,7 +82,6 @@ def as_toml(config: HubConfig) -> str:
     """Every key with its value, and its meaning in a comment above; ``load_config`` reads it back."""
     # Last, since TOML counts all keys that follow a table's name as its own; shown as comments where there are none.
     tables: dict[str, Any] = {
-        "tokenizers": {"MODEL": "/FOLDER"},
         "listen": (Listen(endpoint="ipc:///run/user/1000/blendhub/hub.sock"),),
         "store": StoreChoice(),
     }

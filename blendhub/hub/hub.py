@@ -15,11 +15,8 @@ from blendhub.core.plugin_choice import PluginChoice
 from blendhub.framework.host import PluginHost
 from blendhub.hub.config import DEFAULT_TRANSPORT, HubConfig, Listen
 from blendhub.hub.deletion import Deletion
-from blendhub.hub.event_stream import EventStream
-from blendhub.hub.http.prompt_text import Tokenizers
-from blendhub.hub.http.routes import Routes
-from blendhub.hub.http.score import Scorer, ScoreRoute
-from blendhub.hub.http.server import MetricsServer
+from blendhub.hub.http.pages import pages
+from blendhub.hub.http.server import http_server
 from blendhub.hub.index.match_queues import MatchThreads
 from blendhub.hub.index.table import IndexTable
 from blendhub.hub.memory.arena import Arena
@@ -71,10 +68,6 @@ class Hub:
         threads = MatchThreads()
         resources.callback(threads.close)
         indexes = IndexTable(self._host, threads)
-        if self.config.events:
-            stream = EventStream(self.config.events, self.config.events_topic)
-            resources.callback(stream.close)
-            indexes.events.stream = stream.publish
         cache = Cache(arena)
         tier = await self._open_store(self.config.store, cache, indexes) if self.config.store else None
         state = HubState(cache, indexes, tier)
@@ -88,13 +81,8 @@ class Hub:
             resources.push_async_callback(server.close)
             self.endpoints += (server.endpoint,)
         if self.config.metrics:
-            service = self.service
-            routes = Routes(service.stats, service.counters, service.reports, service.forget)
-            scorer = Scorer(state, service.counters, Tokenizers(self.config.tokenizers))
-            scores = ScoreRoute(scorer, service.counters, self.config.score_token)
-            metrics = MetricsServer(routes.get, routes.delete, scores)
-            self.metrics_address = await metrics.start(self.config.metrics)
-            resources.push_async_callback(metrics.close)
+            server = http_server(self.config.metrics, pages(self.service))
+            self.metrics_address = await resources.enter_async_context(server)
         ticking = asyncio.create_task(self._tick())
         resources.callback(ticking.cancel)
 

@@ -69,27 +69,5 @@ MOST_REPORTING_ENGINES = 16
 """Reports of an engine's prompts that are kept: the last ones; each takes at most some KiB. With one more engine, the
 one that was silent longest is forgotten."""
 
-MOST_METRICS_CONNECTIONS = 16
 MOST_METRICS_REQUEST_BYTES = 2**13
-"""Connections to ``/metrics`` at a time, and the bytes of a request. With one more, the oldest one is closed; and so is
-one that asks for more bytes, or is slow."""
-
-MOST_SCORE_TOKENS = INLINE_TOKENS
-MOST_SCORE_BYTES = 2**21
-"""The tokens of a prompt that ``POST /score`` takes, and the bytes of such a request: each id has up to ten digits."""
-
-SCORE_SHARE = 0.25
-SCORE_BURST_S = 0.05
-"""The share of the event loop's time that scores may take, and how much of it may be saved up. A score beyond it is
-answered Busy."""
-
-MOST_WAITING_TEXTS = 4
-"""Texts that wait for a tokenizer. One more is answered Busy."""
-
-MOST_EVENTS = 2**14
-MOST_EVENT_TOKENS = 2**20
-"""Events of stored and dropped chunks that are kept for engines that ask for them, and their tokens. The reply to an
-engine that asks later says that some are missed."""
-
-MOST_EVENTS_A_REPLY = 64
-"""Events of one reply; the engine asks again for the rest."""
+"""The bytes of the head of a request to ``/metrics``."""

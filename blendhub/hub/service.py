@@ -16,10 +16,10 @@ from blendhub.hub.handlers.explain import ExplainHandlers
 from blendhub.hub.handlers.reads import ReadHandlers
 from blendhub.hub.handlers.sessions import SessionHandlers
 from blendhub.hub.handlers.writes import WriteHandlers
-from blendhub.hub.http.stats import collect_stats
 from blendhub.hub.leases.sessions import ProcessWatcher
 from blendhub.hub.reports import ReportTable
 from blendhub.hub.state import HubState
+from blendhub.hub.stats import collect_stats
 from blendhub.hub.stores.follower import Follower
 from blendhub.hub.stores.store_tier import StoreTier
 

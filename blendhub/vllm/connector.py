@@ -37,9 +37,6 @@ from blendhub.vllm.worker.connector_worker import ConnectorWorker
 from blendhub.vllm.worker.worker_start import WorkerStart
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from vllm.distributed.kv_events import KVCacheEvent
     from vllm.forward_context import ForwardContext
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
     from vllm.v1.core.sched.output import SchedulerOutput
@@ -213,10 +210,6 @@ class BlendHubConnector(KVConnectorBase_V1, SupportsHMA):
 
     def get_kv_connector_stats(self) -> KVConnectorStats | None:
         return self._scheduler.take_stats() if self._scheduler else BlendHubStats.taken_from(self._unserved)
-
-    def take_events(self) -> "Iterable[KVCacheEvent]":
-        """What the engine's hub has stored and dropped since the last call, if vLLM publishes KV cache events."""
-        return self._scheduler.take_events() if self._scheduler else ()
 
     def reset_cache(self) -> bool | None:
         return self._scheduler.clear() if self._scheduler else None

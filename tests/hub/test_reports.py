@@ -1,11 +1,5 @@
 """What engines report of their prompts: kept within bounds, found by id, and never a token of the text."""
 
-import asyncio
-import json
-import statistics
-import subprocess
-import sys
-import time
 from typing import Any
 
 import msgspec
@@ -14,38 +8,21 @@ import pytest
 
 from blendhub.client import wire
 from blendhub.core.errors import InvalidInput, ProtocolError
-from blendhub.core.layout import Namespace, Variant
+from blendhub.core.layout import Variant
 from blendhub.core.spans import Match, Span
-from blendhub.hub.config import HubConfig
-from blendhub.hub.embedded import HubInProcess
-from blendhub.hub.http.routes import Routes, is_address
-from blendhub.hub.http.server import MetricsServer
 from blendhub.hub.limits import MOST_KEPT_REPORTS, MOST_REPORTING_ENGINES
 from blendhub.hub.reports import ReportTable
 from blendhub.outcome.fates import Fate, Stretch
-from blendhub.outcome.reasons import SENTENCES, NotReused, Why
+from blendhub.outcome.reasons import NotReused, Why
 from blendhub.outcome.report import (
     MOST_NOT_REUSED,
     MOST_REPORTS,
     MOST_SOURCES,
     MOST_STRETCHES,
 )
-from tests.hub.hub_direct import CHUNK, LAYOUT, DirectHub, tokens
+from tests.hub.hub_direct import CHUNK, DirectHub, tokens
 from tests.prompt_notes import prompt_report
 
-EIGHT_READERS = """
-import sys, threading, urllib.request
-
-def read_on():
-    while True:
-        try:
-            urllib.request.urlopen(sys.argv[1], timeout=10).read()
-        except OSError:
-            pass
-
-for _ in range(8):
-    threading.Thread(target=read_on).start()
-"""
 SPANS = {"exact": [Span(16, 32)], "moved": [Span(40, 90)], "recomputed": [Span(50, 60)], "holes": [Span(32, 40)]}
 SOURCES = [Match(Span(16, 32), 7, 16, True), Match(Span(40, 90), 9, 0, False)]
 
@@ -167,97 +144,3 @@ def test_long_prompts_are_previewed_in_a_thread(make_hub):
     hub = make_hub(inline=CHUNK)
     hub.join().store(tokens(1, 2 * CHUNK))
     assert hub.ask(wire.Preview(), [tokens(1, 2 * CHUNK).tobytes()]).matches
-
-
-# The page and its JSON.
-
-
-def answers(hub: DirectHub, *requests: str) -> list[tuple[str, str]]:
-    """Heads and bodies of what the metrics port answers."""
-
-    async def ask() -> list[tuple[str, str]]:
-        service = hub.service
-        routes = Routes(service.stats, service.counters, service.reports, service.forget)
-        server = MetricsServer(routes.get, routes.delete)
-        host, _, port = (await server.start("127.0.0.1:0")).rpartition(":")
-        got = []
-        for request in requests:
-            reader, writer = await asyncio.open_connection(host, int(port))
-            writer.write(request.encode())
-            head, _, body = (await asyncio.wait_for(reader.read(), 5)).decode().partition("\r\n\r\n")
-            got.append((head, body))
-            writer.close()
-        await server.close()
-        return got
-
-    return hub.run(ask())
-
-
-def of(path: str, host: str = "127.0.0.1:9464", method: str = "GET") -> str:
-    return f"{method} {path} HTTP/1.1\r\nHost: {host}\r\n\r\n"
-
-
-def test_the_page_s_json_has_reports_and_numbers_and_nothing_of_the_text(hub: DirectHub):
-    hub.join("first").ask(wire.Reported, reports=(report("a"), report("b", reason="why")))
-    hub.join("second").ask(wire.Reported, reports=(report("c"),))
-    latest, first, unknown = (
-        json.loads(body)
-        for _, body in answers(hub, of("/page.json"), of("/page.json?engine=first"), of("/page.json?engine=x"))
-    )
-    assert latest["engines"] == ["first", "second"] and latest["engine"] == unknown["engine"] == "second"
-    assert [one["request"] for one in first["reports"]] == ["b", "a"]
-    assert set(first["reports"][0]) == {
-        "request", "prompt_tokens", "tokens", "strip", "sources", "n_sources", "reason", "ended_at",
-    }  # fmt: skip
-    assert first["stats"]["counters"]["requests_reported"] == 2
-    assert [fate["name"] for fate in first["fates"]] == list(Fate)
-    assert first["whys"] == SENTENCES and set(SENTENCES) == set(Why)
-
-
-@pytest.mark.parametrize("path, kind", [("/", "text/html"), ("/page.css", "text/css"), ("/page.js", "text/javascript")])
-def test_the_page_is_served_with_guards(hub: DirectHub, path, kind):
-    ((head, body),) = answers(hub, of(path))
-    assert head.startswith("HTTP/1.1 200 OK") and f"Content-Type: {kind}" in head and body
-    assert "default-src 'none'; script-src 'self'" in head and "nosniff" in head and "no-store" in head
-    assert "http://" not in body.replace("http://www.w3.org/2000/svg", "") and "https://" not in body
-
-
-def test_the_page_changes_nothing_and_serves_no_other_file(hub: DirectHub):
-    asked = [of("/", method="POST"), of("/page/../pages.py"), of("/../hub/pages.py"), of("/page.py"), of("//x/page.js")]
-    statuses = [head.split()[1] for head, _ in answers(hub, *asked)]
-    assert statuses == ["405", "404", "404", "404", "200"]
-
-
-def test_a_strangers_name_for_this_machine_is_refused_but_not_to_monitoring(hub: DirectHub):
-    asked = [of(path, "evil.example:9464") for path in ("/", "/page.json", "/page.js", "/metrics", "/healthz")]
-    statuses = [head.split()[1] for head, _ in answers(hub, *asked)]
-    assert statuses == ["403", "403", "403", "200", "200"]
-
-
-@pytest.mark.parametrize(
-    "host", ["127.0.0.1", "127.0.0.1:1", "localhost:9464", "localhost", "[::1]:80", "[::1]", "10.0.0.3"]
-)
-def test_addresses_are_told_from_names(host):
-    assert is_address(host)
-    assert not is_address(f"{host.strip('[]')}.evil.example") and not is_address("")
-
-
-@pytest.mark.alone
-def test_readers_of_the_page_s_json_hardly_delay_a_client():
-    """Eight threads that ask without a pause, for a page of 2.9 MB, raised the median from 0.1 to 35 ms."""
-    with HubInProcess(HubConfig(arena_gib=0.01)) as hub, hub.connect() as client:
-        client.register("e", Namespace(model="m", layout=LAYOUT), rank=0)
-        spans = {"moved": [Span(at * 20, at * 20 + 10) for at in range(250)]}
-        sources = [Match(Span(at * 20, at * 20 + 10), 2**52, at, False) for at in range(64)]
-        for _ in range(MOST_KEPT_REPORTS):
-            client.report_prompts([prompt_report("r", 5000, 0, spans, sources)])
-        page = f"http://{hub.metrics_address}/page.json"
-        with subprocess.Popen([sys.executable, "-c", EIGHT_READERS, page]) as readers:
-            time.sleep(1.0)
-            waits = []
-            for _ in range(200):
-                begun = time.perf_counter()
-                client.lookup(tokens(1, 4096))
-                waits.append(time.perf_counter() - begun)
-            readers.kill()
-    assert statistics.median(waits) < 0.005

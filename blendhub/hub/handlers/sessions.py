@@ -21,7 +21,6 @@ class SessionHandlers(Handlers):
             wire.Ping: self._ping,
             wire.Mapped: self._mapped,
             wire.Audited: self._audited,
-            wire.Events: self._events,
         }
 
     async def register(self, peer: Peer, message: wire.Register, watcher: ProcessWatcher) -> Answer:
@@ -50,10 +49,6 @@ class SessionHandlers(Handlers):
     def _audited(self, session: Session, message: wire.Audited, payload: Sequence[Buffer]) -> Answer:
         self.counters.audits.add(session.engine.base, message.agreed, message.disagreed)
         return DONE
-
-    def _events(self, session: Session, message: wire.Events, payload: Sequence[Buffer]) -> Answer:
-        number, missed, events = self.state.indexes.events.since(message.since, session.engine.base)
-        return wire.EventsFound(number, missed, tuple(events))
 
     def _mapped(self, session: Session, message: wire.Mapped, payload: Sequence[Buffer]) -> Answer:
         if message.nonce != self.state.cache.arena.name.nonce:

@@ -18,7 +18,6 @@ from blendhub.core.layout import Namespace
 from blendhub.core.spans import MOST_GENERATION, Match, Span, gaps, join_spans
 from blendhub.core.tokens import Tokens
 from blendhub.framework.host import PluginHost
-from blendhub.hub.index.event_log import EventLog
 from blendhub.hub.index.match_queues import MatchQueue, MatchThreads
 from blendhub.hub.index.matched_tokens import MatchedTokens, combined
 from blendhub.hub.index.request_runs import RequestRuns
@@ -170,11 +169,9 @@ class NamespaceIndex:
         *,
         changed: Callable[["NamespaceIndex"], None] | None = None,
         requests: RequestRuns | None = None,
-        events: EventLog | None = None,
     ) -> None:
         """``changed`` is called when something was stored or dropped. ``requests``: where the runs of this namespace,
-        and of others, are noted by their requests. ``events``: where it is noted what is stored and dropped.
-        """
+        and of others, are noted by their requests."""
         self.namespace = namespace
         self.digest = namespace.digest
         self.base = namespace.base.digest
@@ -187,7 +184,6 @@ class NamespaceIndex:
         """The runs that a write lease extends; each run has one such lease at a time."""
         self._changed = changed or (lambda index: None)
         self._requests = RequestRuns() if requests is None else requests
-        self._events = EventLog() if events is None else events
         self.queue = MatchQueue(threads, self.base)
         """The queue, which does all work on the matchers."""
         self._nbytes = 0
@@ -285,11 +281,6 @@ class NamespaceIndex:
         """Whether settled KV can be found: if one of the matchers finds prefixes."""
         return self._settled.can_match
 
-    @property
-    def finds_moved(self) -> bool:
-        """Whether one of the matchers finds text at any position."""
-        return any(matcher.reach != "prefix" for matcher in self._matchers)
-
     def publish(self, run: Run, tokens: Tokens, chunks: list[Chunk]) -> None:
         """Append chunks, ascending, to a run, and make them matchable: at once, or when the queue is done with that."""
         span = Span(chunks[0].span.start, chunks[-1].span.end)
@@ -308,14 +299,12 @@ class NamespaceIndex:
             run.add(chunk)
             self.n_tokens += len(chunk.span)
         self.n_chunks += len(chunks)
-        self._events.stored(self, run, tokens, chunks)
         self._changed(self)
 
     def drop(self, chunk: Chunk) -> None:
         """Forget a chunk that is neither in the arena nor in the store."""
         run = chunk.run
         self.queue.update(partial(self._discard, run, chunk.span), 0)
-        self._events.dropped(self, chunk)
         run.remove(chunk)
         chunk.saved = Saved.NO
         self.n_chunks -= 1

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 from blendhub.core.layout import Namespace, Variant
 from blendhub.framework.host import PluginHost
-from blendhub.hub.index.event_log import EventLog
 from blendhub.hub.index.match_queues import MatchThreads
 from blendhub.hub.index.namespace_index import NamespaceIndex
 from blendhub.hub.index.request_runs import RequestRuns
@@ -21,8 +20,6 @@ class IndexTable:
         self._threads = threads
         self.requests = RequestRuns()
         """The runs of all namespaces, by their requests."""
-        self.events = EventLog()
-        """What was stored and dropped, of all namespaces."""
         self._run_numbers = itertools.count()
         self._by_digest: dict[str, NamespaceIndex] = {}
         self._by_base: dict[str, dict[Variant, NamespaceIndex]] = {}
@@ -54,9 +51,7 @@ class IndexTable:
 
     def make(self, namespace: Namespace) -> NamespaceIndex:
         """A new index, not added yet. Slow: matchers may compile. Changes no state, so any thread may call it."""
-        return NamespaceIndex(
-            namespace, self._host, self._threads, changed=self._note, requests=self.requests, events=self.events
-        )
+        return NamespaceIndex(namespace, self._host, self._threads, changed=self._note, requests=self.requests)
 
     def get_or_make(self, namespace: Namespace) -> NamespaceIndex:
         """The index of a namespace, made if it is new."""

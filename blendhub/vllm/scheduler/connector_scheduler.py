@@ -3,7 +3,6 @@
 from typing import Any
 
 from vllm.config import VllmConfig
-from vllm.distributed.kv_events import KVCacheEvent
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.request import Request
 
@@ -18,7 +17,6 @@ from blendhub.vllm.scheduler.blocks.block_tables import BlockTables
 from blendhub.vllm.scheduler.blocks.prefix_cache import RequestBlocks, SettledBlocks, ShownHashes, Tables
 from blendhub.vllm.scheduler.blocks.scratch import Scratch
 from blendhub.vllm.scheduler.first_tokens import FirstTokens
-from blendhub.vllm.scheduler.hub_events import HubEvents
 from blendhub.vllm.scheduler.load_scheduler import LoadScheduler, Turns
 from blendhub.vllm.scheduler.lookups import Lookups
 from blendhub.vllm.scheduler.reports import Reports
@@ -39,15 +37,12 @@ class ConnectorScheduler:
         loads: LoadScheduler,
         saves: SaveScheduler,
         reports: Reports,
-        events: HubEvents | None = None,
     ) -> None:
-        """``requests``: empty, and shared with those that need all requests. ``events``: None if vLLM publishes no
-        events."""
+        """``requests``: empty, and shared with those that need all requests."""
         self.executor = executor
         self.loads = loads
         self.saves = saves
         self.reports = reports
-        self._events = events
         self._requests = requests
         self._admission = admission
         self._unsent_place: HubPlace | None = executor.place
@@ -138,10 +133,6 @@ class ConnectorScheduler:
         self._first_tokens.look()
         return BlendHubStats.taken_from(self.reports.counters, self.reports.times, self.loads.audits.take_records())
 
-    def take_events(self) -> list[KVCacheEvent]:
-        """What the hub has stored and dropped since the last call."""
-        return self._events.take() if self._events else []
-
     def clear(self) -> bool:
         """Have the hub forget everything stored in this engine's namespaces; returns whether the hub is up.
 
@@ -197,6 +188,4 @@ def build_scheduler(
     )
     speculates = config.speculative_config is not None
     saves = SaveScheduler(executor, blocks, scratch, arena, admission, reports, settings, tables, speculates=speculates)
-    wants_events = config.kv_events_config is not None and config.kv_events_config.enable_kv_cache_events
-    events = HubEvents(executor, facts.blends and settings.mode in ("blend", "contiguous")) if wants_events else None
-    return ConnectorScheduler(requests, executor, admission, loads, saves, reports, events)
+    return ConnectorScheduler(requests, executor, admission, loads, saves, reports)

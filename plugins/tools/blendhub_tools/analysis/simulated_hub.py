@@ -241,12 +241,6 @@ class SimulatedHub:
             arena.release()
         return Simulated([reused for reused, _ in read], matches)
 
-    def score(self, tokens: Tokens) -> Reused:
-        """The tokens of a prompt that the largest arena would reuse. Nothing changes."""
-        matches = self._index.match(tokens, 0.0, self._max_generation).matches
-        pieces = self._pieces(matches, len(tokens) - 1)
-        return Reused(sum(piece.exact for piece in pieces), sum(piece.moved for piece in pieces), settled=0)
-
     def _pieces(self, matches: Sequence[Match], end: int, kept: int = 0) -> list[FoundChunk]:
         """The part of a prompt, whose last token is at ``end``, in each chunk. A prefix cache goes on up to a gap."""
         counted: dict[Chunk, list[int]] = {}

@@ -1,1 +1,0 @@
-"""What a router gains by asking each hub what it would reuse, played with hubs that have no KV."""
