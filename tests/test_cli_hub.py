@@ -1,7 +1,6 @@
 """The commands that run and watch a hub, with real processes."""
 
 import contextlib
-import json
 import os
 import re
 import signal
@@ -12,15 +11,14 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from blendhub.cli import READER_GONE, main
 from blendhub.client.arena_view import SHM
-from blendhub.client.hub_client import HubClient
-from blendhub.core.layout import KVLayout, Namespace
+from blendhub.client.hub_client import BASE, HubClient
+from blendhub.core.layout import KVLayout, Namespace, Variant
 from blendhub.core.spans import Span
 from blendhub.system.served_vllm import server_command
 
@@ -96,43 +94,38 @@ def test_a_reader_that_has_enough_is_no_fault():
         assert done.stderr == b"" and done.returncode in (0, READER_GONE), (command, done)
 
 
-def store_a_chunk(endpoint: str, **about: Any) -> None:
+def store_a_chunk(endpoint: str, variant: Variant = BASE) -> None:
     """And find it, where it was and behind other text."""
     tokens = np.arange(128, dtype=np.uint32)
     with HubClient(endpoint) as client:
         client.register("an-engine", SPACE, rank=0)
-        reserved = client.reserve(tokens, Span(0, 128), **about)
+        reserved = client.reserve(tokens, Span(0, 128), variant)
         with client.writing(reserved.right):
             client.shard(reserved.slots[0].slot)[:] = 7
         client.commit(reserved.right, 128)
-        assert client.lookup(tokens).matches[0].exact
-        assert client.lookup(np.concatenate([tokens[:0:-1], tokens])).matches
+        assert client.lookup(tokens, variant).matches[0].exact
+        assert client.lookup(np.concatenate([tokens[:0:-1], tokens]), variant).matches
 
 
-def test_what_a_request_stored_is_forgotten_by_the_command_and_over_http(serve, capsys):
+def test_what_a_salt_stored_is_forgotten_by_the_command_and_over_http(serve, capsys):
     served = serve()
-    endpoint = ["--endpoint", served.rows["endpoint"]]
-    for name in ("one", "two"):
-        store_a_chunk(served.rows["endpoint"], request=f"chatcmpl-{name}-1a2b3c4d")
-        if name == "one":
-            assert main(["forget", "chatcmpl-one", *endpoint]) == 0
-            assert capsys.readouterr().out == "128 tokens in 1 chunk are deleted\n"
-    assert main(["forget", "chatcmpl-one", *endpoint, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == {"tokens": 0, "chunks": 0}
-    url = served.rows["metrics"].removesuffix("/metrics") + "/kv?request=chatcmpl-two"
-    with urllib.request.urlopen(urllib.request.Request(url, method="DELETE"), timeout=SOON_S) as answer:
-        assert json.loads(answer.read()) == {"tokens": 128, "chunks": 1}
-    assert main(["forget", "--salt", "nobody's", *endpoint]) == 0
-    capsys.readouterr()
-    for wrong in ([], ["chatcmpl-one", "--salt", "s"], ["--salt", ""]):
-        assert main(["forget", *wrong, *endpoint]) == 2
-        assert "name one" in capsys.readouterr().err
+    endpoint = served.rows["endpoint"]
+    store_a_chunk(endpoint, variant=Variant(cache_salt="one"))
+    store_a_chunk(endpoint, variant=Variant(cache_salt="two"))
+    assert main(["forget", "--salt", "one", "--endpoint", endpoint]) == 0
+    assert capsys.readouterr().out.startswith("deleted: ")
+    with HubClient(endpoint) as client:
+        assert client.stats().gauges["chunks"] == 1
+        url = served.rows["metrics"].removesuffix("/metrics") + "/kv?salt=two"
+        with urllib.request.urlopen(urllib.request.Request(url, method="DELETE"), timeout=SOON_S) as answer:
+            assert answer.status == 200
+        assert client.stats().gauges["chunks"] == 0
 
 
 def test_a_deletion_without_a_hub_says_so_soon(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("blendhub.cli.forget.ANSWER_S", 0.2)
     begun = time.monotonic()
-    assert main(["forget", "chatcmpl-one", "--endpoint", f"ipc://{tmp_path}/none.sock"]) == 2
+    assert main(["forget", "--salt", "one", "--endpoint", f"ipc://{tmp_path}/none.sock"]) == 2
     assert "is the hub running?" in capsys.readouterr().err and time.monotonic() - begun < SOON_S
 
 
@@ -157,9 +150,9 @@ def test_serve_answers_and_leaves_nothing_when_it_is_stopped(serve, tmp_path, nu
 SLOW_START = """
 import sys, time
 from blendhub.cli import main
-from blendhub.hub.hub import Hub
+from blendhub.hub.stores.store_tier import StoreTier
 
-Hub._load_default_matchers = lambda hub: (open(sys.argv[1], "w").close(), time.sleep(60))
+StoreTier.restore = lambda tier: (open(sys.argv[1], "w").close(), time.sleep(60))
 sys.exit(main(["serve", "--endpoint", sys.argv[2], "--arena-gib", "0.01", "--store", sys.argv[3]]))
 """
 

@@ -126,12 +126,8 @@ class HubClient(HubSession):
         blended: bool = False,
         ratio: float = 0.0,
         run: int | None = None,
-        request: str = "",
     ) -> Reservation:
-        """Slots for the KV of ``span``; the reply's span leaves out what is stored already, and may be empty.
-
-        ``request`` has computed it.
-        """
+        """Slots for the KV of ``span``; the reply's span leaves out what is stored already, and may be empty."""
         session, asked_at = self._session, self._clock()
         message = wire.Reserve(
             **self._ids(),
@@ -141,7 +137,6 @@ class HubClient(HubSession):
             blended=blended,
             ratio=ratio,
             run=run,
-            request=request,
         )
         answer = self._call(wire.Reserved, message, [as_tokens(tokens).data])
         right = None
@@ -204,10 +199,9 @@ class HubClient(HubSession):
         message = wire.Preview(engine=engine or own, variant=variant)
         return self._call(wire.Previewed, message, [as_tokens(tokens).data])
 
-    def forget(self, *, request: str = "", salt: str = "", timeout: float | None = None) -> wire.Forgotten:
-        """Delete what a request stored, or all requests with a cache salt; needs no registration."""
-        message = wire.Forget(request=request[:LONGEST_NAME], salt=salt)
-        return self._submit(wire.Forgotten, message, (), timeout).result()
+    def forget(self, salt: str, timeout: float | None = None) -> None:
+        """Delete what all requests with a cache salt stored; needs no registration."""
+        self._submit(wire.Done, wire.Forget(salt), (), timeout).result()
 
     def stats(self) -> wire.HubStats:
         """The hub's counters and gauges; needs no registration."""

@@ -123,8 +123,6 @@ class Reserve(InNamespace, frozen=True, kw_only=True):
 
     ``blended``: KV in the span itself was blended, so it is found behind its whole prefix only. It is not stored again
     if anything is stored behind that prefix. ``ratio``: the share of the KV that was recomputed, if it is not exact.
-
-    ``request``: the request that computed the KV, by which it can be deleted.
     """
 
     span: Span
@@ -132,7 +130,6 @@ class Reserve(InNamespace, frozen=True, kw_only=True):
     blended: bool = False
     ratio: Ratio = 0.0
     run: Id | None = None
-    request: RequestName = ""
 
 
 class Commit(FromSession, frozen=True):
@@ -182,11 +179,13 @@ class Preview(Message, frozen=True, kw_only=True):
     variant: Variant = Variant()
 
 
-class Forget(Message, frozen=True, kw_only=True):
-    """Delete what a request stored, or all requests with a cache salt; name one of the two. Needs no session."""
+class Forget(Message, frozen=True):
+    """Delete what all requests with a cache salt stored. Needs no session.
 
-    request: RequestName = ""
-    salt: Text = ""
+    After the reply the hub's store, and its arena but for what is being read, hold nothing of it any more.
+    """
+
+    salt: Text
 
 
 class Stats(Message, frozen=True):
@@ -298,13 +297,6 @@ class Previewed(Message, frozen=True):
         return sum(map(len, self.on_the_way))
 
 
-class Forgotten(Message, frozen=True, kw_only=True):
-    """Deleted: the hub's store, and its arena but for what is being read, hold nothing of it any more."""
-
-    tokens: Id
-    chunks: Id
-
-
 class HubStats(Message, frozen=True):
     """Counters and gauges by name; counters start at zero in each epoch."""
 
@@ -314,7 +306,7 @@ class HubStats(Message, frozen=True):
     namespaces: dict[str, dict[str, float]]
 
 
-Reply: TypeAlias = Registered | MayWrite | Done | Pong | Found | Reserved | Explained | Previewed | Forgotten | HubStats
+Reply: TypeAlias = Registered | MayWrite | Done | Pong | Found | Reserved | Explained | Previewed | HubStats
 
 
 def hub_codec() -> Codec:

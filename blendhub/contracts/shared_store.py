@@ -36,13 +36,10 @@ class Dropped(msgspec.Struct, frozen=True):
     chunks: tuple[Span, ...]
 
 
-class Deleted(msgspec.Struct, frozen=True, kw_only=True):
-    """An object has announced that what a request stored is deleted, or what all requests with a cache salt stored.
-    One of the two is empty.
-    """
+class Deleted(msgspec.Struct, frozen=True):
+    """An object has announced that what all requests with a cache salt stored is deleted."""
 
-    request: str = ""
-    salt: str = ""
+    salt: str
 
 
 class Changes(msgspec.Struct, frozen=True):

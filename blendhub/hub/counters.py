@@ -17,7 +17,6 @@ ALWAYS_SHOWN = (
     "tokens_settled",
     "tokens_moved",
     "tokens_too_old",
-    "tokens_deleted",
 )
 
 

@@ -71,7 +71,7 @@ class Hub:
         cache = Cache(arena)
         tier = await self._open_store(self.config.store, cache, indexes) if self.config.store else None
         state = HubState(cache, indexes, tier)
-        deletion = Deletion(state, tier, time.monotonic)
+        deletion = Deletion(state, tier)
         follower = self._follow(indexes, tier, deletion) if tier and tier.is_shared else None
         self.service = HubService(self.config, state, tier, deletion, time.monotonic, follower)
         resources.callback(self.service.close)
@@ -81,8 +81,8 @@ class Hub:
             resources.push_async_callback(server.close)
             self.endpoints += (server.endpoint,)
         if self.config.metrics:
-            server = http_server(self.config.metrics, pages(self.service))
-            self.metrics_address = await resources.enter_async_context(server)
+            over_http = http_server(self.config.metrics, pages(self.service))
+            self.metrics_address = await resources.enter_async_context(over_http)
         ticking = asyncio.create_task(self._tick())
         resources.callback(ticking.cancel)
 

@@ -29,11 +29,6 @@ than this."""
 MOST_TRIES = 64
 """The number of places of the arena that are tried for a slot where chunks in use leave no room around."""
 
-DELETIONS_A_SECOND = 100
-MOST_WAITING_DELETIONS = 64
-"""The most deletions of all clients that wait. Each looks through the store, and all hubs of a fleet hear of it. The
-hub answers Busy to a further one."""
-
 AT_ONCE = 256
 """Chunks that are dropped before other requests have their turn."""
 

@@ -5,13 +5,13 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, get_args
 
 from blendhub.client import wire
-from blendhub.contracts import Deleted, Envelope, Service
+from blendhub.contracts import Envelope, Service
 from blendhub.contracts.transport import Buffer, Peer
 from blendhub.core.errors import BlendHubError
 from blendhub.hub.config import HubConfig
 from blendhub.hub.counters import Counters, Latencies
 from blendhub.hub.deletion import Deletion
-from blendhub.hub.handlers.base import Answer, Handler, OpenHandler
+from blendhub.hub.handlers.base import DONE, Answer, Handler, OpenHandler
 from blendhub.hub.handlers.explain import ExplainHandlers
 from blendhub.hub.handlers.reads import ReadHandlers
 from blendhub.hub.handlers.sessions import SessionHandlers
@@ -93,11 +93,9 @@ class HubService(Service):
         return collect_stats(self.state, self._tier, self.counters, self._follower)
 
     async def forget(self, message: wire.Forget, payload: Sequence[Buffer] = ()) -> Answer:
-        """Delete what a request, or all requests with a cache salt, stored."""
-        gone = await self._deletion.delete(Deleted(request=message.request, salt=message.salt))
-        n_tokens = sum(map(len, gone))
-        self.counters.totals["tokens_deleted"] += n_tokens
-        return wire.Forgotten(tokens=n_tokens, chunks=len(gone))
+        """Delete what all requests with a cache salt stored."""
+        await self._deletion.delete(message.salt)
+        return DONE
 
     def _answer(self, peer: Peer, request: Envelope, now: float) -> Answer | Awaitable[Answer]:
         message: Any = request.message

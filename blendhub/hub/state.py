@@ -86,8 +86,6 @@ class HubState:
         origin: Origin,
         run: Run | None,
         deadline: float,
-        *,
-        request: str = "",
     ) -> WriteLease | None:
         """A write lease on slots for a span that ``index`` lacks; None while the arena is full.
 
@@ -101,11 +99,10 @@ class HubState:
             or index.runs.get(run.id) is not run
             or run.end != span.start
             or run.origin != origin
-            or run.request != request
             or run.foreign
             or run in index.growing
         ):
-            run = Run(self.indexes.new_run_id(), index, span.start, origin, request=request)
+            run = Run(self.indexes.new_run_id(), index, span.start, origin)
         id, number = secrets.randbits(62), self.next_lease_number()
         return self.writes.reserve(id, number, session, deadline, run, tokens, span)
 

@@ -65,9 +65,9 @@ def store(hub, member, text=TEXT, **more):
     return reserved
 
 
-def read(member, text=TEXT):
+def read(member, text=TEXT, **more):
     """How many tokens of the text come; all of them are checked."""
-    found = member.read(text, wait_s=10.0)
+    found = member.read(text, wait_s=10.0, **more)
     member.check(found, text)
     if found.lease is not None:
         member.ask(wire.Release, lease=found.lease)

@@ -186,7 +186,7 @@ class DirectHub:
             else:
                 self.tier.restore()
         self.state = HubState(cache, indexes, self.tier)
-        deletion = Deletion(self.state, self.tier, lambda: self.now)
+        deletion = Deletion(self.state, self.tier)
         if self.tier and self.tier.is_shared:
             self.follower = Follower(indexes, self.tier, deletion.delete_here)
             self.run(self._start_following())

@@ -21,7 +21,8 @@ from tests.hub.hub_direct import BASE, DirectHub, namespace, tokens
 
 LEASE_S, SILENCE_S = 10.0, 25.0
 MODELS = [namespace("a"), namespace("b", world_size=2)]
-VARIANTS = [BASE, Variant(cache_salt="salt"), Variant(lora="adapter")]
+SALT = "salt"
+VARIANTS = [BASE, Variant(cache_salt=SALT), Variant(lora="adapter")]
 TEXTS = [tokens(seed, length) for seed, length in enumerate((40, 64, 96, 150, 200))]
 PROMPTS = [*TEXTS, np.concatenate([TEXTS[3][20:120], TEXTS[1]]), np.concatenate([tokens(99, 17), TEXTS[4]])]
 

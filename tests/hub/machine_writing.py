@@ -12,17 +12,10 @@ from blendhub.core.layout import Variant
 from blendhub.core.spans import Span
 from tests.hub.direct_transport import Line
 from tests.hub.hub_direct import BASE
-from tests.hub.machine_engines import LEASE_S, TEXT, TEXTS, VARIANT, WHICH, Engine, Job, Write
+from tests.hub.machine_engines import LEASE_S, SALT, TEXT, TEXTS, VARIANT, WHICH, Engine, Job, Write
 from tests.hub.machine_reading import ReadingRules
 
 ORIGINS = ({}, {"generation": 1}, {"generation": 3, "ratio": 0.5}, {"generation": 1, "blended": True, "ratio": 0.25})
-
-REQUESTS = {"chatcmpl-a": "chatcmpl-a-1a2b3c4d", "chatcmpl-b": "0_chatcmpl-b-5e6f7a8b"}
-"""Requests by the names that clients know."""
-ABOUT = (
-    {},
-    *({"request": name} for name in REQUESTS.values()),
-)
 
 
 class WritingRules(ReadingRules):
@@ -31,28 +24,25 @@ class WritingRules(ReadingRules):
         text=TEXT,
         variant=VARIANT,
         origin=st.sampled_from(ORIGINS),
-        about=st.sampled_from(ABOUT),
         start=st.sampled_from([0, 0, 20, 32]),
     )
-    def reserve(
-        self, which: int, text: int, variant: Variant, origin: dict[str, Any], about: dict[str, Any], start: int
-    ) -> None:
-        self.reserve_for(self.an_engine(which), TEXTS[text], variant, start, **origin, **about)
+    def reserve(self, which: int, text: int, variant: Variant, origin: dict[str, Any], start: int) -> None:
+        self.reserve_for(self.an_engine(which), TEXTS[text], variant, start, **origin)
 
-    @rule(which=WHICH, name=st.sampled_from(sorted(REQUESTS)))
-    def forget(self, which: int, name: str) -> None:
-        """Delete what a request stored, also while others read or write it."""
-        others = self.chunks_of_others(name)
+    @rule(which=WHICH)
+    def forget(self, which: int) -> None:
+        """Delete what requests with a salt stored, also while others read or write it."""
+        others = self.chunks_of_others()
         try:
-            self.an_engine(which).scheduler.client.forget(request=name)
+            self.an_engine(which).scheduler.client.forget(SALT)
         except BlendHubError:
             return
-        assert not self.hub.state.indexes.requests.find(name)
-        assert self.chunks_of_others(name) == others
+        assert not any(index.runs for index in self.hub.state.indexes.of_salt(SALT))
+        assert self.chunks_of_others() == others
 
-    def chunks_of_others(self, name: str) -> set[tuple[int, Span]]:
-        runs = [run for index in self.hub.state.indexes for run in index.runs.values()]
-        return {(run.id, chunk.span) for run in runs if run.request != REQUESTS[name] for chunk in run.chunks.values()}
+    def chunks_of_others(self) -> set[tuple[int, Span]]:
+        indexes = [index for index in self.hub.state.indexes if index.namespace.cache_salt != SALT]
+        return {(chunk.run.id, chunk.span) for index in indexes for chunk in index.chunks()}
 
     def reserve_for(
         self, engine: Engine, text: np.ndarray, variant: Variant = BASE, start: int = 0, **origin: Any
@@ -82,12 +72,12 @@ class WritingRules(ReadingRules):
             if second.right and last:
                 self.write_all(engine, Job(second, TEXTS[other], another), 0.5)
 
-    @rule(which=WHICH, text=TEXT, variant=VARIANT, about=st.sampled_from(ABOUT))
-    def store(self, which: int, text: int, variant: Variant, about: dict[str, Any]) -> None:
-        self.store_by(self.an_engine(which), TEXTS[text], variant, **about)
+    @rule(which=WHICH, text=TEXT, variant=VARIANT)
+    def store(self, which: int, text: int, variant: Variant) -> None:
+        self.store_by(self.an_engine(which), TEXTS[text], variant)
 
-    def store_by(self, engine: Engine, text: np.ndarray, variant: Variant = BASE, **about: Any) -> None:
-        job = self.reserve_for(engine, text, variant, **about)
+    def store_by(self, engine: Engine, text: np.ndarray, variant: Variant = BASE) -> None:
+        job = self.reserve_for(engine, text, variant)
         if job:
             self.write_all(engine, job, 0.5)
 

@@ -85,17 +85,6 @@ def test_states_come_back_from_a_store(make_hub, tmp_path):
     assert (member.view.slot(found.state.shard, STATE.shard_bytes) == 7).all()
 
 
-def test_what_a_request_stored_is_deleted_with_its_states(hub):
-    text = np.arange(2 * CHUNK + 1, dtype=np.uint32)
-    member = hub.join(namespace=SPACE)
-    member.store(text, request="r")
-    reserved = member.reserve(text[: 2 * CHUNK], Span(2 * CHUNK - 1, 2 * CHUNK), variant=OF_STATES, request="r")
-    member.commit(reserved)
-    assert member.lookup(text, acquire=False).state is None, "a place needs a lease"
-    hub.ask(wire.Forget(request="r"))
-    assert member.lookup(text) == wire.Found()
-
-
 def test_an_engine_without_recurrent_layers_stores_no_states(hub):
     with pytest.raises(LayoutMismatch, match="no states"):
         hub.join().reserve(np.arange(9, dtype=np.uint32), Span(8, 9), variant=OF_STATES)

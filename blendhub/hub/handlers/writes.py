@@ -76,7 +76,7 @@ class WriteHandlers(Handlers):
                 "again later, or give the hub a larger arena_gib"
             )
             try:
-                lease = self.state.reserve(session, index, tokens, span, origin, run, deadline, request=message.request)
+                lease = self.state.reserve(session, index, tokens, span, origin, run, deadline)
             except ArenaFull as error:
                 lease, full = None, error
             if lease:

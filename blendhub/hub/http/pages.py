@@ -70,14 +70,14 @@ def pages(service: HubService) -> Starlette:
         if len(salts) != 1 or len(request.query_params.multi_items()) != 1:
             return PlainTextResponse("name one cache salt: DELETE /kv?salt=S\n", 400)
         try:
-            gone = await service.forget(msgspec.convert({"is": "Forget", "salt": salts[0]}, Forget))
+            await service.forget(msgspec.convert({"is": "Forget", "salt": salts[0]}, Forget))
         except (InvalidInput, msgspec.ValidationError) as error:
             return PlainTextResponse(f"{error}\n", 400)
         except Busy as error:
             return PlainTextResponse(f"{error}\n", 429)
         except BlendHubError as error:
             return PlainTextResponse(f"not all of it is deleted, ask again: {error}\n", 503)
-        return Response(msgspec.json.encode({"tokens": gone.tokens, "chunks": gone.chunks}), media_type=JSON)
+        return PlainTextResponse("deleted\n")
 
     return Starlette(
         routes=[

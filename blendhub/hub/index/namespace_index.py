@@ -20,7 +20,6 @@ from blendhub.core.tokens import Tokens
 from blendhub.framework.host import PluginHost
 from blendhub.hub.index.match_queues import MatchQueue, MatchThreads
 from blendhub.hub.index.matched_tokens import MatchedTokens, combined
-from blendhub.hub.index.request_runs import RequestRuns
 from blendhub.hub.index.settled import SettledMatches
 from blendhub.hub.limits import MOST_CHUNKS
 
@@ -79,7 +78,6 @@ class Run:
         "key",
         "listed",
         "origin",
-        "request",
         "tokens",
     )
 
@@ -91,7 +89,6 @@ class Run:
         origin: Origin,
         key: RunKey | None = None,
         *,
-        request: str = "",
         foreign: bool = False,
     ) -> None:
         self.id = id
@@ -100,8 +97,6 @@ class Run:
         """The end of the last chunk that was ever published; the run may grow there."""
         self.origin = origin
         self.key = key or RunKey(index.digest, secrets.token_hex(16))
-        self.request = request
-        """The request that computed it, as the engine knows it; empty: that is not known."""
         self.foreign = foreign
         """Whether another hub computed it. It does not grow here: its name is that hub's."""
         self.listed = 0
@@ -168,10 +163,8 @@ class NamespaceIndex:
         threads: MatchThreads,
         *,
         changed: Callable[["NamespaceIndex"], None] | None = None,
-        requests: RequestRuns | None = None,
     ) -> None:
-        """``changed`` is called when something was stored or dropped. ``requests``: where the runs of this namespace,
-        and of others, are noted by their requests."""
+        """``changed`` is called when something was stored or dropped."""
         self.namespace = namespace
         self.digest = namespace.digest
         self.base = namespace.base.digest
@@ -183,7 +176,6 @@ class NamespaceIndex:
         self.growing: set[Run] = set()
         """The runs that a write lease extends; each run has one such lease at a time."""
         self._changed = changed or (lambda index: None)
-        self._requests = RequestRuns() if requests is None else requests
         self.queue = MatchQueue(threads, self.base)
         """The queue, which does all work on the matchers."""
         self._nbytes = 0
@@ -290,7 +282,6 @@ class NamespaceIndex:
         missing = list(gaps(span, (chunk.span for chunk in chunks)))
         # Before the matchers have it: what they name is looked up here.
         self.runs[run.id] = run
-        self._requests.add(run)
         self.queue.update(partial(self._store, run, tokens, span, missing), span.end)
         run.end = span.end
         if run not in (named := self._by_key.setdefault(run.key, [])):
@@ -310,23 +301,11 @@ class NamespaceIndex:
         self.n_chunks -= 1
         self.n_tokens -= len(chunk.span)
         if not run.chunks:
-            if run not in self.growing:
-                self._requests.remove(run)
             del self.runs[run.id]
             self._by_key[run.key].remove(run)
             if not self._by_key[run.key]:
                 del self._by_key[run.key]
         self._changed(self)
-
-    def begin_growing(self, run: Run) -> None:
-        """A write lease extends the run."""
-        self.growing.add(run)
-        self._requests.add(run)
-
-    def end_growing(self, run: Run) -> None:
-        self.growing.remove(run)
-        if not run.chunks:
-            self._requests.remove(run)
 
     def _store(self, run: Run, tokens: Tokens, span: Span, missing: list[Span]) -> None:
         for matcher in self._matchers_of(run.origin):

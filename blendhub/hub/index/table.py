@@ -9,7 +9,6 @@ from blendhub.core.layout import Namespace, Variant
 from blendhub.framework.host import PluginHost
 from blendhub.hub.index.match_queues import MatchThreads
 from blendhub.hub.index.namespace_index import NamespaceIndex
-from blendhub.hub.index.request_runs import RequestRuns
 
 
 class IndexTable:
@@ -18,8 +17,6 @@ class IndexTable:
     def __init__(self, host: PluginHost, threads: MatchThreads) -> None:
         self._host = host
         self._threads = threads
-        self.requests = RequestRuns()
-        """The runs of all namespaces, by their requests."""
         self._run_numbers = itertools.count()
         self._by_digest: dict[str, NamespaceIndex] = {}
         self._by_base: dict[str, dict[Variant, NamespaceIndex]] = {}
@@ -51,7 +48,7 @@ class IndexTable:
 
     def make(self, namespace: Namespace) -> NamespaceIndex:
         """A new index, not added yet. Slow: matchers may compile. Changes no state, so any thread may call it."""
-        return NamespaceIndex(namespace, self._host, self._threads, changed=self._note, requests=self.requests)
+        return NamespaceIndex(namespace, self._host, self._threads, changed=self._note)
 
     def get_or_make(self, namespace: Namespace) -> NamespaceIndex:
         """The index of a namespace, made if it is new."""

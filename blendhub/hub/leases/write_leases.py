@@ -114,7 +114,7 @@ class WriteLeases:
             kept = as_tokens(kept.copy())
         lease = WriteLease(id, number, session, deadline, run, kept, tuple(slots))
         self.leases.add(lease)
-        run.index.begin_growing(run)
+        run.index.growing.add(run)
         return lease
 
     def commit(self, lease: WriteLease, session: Session, upto: int) -> None:
@@ -145,7 +145,7 @@ class WriteLeases:
 
     def _end(self, lease: WriteLease) -> None:
         self.leases.end(lease)
-        lease.run.index.end_growing(lease.run)
+        lease.run.index.growing.remove(lease.run)
 
     def _publish(self, lease: WriteLease) -> None:
         """Publish the chunks that are complete; ends the lease with the last one."""

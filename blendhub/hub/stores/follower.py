@@ -45,8 +45,8 @@ class ForeignRun(NamedTuple):
 class Follower:
     """Keeps the hub's index in step with a shared store. Counters are for the loop's thread."""
 
-    def __init__(self, indexes: IndexTable, tier: StoreTier, delete: Callable[[Deleted], Awaitable[object]]) -> None:
-        """``delete`` deletes what another hub was asked to delete."""
+    def __init__(self, indexes: IndexTable, tier: StoreTier, delete: Callable[[str], Awaitable[object]]) -> None:
+        """``delete`` deletes what the requests with a cache salt stored."""
         self.published = self.dropped = self.snapshots = self.failures = self.refused = 0
         """Chunks of others that came and went, snapshots taken, calls that failed, and runs that were not as a hub
         stores them."""
@@ -163,7 +163,7 @@ class Follower:
                 self.dropped += len(change.chunks)
                 self._tier.forget((change.run, span) for span in change.chunks)
             elif isinstance(change, Deleted):
-                await self._delete(change)
+                await self._delete(change.salt)
             else:
                 await self._add_checked(change)
                 if whole:
@@ -208,7 +208,6 @@ class Follower:
                 spans[0].start,
                 arrival.about.origin,
                 stored.key,
-                request=arrival.about.request,
                 foreign=True,
             )
         run.listed = self._generation

@@ -106,7 +106,7 @@ class StoreTier:
     def _restore_run(self, stored: StoredRun, about: RunDescription) -> int:
         tokens, index = as_tokens(stored.tokens), self._indexes.get_or_make(about.namespace)
         id, start = self._indexes.new_run_id(), stored.chunks[0].start
-        run = Run(id, index, start, about.origin, stored.key, request=about.request)
+        run = Run(id, index, start, about.origin, stored.key)
         chunks = [Chunk(run, span, None, content_of(index.digest, tokens, span)) for span in stored.chunks]
         for chunk in chunks:
             chunk.saved = Saved.YES

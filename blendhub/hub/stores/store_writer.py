@@ -22,7 +22,6 @@ from blendhub.core.tokens import Tokens
 from blendhub.hub.index.namespace_index import Chunk, Origin, Run, Saved
 from blendhub.hub.limits import MOST_WAITING_SAVES
 from blendhub.hub.memory.cache import Cache, slot_bytes
-from blendhub.outcome.report import RequestName
 
 Gone: TypeAlias = list[tuple[RunKey, Span]]
 TRY_AGAIN_S = 1.0
@@ -38,7 +37,6 @@ class RunDescription(msgspec.Struct, frozen=True):
     generation: Generation
     blended: bool = False
     ratio: float = 0.0
-    request: RequestName = ""
 
     @property
     def origin(self) -> Origin:
@@ -272,6 +270,6 @@ class StoreWriter:
             return self._store.save_chunks(run.key, chunks)
         except InvalidInput:  # the store does not have the run, or only a shorter version
             assert run.tokens is not None
-            about = msgspec.msgpack.encode(RunDescription(run.index.namespace, *run.origin, run.request))
+            about = msgspec.msgpack.encode(RunDescription(run.index.namespace, *run.origin))
             gone = self._store.save_run(StoredRun(run.key, run.tokens.tobytes(), about, ()))
             return gone + self._store.save_chunks(run.key, chunks)

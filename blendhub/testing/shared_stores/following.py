@@ -51,7 +51,7 @@ class FollowingTests(FleetTests):
     def test_what_one_announces_the_others_hear_in_order(self, join: Join) -> None:
         one, two, three = join(), join(), join()
         one.save("a", 0, 1)
-        said = [Deleted(request="cmpl-1"), Deleted(salt="a tenant's"), Deleted(request="cmpl-1")]
+        said = [Deleted("one tenant's"), Deleted("another's"), Deleted("one tenant's")]
         for deleted in said:
             one.store.announce(deleted)
         for member in (one, two, three):

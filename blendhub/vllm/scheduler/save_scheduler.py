@@ -14,7 +14,6 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from blendhub.client.hub_client import HubClient, Reservation
 from blendhub.core.errors import AdapterReplaced, BlendHubError, DeadlineExceeded
 from blendhub.core.spans import Span, join_spans
-from blendhub.outcome.report import LONGEST_NAME
 from blendhub.vllm.hub_executor import HubExecutor
 from blendhub.vllm.messages import NULL_BLOCK, SaveJob, StepPlan
 from blendhub.vllm.scheduler.admission import Admission
@@ -338,7 +337,6 @@ class SaveScheduler:
             blended=kind == "blended",
             ratio=0.0 if kind == "exact" else request.ratio,
             run=run,
-            request=request.id[:LONGEST_NAME],
         )
         future = self._executor.run(reserve)
         future.add_done_callback(self._note_failure)

@@ -62,10 +62,9 @@ def encode_deleted(deleted: Deleted) -> bytes:
 def decode_deleted(text: bytes) -> Deleted | None:
     """What is deleted; None for a text that no hub has written."""
     try:
-        found = msgspec.msgpack.decode(text, type=Deleted)
+        return msgspec.msgpack.decode(text, type=Deleted)
     except msgspec.MsgspecError:
         return None
-    return found if bool(found.request) != bool(found.salt) else None
 
 
 def encode_spans(spans: Iterable[Span]) -> bytes:
