@@ -29,7 +29,7 @@ class SlowNamespace:
         self.matched, self.begun, self.may_end = [], threading.Event(), threading.Event()
         self.matcher = index._matchers[1]
         self.queue = index.queue
-        find = self.matcher.find
+        find = self.matcher.match
 
         def slowly(prompt):
             self.matched.append(prompt)
@@ -39,7 +39,7 @@ class SlowNamespace:
                     assert self.may_end.wait(30)
             return find(prompt)
 
-        self.matcher.find = slowly
+        self.matcher.match = slowly
 
     def ids(self):
         return {"session": self.member.registered.session, "epoch": self.member.registered.epoch}
@@ -136,7 +136,7 @@ def test_an_error_of_a_long_match_reaches_its_request(slow, monkeypatch):
     def fail(prompt):
         raise InvalidInput("this matcher takes no such prompt")
 
-    monkeypatch.setattr(slow.matcher, "find", fail)
+    monkeypatch.setattr(slow.matcher, "match", fail)
     with pytest.raises(InvalidInput, match="no such prompt"):
         slow.member.lookup(LONG)
 
