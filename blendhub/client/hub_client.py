@@ -109,10 +109,9 @@ class HubClient(HubSession):
             raise HubError("this client is not registered; call register first")
         return self.arena.slot(self.shard_at(slot), self.namespace.shard_bytes)
 
-    def shard_at(self, slot: int, *, of_state: bool = False) -> int:
-        """Where in the arena this rank's part of a slot begins; ``of_state``: of a slot with a state."""
-        namespace = self.namespace.with_variant(Variant(states=True)) if of_state else self.namespace
-        return slot + self._rank * namespace.shard_bytes
+    def shard_at(self, slot: int) -> int:
+        """Where in the arena this rank's part of a slot begins."""
+        return slot + self._rank * self.namespace.shard_bytes
 
     # Writing.
 

@@ -248,11 +248,6 @@ class Found(Message, frozen=True):
     expires_s: Seconds = 0.0
     pieces: tuple[Segment, ...] = ()
     """The parts of the matches that lie in one chunk each, and where the shards of rank 0 are."""
-    state: Segment | None = None
-    """The last state of recurrent layers that is stored of a prefix whose KV is found without a gap.
-
-    The prefix ends where ``span`` does, and before the prompt's last token. The lease covers it, too.
-    """
     on_the_way: FoundSpans = ()
     """The parts of the prompt that only the store has. They are being fetched, and no match covers them yet."""
     too_old: FoundSpans = ()

@@ -93,13 +93,11 @@ DEFAULT_MATCHERS = (PluginChoice("prefix"), PluginChoice("rolling_hash"))
 
 
 class Variant(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """The part of a namespace that each request chooses: its LoRA adapter and its salt, and what is stored."""
+    """The part of a namespace that each request chooses: its LoRA adapter and its salt."""
 
     lora: Text = ""
     """A name for the adapter's weights as they are loaded."""
     cache_salt: Text = ""
-    states: bool = False
-    """Whether it holds the states of recurrent layers; false: the KV of all other layers."""
 
     def __post_init__(self) -> None:
         # Requests choose both texts, so that what no message can hold is found here, and not when one is sent.
@@ -132,35 +130,24 @@ class Namespace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     matchers: Annotated[tuple[PluginChoice, ...], Meta(min_length=1, max_length=8)] = DEFAULT_MATCHERS
     other_layouts: Annotated[tuple[KVLayout, ...], Meta(max_length=256)] = ()
     """The layouts of the other groups, which differ in the shape of their layers or in their block tables."""
-    state_layouts: Annotated[tuple[KVLayout, ...], Meta(max_length=256)] = ()
-    """The layouts of recurrent layers, whose state is that of a whole prefix: ``chunk_tokens`` are rows of one state.
-
-    It is stored as that of the prefix's last token, in the namespace with ``states``.
-    """
-    states: bool = False
-    """Whether this namespace holds these states; false: the KV of all other layers."""
 
     def __post_init__(self) -> None:
-        if self.states and not self.state_layouts:
-            raise LayoutMismatch("a model without recurrent layers has no states")
         if len({layout.chunk_tokens for layout in (self.layout, *self.other_layouts)}) > 1:
             raise LayoutMismatch("all groups of layers must have the same chunk_tokens")
 
     @property
     def layouts(self) -> tuple[KVLayout, ...]:
         """The layout of each group of layers, in the order of their sections in a shard."""
-        return self.state_layouts if self.states else (self.layout, *self.other_layouts)
+        return (self.layout, *self.other_layouts)
 
     def chunks_of(self, span: Span) -> list[Span]:
-        """The span cut at the borders of chunks; a state has a chunk to itself."""
-        if self.states:
-            return [Span(at, at + 1) for at in range(span.start, span.end)]
+        """The span cut at the borders of chunks."""
         return self.layout.chunks_of(span)
 
     @property
     def chunk_tokens(self) -> int:
         """The most tokens of a chunk."""
-        return 1 if self.states else self.layout.chunk_tokens
+        return self.layout.chunk_tokens
 
     @property
     def shard_bytes(self) -> int:
@@ -171,12 +158,9 @@ class Namespace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     def digest(self) -> str:
         """A name for this namespace that is the same in every process."""
         named = msgspec.to_builtins(self, order="deterministic")
-        # Models without such layers keep the digest under which stores have their KV.
-        for name in ("other_layouts", "state_layouts"):
-            if not named[name]:
-                del named[name]
-        if not self.states:
-            del named["states"]
+        # Models without other groups keep the digest under which stores have their KV.
+        if not self.other_layouts:
+            del named["other_layouts"]
         return blake2b(msgspec.json.encode(named), digest_size=16).hexdigest()
 
     @property
@@ -186,11 +170,11 @@ class Namespace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     @property
     def variant(self) -> Variant:
-        return Variant(self.lora, self.cache_salt, self.states)
+        return Variant(self.lora, self.cache_salt)
 
     def with_variant(self, variant: Variant) -> "Namespace":
         """The namespace of the same engine for requests with this LoRA adapter and this salt."""
-        return msgspec.structs.replace(self, lora=variant.lora, cache_salt=variant.cache_salt, states=variant.states)
+        return msgspec.structs.replace(self, lora=variant.lora, cache_salt=variant.cache_salt)
 
     @property
     def slot_bytes(self) -> int:

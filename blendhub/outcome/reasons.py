@@ -23,7 +23,6 @@ class Why(StrEnum):
     NO_SCRATCH = "no_scratch"
     BEYOND = "beyond"
     BEHIND_HOLE = "behind_hole"
-    NO_STATE = "no_state"
     LAST = "last"
     FAILED = "failed"
     ENDED = "ended"
@@ -54,7 +53,6 @@ SENTENCES = {
     Why.NO_SCRATCH: "it is stored, but vLLM has too few free blocks to blend a prompt of a model with windows",
     Why.BEYOND: "it is stored at positions beyond max_model_len, from which its keys cannot be turned",
     Why.BEHIND_HOLE: "it is stored, but stands behind text that is not, and this request computes no holes",
-    Why.NO_STATE: "it is stored, but no state of the model's recurrent layers is stored behind it",
     Why.LAST: "it is stored, but vLLM always computes the last token",
     Why.FAILED: "it is stored, but its load failed",
     Why.ENDED: "the request ended before it was looked up or loaded",

@@ -75,8 +75,6 @@ class LoadJob(msgspec.Struct, frozen=True):
     """The epoch of the hub that gave the lease."""
     pieces: tuple[Segment, ...] = ()
     """What to load of the decision's matches, chunk by chunk, with the places of rank 0's shards."""
-    state: Segment | None = None
-    """The place of the recurrent layers' state at the decision's end; None: the model has no such layers."""
     adapter: Adapter | None = None
     """The adapter that the KV was computed with."""
     audit_tokens: int = 1
@@ -102,8 +100,6 @@ class SaveJob(msgspec.Struct, frozen=True):
     """The request's blocks in each block table, from position 0 to the end of the span."""
     adapter: Adapter | None = None
     """The adapter that the KV was computed with."""
-    of_state: bool = False
-    """Whether to store the state of recurrent layers at the span's end, of one token, instead of its KV."""
 
 
 @dataclass

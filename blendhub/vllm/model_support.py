@@ -29,8 +29,6 @@ class ModelSupport(msgspec.Struct, frozen=True):
     """Whether blended requests can be audited."""
     shows_hashes: bool = False
     """Whether another connector stores KV under a request's block hashes."""
-    state_layouts: tuple[KVLayout, ...] = ()
-    """The layout of each group of recurrent layers."""
 
 
 def unsupported(reason: str) -> ModelSupport:

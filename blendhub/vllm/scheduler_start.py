@@ -25,7 +25,7 @@ from blendhub.vllm.scheduler.blocks.block_tables import block_tables_of, capacit
 from blendhub.vllm.scheduler.blocks.prefix_cache import RequestBlocks
 from blendhub.vllm.scheduler.connector_scheduler import ConnectorScheduler, build_scheduler
 from blendhub.vllm.scheduler.startup import StartupFacts, finds_prefixes
-from blendhub.vllm.settings import OWNER, Settings
+from blendhub.vllm.settings import Settings
 
 log = logging.getLogger(__name__)
 
@@ -33,11 +33,6 @@ MOST_STEPS = 64
 """The step in whose plan the workers' first report must be known. vLLM plans only a few steps ahead of the reports."""
 
 NOT_HEARD = "the workers have not reported the checks of their model"
-
-NO_PREFIXES = (
-    "nothing is reused: the state of recurrent layers is of use behind its whole prefix only, and none of the matchers "
-    f'finds prefixes; add {{"name": "prefix"}} to {OWNER}.matchers'
-)
 
 
 class Serving(NamedTuple):
@@ -127,9 +122,6 @@ class SchedulerStart:
         if not worst.layouts:
             self._refuse(worst.reasons)
             return
-        if worst.state_layouts and not finds_prefixes(self._host, self._settings):
-            self._refuse((NO_PREFIXES,))
-            return
         for reason in worst.reasons:
             log.warning("BlendHub: %s", reason)
         self._serving = Future()
@@ -162,7 +154,6 @@ class SchedulerStart:
             layout=support.layouts[0],
             other_layouts=support.layouts[1:],
             matchers=settings.matchers,
-            state_layouts=support.state_layouts,
         )
         facts = StartupFacts(
             settings=settings,

@@ -17,10 +17,6 @@ CAN_FAIL_REQUESTS = hasattr(KVConnectorBase_V1, "get_transfer_results")
 """Whether a connector can say which requests' loads have failed, and not only of which blocks; the latter mean nothing
 where a model has several block tables."""
 
-KNOWS_LOADED_GROUPS = hasattr(KVConnectorBase_V1, "get_loaded_kv_cache_group_ids")
-"""Whether vLLM spares the blocks that a connector loads when it fills new blocks with zeros, as it does for models with
-recurrent layers (0.32)."""
-
 
 def build_metadata(group: AttentionGroup, common: CommonAttentionMetadata) -> Any:
     """The metadata of a group's layers, for one of BlendHub's forwards."""

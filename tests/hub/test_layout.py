@@ -77,8 +77,6 @@ def test_namespaces_are_told_apart_by_every_field():
         {"matchers": (PluginChoice("prefix"),)},
         {"layout": KVLayout(layers=2, kv_heads=1, key_dim=2, value_dim=2, dtype="int8")},
         {"other_layouts": (layout,)},
-        {"state_layouts": (layout,)},
-        {"state_layouts": (layout,), "states": True},
     ]
     assert {name for other in others for name in other} == set(Namespace.__struct_fields__)
     digests = {Namespace(**{**base, **other}).digest for other in [{}, *others]}

@@ -1,7 +1,7 @@
 """A model that does with its pages what ``EngineModel`` promises, computed by plain torch on all ranks together."""
 
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from vllm.config import VllmConfig, set_current_vllm_config
@@ -37,7 +37,6 @@ class StandInModel(Anything):
     device = torch.device("cpu")
     frees_blocks_early = samples_last = False
     n_drafts = 0
-    recurrent: ClassVar[dict[str, int]] = {}
     adapters = None
     dtype = torch.float32
 

@@ -248,18 +248,3 @@ def test_a_request_that_wants_more_recomputed_than_usual_is_not_refused_for_its_
     moved = [Match(Span(0, 1000), 1, 900, False)]
     assert paced(moved, full_steps=100, ratio=1.0).decision
     assert paced(moved, full_steps=100, ratio=1.0, usual=1.0, max_recompute_share=1.0).refusal.why == "too_slow"
-
-
-@given(answers(), st.integers(0, LENGTH), st.integers(0, LENGTH - 1))
-def test_a_model_with_recurrent_layers_goes_on_from_the_state_and_nowhere_else(found, local, state_at):
-    choice = choose(
-        found, LENGTH, local, ReusePolicy(min_reused_tokens=1), blend=False, holes=False, ratio=0.0, usual_ratio=0.15,
-        state_at=state_at,
-    )  # fmt: skip
-    exact = {position for match in found if match.exact for position in range(match.span.start, match.span.end)}
-    if state_at > local and exact >= set(range(local, state_at)):
-        assert choice.decision and (choice.decision.start, choice.decision.end) == (local, state_at)
-    else:
-        assert choice.decision is None
-        behind = [match for match in found if match.exact and match.span.end > local]
-        assert not behind or any(one.why is Why.NO_STATE for one in choice.unused)

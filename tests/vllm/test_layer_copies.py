@@ -1,7 +1,5 @@
 """Loads and saves of models with several block tables, against copies made token by token."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 import torch
@@ -12,12 +10,10 @@ from hypothesis import strategies as st
 
 from blendhub import Span
 from blendhub.contracts import PagedLayer, Segment
-from blendhub.core.errors import InvalidInput
 from blendhub.core.layout import KVLayout, section_starts
 from blendhub.vllm.model.layer_groups import LayerGroup
-from blendhub.vllm.model.states import attach_states, state_groups
 from blendhub.vllm.worker.layer_copies import LayerCopies, Transfers
-from tests.stand_in import Anything, StandIn
+from tests.stand_in import Anything
 
 N_BLOCKS, CHUNK, N_CHUNKS = 40, 12, 6
 
@@ -81,31 +77,6 @@ def row_of(arena, group, shard_bytes, start, layer, position):
         begin = chunk * shard_bytes + start + at + row * size
         both.append(arena[begin : begin + size].view(np.float32).reshape(layout.kv_heads, -1))
     return np.concatenate(both, -1)
-
-
-def test_states_are_copied_bit_for_bit_and_to_no_other_block():
-    """Two tensors of one layer in each block, with room behind them that belongs to other layers."""
-    random = np.random.default_rng(1)
-    raw = torch.from_numpy(random.integers(0, 255, (N_BLOCKS, 200), np.uint8))
-    convolved, hidden = (raw[:, at : at + 64].view(torch.float32).view(N_BLOCKS, 4, 4) for at in (40, 104))
-    layer = SimpleNamespace(kv_cache=(convolved, hidden))
-    model = StandIn(recurrent={"a": 1, "b": 1}, layer=lambda name: layer, block_sizes=(4, 16))
-    (group,) = groups = state_groups(model, CHUNK)
-    assert group.layout.shard_bytes == 2 * 128 and group.block_size == 16
-    device, before = CpuDevice(CpuOptions()), raw.clone()
-    attach_states(device, groups)
-    copies = LayerCopies(device, [], groups)
-    device.pin(np.zeros(3 * copies.shard_bytes, np.uint8))
-    tables = [np.zeros(12, np.int64), np.array([0, 0, 7], np.int64)]
-    copies.save_state(copies.shard_bytes, 48, tables).wait()
-    assert raw.equal(before), "a save changed the pages"
-    tables[1] = np.array([0, 0, 3], np.int64)
-    copies.load_state(copies.shard_bytes, 48, tables).wait()
-    before[3, 40:168] = before[7, 40:168]
-    assert raw.equal(before)
-    for freed in (32, 64):
-        with pytest.raises(InvalidInput, match="no block for the state"):
-            copies.load_state(0, freed, tables)
 
 
 class Failing(Anything):

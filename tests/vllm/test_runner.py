@@ -103,13 +103,11 @@ def test_where_no_runner_calls_it_is_said():
 
 COMMON: dict[str, Any] = {"num_kv_heads": 1, "head_size": 576, "dtype": torch.bfloat16}
 WINDOW = SlidingWindowMLASpec(block_size=BLOCK, sliding_window=128, **COMMON)
-PAGE = latent(block_size=80 * BLOCK).page_size_bytes
 STATE = MambaSpec(
-    block_size=80 * BLOCK,
-    shapes=((3, 4096), (32, 128, 128)),
+    block_size=BLOCK,
+    shapes=((3, 4), (2, 8, 8)),
     dtypes=(torch.bfloat16, torch.bfloat16),
-    page_size_padded=PAGE,
-    mamba_cache_mode="align",
+    page_size_padded=latent().page_size_bytes,
 )
 
 
@@ -131,14 +129,7 @@ def layers_of(group):
 def test_latents_with_and_without_a_window_have_tables_apart():
     runner = served([latent(), WINDOW] * 4)
     tables = [{runner.layers[f"layers.{at}"][0] for at in range(first, 8, 2)} for first in (0, 1)]
-    assert len(runner.layers) == 8 and not tables[0] & tables[1] and not runner.recurrent
-
-
-def test_latents_beside_recurrent_layers_are_known():
-    """Kimi Linear: three layers with a state for each with a latent."""
-    runner = served([latent(block_size=80 * BLOCK) if at % 4 == 3 else STATE for at in range(28)])
-    assert len(runner.layers) == 7 and len(runner.recurrent) == 21
-    assert not {table for table, _ in runner.layers.values()} & set(runner.recurrent.values())
+    assert len(runner.layers) == 8 and not tables[0] & tables[1]
 
 
 RING = CircularBufferSpec(block_size=BLOCK // 2, **COMMON)
@@ -148,6 +139,7 @@ RING = CircularBufferSpec(block_size=BLOCK // 2, **COMMON)
     "layers, why",
     [
         (SPECS["deepseek_v41"](), "MLAAttentionSpec, not a key and a value of each token"),
+        ([latent(), STATE], "recurrent state, which is that of a whole prefix"),
         ([latent(), RING], r"ring of keys that are still being compressed \(CircularBufferSpec\)"),
         (
             [latent(), replace(WINDOW, bounded_replay=True)],
@@ -155,7 +147,7 @@ RING = CircularBufferSpec(block_size=BLOCK // 2, **COMMON)
         ),
         ([SinkFullAttentionSpec(block_size=BLOCK, sink_len=4, **COMMON)], "SinkFullAttentionSpec, not a key"),
     ],
-    ids=["deepseek_v41", "ring", "replayed", "sinks"],
+    ids=["deepseek_v41", "recurrent", "ring", "replayed", "sinks"],
 )
 def test_kv_that_is_not_that_of_each_token_is_refused(layers, why):
     runner = served(layers)

@@ -5,8 +5,6 @@ from collections.abc import Awaitable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from msgspec.structs import replace
-
 from blendhub.client import wire
 from blendhub.contracts.transport import Buffer
 from blendhub.core.spans import Span
@@ -20,44 +18,15 @@ from blendhub.outcome.fates import fate_of
 NOTHING = wire.Found()
 
 
-class Cut(NamedTuple):
-    """What was found of a prompt, cut at the borders of chunks."""
-
-    kv: list[ChunkMatch]
-    states: list[ChunkMatch]
-    """The states of recurrent layers, each of a whole prefix."""
-    start: int
-    """The engine has the tokens before."""
-
-    def in_arena(self) -> "Cut":
-        kv, states = ([one for one in found if one.chunk.offset is not None] for found in (self.kv, self.states))
-        return Cut(kv, states, self.start)
-
-    @property
-    def wanted(self) -> list[ChunkMatch]:
-        """All KV, and behind it the last state up to which exact KV has no gap."""
-        end = self.start
-        for found in self.kv:
-            if found.start > end or not found.match.exact:
-                break
-            end = found.end
-        return self.kv + [found for found in self.states if found.end <= end][-1:]
-
-
 class Matched(NamedTuple):
     """The matches of a prompt."""
 
-    of_kv: NamespaceIndex
-    of_states: NamespaceIndex | None
+    searched: NamespaceIndex
     tokens: MatchedTokens
-    states: MatchedTokens | None = None
 
-    def cut(self, skip_prefix: int) -> Cut:
+    def cut(self, skip_prefix: int) -> list[ChunkMatch]:
         """The chunks of the matches after ``skip_prefix``, as of now."""
-        kv, states = self.of_kv.cut_at_chunks(self.tokens.matches, skip_prefix), list[ChunkMatch]()
-        if self.of_states and self.states:
-            states = self.of_states.cut_at_chunks(self.states.matches, skip_prefix)
-        return Cut(kv, states, skip_prefix)
+        return self.searched.cut_at_chunks(self.tokens.matches, skip_prefix)
 
 
 class ReadHandlers(Handlers):
@@ -72,37 +41,25 @@ class ReadHandlers(Handlers):
         index = self.state.find_index(session, message.variant)
         if index is None:
             return NOTHING
-        asked = [index.queue.ask(partial(index.match, tokens, message.settled, message.max_generation), len(tokens))]
-        states = None
-        if session.engine.namespace.state_layouts:
-            states = self.state.find_index(session, replace(message.variant, states=True))
-        if states:
-            # An engine computes the last token: it cannot begin behind the state of the whole prompt.
-            asked.append(states.queue.ask(partial(states.match, tokens[:-1]), len(tokens)))
-        done = [one for one in asked if not isinstance(one, asyncio.Future)]
-        if len(done) < len(asked):
-            return self._look_later(session, message, index, states, asked)
-        return self._answer(session, message, Matched(index, states, *done))
+        matched = index.queue.ask(partial(index.match, tokens, message.settled, message.max_generation), len(tokens))
+        if isinstance(matched, asyncio.Future):
+            return self._look_later(session, message, index, matched)
+        return self._answer(session, message, Matched(index, matched))
 
     async def _look_later(
-        self,
-        session: Session,
-        message: wire.Lookup,
-        index: NamespaceIndex,
-        states: NamespaceIndex | None,
-        asked: "Sequence[MatchedTokens | asyncio.Future[MatchedTokens]]",
+        self, session: Session, message: wire.Lookup, index: NamespaceIndex, matched: "asyncio.Future[MatchedTokens]"
     ) -> Answer:
-        matched = [await one if isinstance(one, asyncio.Future) else one for one in asked]
+        tokens = await matched
         self.check_session(message)
-        answer = self._answer(session, message, Matched(index, states, *matched))
+        answer = self._answer(session, message, Matched(index, tokens))
         return await answer if isinstance(answer, Awaitable) else answer
 
     def _answer(self, session: Session, message: wire.Lookup, matched: "Matched") -> Answer | Awaitable[Answer]:
         cut = matched.cut(message.skip_prefix_n_tokens)
         if message.wait_s and self.tier:
-            in_store_only = {found.chunk for found in cut.wanted if found.chunk.offset is None}
+            in_store_only = {found.chunk for found in cut if found.chunk.offset is None}
             if in_store_only:
-                in_arena = {found.chunk for found in cut.wanted} - in_store_only
+                in_arena = {found.chunk for found in cut} - in_store_only
                 return self._load_then_answer(session, message, matched, in_arena, in_store_only)
         return self._found(session, message, cut, matched.tokens.too_old)
 
@@ -126,21 +83,19 @@ class ReadHandlers(Handlers):
         # Cut again: chunks may have been dropped meanwhile.
         return self._found(session, message, matched.cut(message.skip_prefix_n_tokens), matched.tokens.too_old)
 
-    def _found(self, session: Session, message: wire.Lookup, cut: "Cut", too_old: list[Span]) -> Answer:
+    def _found(self, session: Session, message: wire.Lookup, cut: list[ChunkMatch], too_old: list[Span]) -> Answer:
         """The reply to a lookup, with a lease if requested; chunks that are only in the store are fetched."""
-        self._count(cut.kv)
+        self._count(cut)
         self.counters.totals["tokens_too_old"] += sum(map(len, too_old))
-        in_arena = cut.in_arena()
-        missing = [found for found in cut.wanted if found.chunk.offset is None]
-        lease = self._grant(session, in_arena.wanted) if message.acquire else None
-        pieces = lease.pieces if lease else ()
+        in_arena = [found for found in cut if found.chunk.offset is not None]
+        missing = [found for found in cut if found.chunk.offset is None]
+        lease = self._grant(session, in_arena) if message.acquire else None
         self._load({found.chunk for found in missing})
         return wire.Found(
-            matches=tuple(whole_matches(in_arena.kv)),
+            matches=tuple(whole_matches(in_arena)),
             lease=lease.id if lease else None,
             expires_s=self.config.read_lease_s if lease else 0.0,
-            pieces=pieces[: len(in_arena.kv)],
-            state=next(iter(pieces[len(in_arena.kv) :]), None),
+            pieces=lease.pieces if lease else (),
             on_the_way=spans_of(missing),
             too_old=tuple(too_old[: wire.MOST_MATCHES]),
         )

@@ -180,16 +180,13 @@ class NamespaceIndex:
         """The queue, which does all work on the matchers."""
         self._nbytes = 0
         made = [(choice, host.create("matcher", choice.name, choice.options)) for choice in namespace.matchers]
-        # A state is that of its whole prefix, and of use behind no other.
-        self._matchers: list[Matcher] = [
-            matcher for _, matcher in made if matcher.reach == "prefix" or not namespace.states
-        ]
+        self._matchers: list[Matcher] = [matcher for _, matcher in made]
         prefixes = (
             partial(host.create, "matcher", choice.name, choice.options)
             for choice, matcher in made
             if matcher.reach == "prefix"
         )
-        self._settled = SettledMatches(None if namespace.states else next(prefixes, None))
+        self._settled = SettledMatches(next(prefixes, None))
 
     def __len__(self) -> int:
         return self.n_tokens

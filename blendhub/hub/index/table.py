@@ -90,7 +90,7 @@ class IndexTable:
                 variants=1,
                 runs=len(index.runs),
                 chunks=index.n_chunks,
-                tokens=0 if index.namespace.states else len(index),
+                tokens=len(index),
                 matcher_bytes=matchers,
                 excess=max(0, matchers - kv),
             )

@@ -98,9 +98,7 @@ class CopyingTests(DeviceTests):
 
     @holds("A transfer copies the layers of one group")
     def test_groups_of_layers_have_pages_and_block_tables_of_their_own(self, make_harness: MakeHarness) -> None:
-        """Models have several groups if some layers have windows, heads of another width, or recurrent states, of which
-        the rows are fewer than a chunk has tokens.
-        """
+        """Models have several groups if some layers have windows, or heads of another width."""
         first = make_harness(self.setup(kv_heads=4, key_dim=16, value_dim=16, rotations=(None,) * 3))
         shorter = {"block_size": 5, "n_blocks": 17, "chunk_tokens": 16}
         second = make_harness(self.setup(kv_heads=1, key_dim=10, value_dim=10, **shorter))

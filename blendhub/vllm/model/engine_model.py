@@ -39,8 +39,6 @@ class EngineModel:
             name: int(group.get_metadata_builder().kv_cache_spec.block_size) for name, (_, group) in layers.items()
         }
         """Where attention kernels want smaller blocks than vLLM deals in, a block is several pages."""
-        self.recurrent = self._runner.recurrent
-        """For each recurrent layer, the number of its block table."""
         self.frees_blocks_early = not all(
             isinstance(group.kv_cache_spec, FullAttentionSpec) for _, group in layers.values()
         )
@@ -78,9 +76,8 @@ class EngineModel:
 
     @property
     def has_one_table(self) -> bool:
-        """Whether all layers keep KV, and share a block table: not so for models with windows, with vLLM's hybrid
-        allocator."""
-        return len(self.block_sizes) == 1 and not self.recurrent
+        """Whether all layers share a block table: not so for models with windows, with vLLM's hybrid allocator."""
+        return len(self.block_sizes) == 1
 
     def table_of(self, name: str) -> int:
         """The number of a layer's block table."""

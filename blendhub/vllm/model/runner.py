@@ -9,7 +9,6 @@ from vllm.v1.kv_cache_interface import ChunkedLocalAttentionSpec, FullAttentionS
 
 from blendhub.core.errors import Unsupported
 from blendhub.system.served_vllm import SERVED
-from blendhub.vllm.versions import KNOWS_LOADED_GROUPS
 
 NEEDED = ("device", "get_model", "model", "attn_groups", "kv_cache_config", "supports_mm_inputs", "model_config")
 KERNEL_BLOCK_SIZES = ("_kernel_block_sizes", "kernel_block_sizes")
@@ -51,29 +50,16 @@ class Runner:
     @property
     def layers(self) -> dict[str, tuple[int, Any]]:
         """For each attention layer, the number of its block table, and its attention group. Raises Unsupported for
-        layers that keep other things than a key and a value for each token, or states that cannot be reused."""
+        layers that keep other things than a key and a value for each token."""
         found: dict[str, tuple[int, Any]] = {}
         for table, groups in enumerate(self.attention_groups):
             for group in groups:
                 _check_spec(group.layer_names[0], group.kv_cache_spec)
-                if not isinstance(group.kv_cache_spec, MambaSpec):
-                    found |= dict.fromkeys(group.layer_names, (table, group))
-        if len(self.block_groups) > 1:
-            known = found.keys() | self.recurrent
-            if others := [name for group in self.block_groups for name in group.layer_names if name not in known]:
-                raise Unsupported(f"{others[0]} has blocks, and no attention layer does; {SERVED_WITHOUT}")
+                found |= dict.fromkeys(group.layer_names, (table, group))
+        others = [name for group in self.block_groups for name in group.layer_names if name not in found]
+        if others and len(self.block_groups) > 1:
+            raise Unsupported(f"{others[0]} has blocks, and no attention layer does; {SERVED_WITHOUT}")
         return found
-
-    @property
-    def recurrent(self) -> dict[str, int]:
-        """For each recurrent layer, the number of its block table, whose blocks each hold the state behind a token."""
-        return {
-            name: table
-            for table, groups in enumerate(self.attention_groups)
-            for group in groups
-            if isinstance(group.kv_cache_spec, MambaSpec)
-            for name in group.layer_names
-        }
 
     @property
     def module(self) -> torch.nn.Module:
@@ -111,31 +97,16 @@ class Runner:
 def _check_spec(name: str, spec: Any) -> None:
     kind = type(spec).__name__
     if isinstance(spec, MambaSpec):
-        _check_states(name, spec)
-    elif kind == "CircularBufferSpec":
+        raise Unsupported(f"{name} keeps a recurrent state, which is that of a whole prefix; {SERVED_WITHOUT}")
+    if kind == "CircularBufferSpec":
         raise Unsupported(
             f"{name} keeps a ring of keys that are still being compressed ({kind}), of which vLLM keeps the last ones "
             f"of a request only; {SERVED_WITHOUT}"
         )
-    elif not isinstance(spec, KNOWN_SPECS) or kind in OTHER_SPECS or getattr(spec, "tokens_per_state", 1) != 1:
+    if not isinstance(spec, KNOWN_SPECS) or kind in OTHER_SPECS or getattr(spec, "tokens_per_state", 1) != 1:
         raise Unsupported(f"{name} keeps a {kind}, not a key and a value of each token; {SERVED_WITHOUT}")
-    elif getattr(spec, "bounded_replay", False):
+    if getattr(spec, "bounded_replay", False):
         raise Unsupported(f"{name} keeps a window that vLLM computes anew behind each reused prefix; {SERVED_WITHOUT}")
-
-
-def _check_states(name: str, spec: MambaSpec) -> None:
-    """Raise Unsupported for a recurrent layer of whose states vLLM keeps none, or BlendHub does not know which."""
-    without = "models with recurrent layers are then served without reuse"
-    if not KNOWS_LOADED_GROUPS:
-        raise Unsupported(
-            f"{name} keeps a recurrent state, and this vLLM would overwrite what a connector loads for its other "
-            f"layers; {without}"
-        )
-    if spec.mamba_cache_mode != "align":
-        raise Unsupported(
-            f"{name} keeps its recurrent state of the last token only, because mamba_cache_mode is "
-            f"{spec.mamba_cache_mode!r}; {without}. With --enable-prefix-caching vLLM keeps others (mode 'align')"
-        )
 
 
 def find_runner() -> Any:

@@ -184,7 +184,6 @@ def build_scheduler(
         # The workers' tables of rotations are as long.
         facts.max_model_len,
         ShownHashes(block_size) if facts.shows_hashes else None,
-        needs_state=bool(tables.of_states),
     )
     speculates = config.speculative_config is not None
     saves = SaveScheduler(executor, blocks, scratch, arena, admission, reports, settings, tables, speculates=speculates)

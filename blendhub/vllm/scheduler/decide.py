@@ -49,7 +49,6 @@ def decide(
     too_old: int = 0,
     n_positions: int | None = None,
     pace: Pace | None = None,
-    state_at: int | None = None,
     has_scratch: bool = True,
 ) -> Choice:
     """Which KV a prompt of ``n_tokens`` reuses, where vLLM has the first ``local`` tokens.
@@ -60,25 +59,16 @@ def decide(
     operator set. ``on_the_way``: tokens that ``matches`` lacks, because they are still being read from the store;
     ``too_old``: those that it lacks because of ``max_generation``. Keys that were stored for position ``n_positions``
     or a later one cannot be moved; None: all can. ``pace``: how long recomputation takes; None: as long as computation.
-    ``state_at``: the position of the state, stored or local, with which a model with recurrent layers can go on; None:
-    the model has none.
     ``has_scratch``: whether there are blocks for the tokens that recomputation needs and vLLM does not keep.
     """
     # The last token is always left to the engine, which needs its logits.
     open = Span(min(local, n_tokens - 1), n_tokens - 1)
     reachable, unused = _reach(matches, n_positions, blend=blend)
-    if state_at is not None:
-        reachable, stateless = _up_to_state(reachable, local, state_at)
-        unused += stateless
     usable = _within(reachable, open)
     unmoved = [match for match in usable if not match.moved]
     # A request that asks for more than usual knows what that costs: it must not be refused for it.
     judged = min(ratio, usual_ratio)
     refusal: Refusal | None = None
-    if state_at is not None and matches and not reachable:
-        refusal = Refusal(
-            Why.NO_STATE, "no state of the recurrent layers is stored behind what is stored of this prompt"
-        )
     # Without holes and moved text, as in the last of these, nothing is recomputed.
     for claimed in (usable, unmoved, _unbroken(unmoved, open.start)):
         best = _claim(claimed, open, ratio, holes)
@@ -125,16 +115,6 @@ def _reach(matches: Sequence[Match], n_positions: int | None, *, blend: bool) ->
         if len(part.span):
             reachable.append(part)
     return reachable, unused
-
-
-def _up_to_state(matches: Sequence[Match], local: int, state_at: int) -> tuple[list[Match], list[NotReused]]:
-    """The matches that lead from vLLM's own cache to a state, and those of which nothing can be used."""
-    used = _within(matches, Span(min(local, state_at), state_at))
-    if not used or _unbroken(used, local)[-1:] != used[-1:] or used[-1].span.end < state_at:
-        used = []
-    behind = used[-1].span.end if used else 0
-    lost = [clipped(match.span, Span(behind, max(behind, match.span.end))) for match in matches]
-    return used, [NotReused(span, Why.NO_STATE) for span in lost if len(span)]
 
 
 def _too_little(

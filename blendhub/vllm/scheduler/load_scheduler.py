@@ -119,11 +119,9 @@ class LoadScheduler:
         block_size: int,
         n_positions: int,
         shown: ShownHashes | None = None,
-        *,
-        needs_state: bool = False,
     ) -> None:
         """``n_positions``: keys that were stored for this position or a later one cannot be moved. ``shown``: None if
-        no other connector stores KV under block hashes. ``needs_state``: the model has recurrent layers."""
+        no other connector stores KV under block hashes."""
         self.lookups = lookups
         self.audits = audits
         self._settled = settled
@@ -134,7 +132,6 @@ class LoadScheduler:
         self._block_size = block_size
         self._n_positions = n_positions
         self._shown = shown
-        self._needs_state = needs_state
         self._loads: list[LoadJob] = []
         self._cancelled: set[str] = set()
         self._reading: dict[str, Reading] = {}
@@ -217,7 +214,6 @@ class LoadScheduler:
                 reading.lease,
                 reading.epoch,
                 decision.pieces_of(reading.pieces),
-                reading.state,
                 state.terms.adapter,
                 self.audits.n_tokens(state.request, self._block_size),
                 state.stop_tokens,
@@ -296,10 +292,6 @@ class LoadScheduler:
 
     def _choice(self, state: RequestState, has_scratch: bool, *, moves: bool = True) -> Choice:
         """What to reuse of what was found."""
-        state_at = None
-        if self._needs_state:
-            found = state.found.state if state.found else None
-            state_at = found.span.end if found else state.engine_tokens
         return decide(
             state.matches,
             state.request.num_tokens,
@@ -313,6 +305,5 @@ class LoadScheduler:
             too_old=sum(map(len, state.found.too_old)) if state.found else 0,
             n_positions=self._n_positions,
             pace=self._turns.pace(),
-            state_at=state_at,
             has_scratch=has_scratch,
         )

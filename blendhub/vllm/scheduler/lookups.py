@@ -32,7 +32,6 @@ class Reading:
         self.lease = found.lease
         self.epoch = epoch
         self.pieces = found.pieces
-        self.state = found.state
         self._client = client
         client.kept_leases.add(self.lease)
 

@@ -111,10 +111,6 @@ class SavePlan:
         self._add(Span(start, computed), kind, last.run if last and continues else None)
         self._answer_end = computed
 
-    def add_state(self, n_tokens: int) -> None:
-        """Store the state behind so many tokens."""
-        self._add(Span(n_tokens - 1, n_tokens), "exact", None)
-
     def drop(self) -> None:
         """Store nothing that is not stored yet."""
         for save in self.saves:
@@ -149,10 +145,6 @@ class RequestSaves:
         """Earlier plans. The workers finish the saves of these plans; no more saves are scheduled."""
         self.reached = 0
         """The number of tokens that the last step had computed."""
-        self.states: SavePlan | None = None
-        """The states of recurrent layers to store."""
-        self.due_state = 0
-        """The number of tokens behind which a state is to be stored as soon as they are known; 0: none is."""
         self.is_dropped = False
         """Whether the cache was reset, so that nothing that is computed for this request is stored any more."""
 
@@ -162,8 +154,8 @@ class RequestSaves:
         """When it was asked for first."""
 
     def retire(self) -> None:
-        self.retired += self.plans
-        self.plan = self.states = None
+        self.retired += [self.plan] if self.plan else []
+        self.plan = None
 
     @property
     def are_over(self) -> bool:
@@ -172,7 +164,8 @@ class RequestSaves:
 
     @property
     def plans(self) -> list[SavePlan]:
-        return [plan for plan in (self.plan, self.states) if plan]
+        """All plans, the earlier ones first."""
+        return [*self.retired, *([self.plan] if self.plan else [])]
 
     def end(self, computed: int, tables: Tables, ranks: int) -> None:
         """The request has ended: from now on its KV up to ``computed`` is stored, from these blocks."""

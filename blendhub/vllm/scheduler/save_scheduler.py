@@ -8,7 +8,6 @@ from functools import partial
 from queue import SimpleQueue
 
 import numpy as np
-from msgspec.structs import replace
 from vllm.v1.core.sched.output import SchedulerOutput
 
 from blendhub.client.hub_client import HubClient, Reservation
@@ -98,12 +97,10 @@ class SaveScheduler:
         Where vLLM frees blocks that have left a window, those of a long first step are gone in the second one: then the
         request waits for the hub's answer, and for workers whose sessions ``are_opening``, for a while.
         """
-        frees_blocks = self._piece_tokens or self._tables.of_states
-        if not frees_blocks or not request.terms.stores or request.request.lora_request:
+        if not self._piece_tokens or not request.terms.stores or request.request.lora_request:
             return True
         saves = self._running.setdefault(request.id, RequestSaves(request))
-        # vLLM keeps a state for one step more than the step that computes it: the hub answers by then.
-        plan = self._planned(saves) if self._piece_tokens else None
+        plan = self._planned(saves)
         is_ready = not are_opening and (plan is None or not plan.is_pending)
         return is_ready or time.monotonic() > saves.since + self._timeout_s
 
@@ -152,7 +149,7 @@ class SaveScheduler:
         """Store nothing that was computed until now, nor what the workers are saving."""
         for saves in [*self._running.values(), *self._ending.values(), *self._announced.values()]:
             saves.is_dropped = True
-            for plan in [*saves.retired, *saves.plans]:
+            for plan in saves.plans:
                 plan.drop()
             self._abandon(saves)
 
@@ -175,10 +172,6 @@ class SaveScheduler:
         request, vllms = saves.request, saves.request.request
         saves.begun_in = saves.begun_in or plan.number
         before = vllms.num_computed_tokens
-        if self._tables.of_states and before < saves.reached and saves.states:
-            # It was preempted: its blocks are others than before.
-            saves.states.drop()
-            saves.due_state = 0
         saves.reached = before + n_scheduled
         if save_plan := self._planned(saves):
             reached = min(saves.reached, vllms.num_prompt_tokens)
@@ -186,18 +179,15 @@ class SaveScheduler:
                 reached = max(reached, self._plan_piece(request, save_plan, before))
             tables = self._blocks.of(request.id)
             self._schedule(saves, save_plan, reached, tables, plan)
-            self._save_states(saves, saves.reached, tables, plan)
-        goes_on = self._piece_tokens or self._tables.of_states
-        if saves.is_dropped or (save_plan and save_plan.is_done and not goes_on):
+        if saves.is_dropped or (save_plan and save_plan.is_done and not self._piece_tokens):
             del self._open[request.id]
 
     def _save_ended(self, saves: RequestSaves, plan: StepPlan) -> None:
         request, save_plan = saves.request, self._plan_answer(saves)
         # Read before: the hub may answer at any moment, and its answer must not be missed.
-        is_pending = any(one.is_pending for one in saves.plans) if save_plan else not saves.is_dropped
+        is_pending = save_plan.is_pending if save_plan else not saves.is_dropped
         if save_plan:
             self._schedule(saves, save_plan, saves.computed, saves.tables, plan)
-            is_pending |= self._save_states(saves, saves.computed, saves.tables, plan)
         if is_pending:
             if time.monotonic() < saves.ended_at + self._timeout_s:
                 return
@@ -205,27 +195,6 @@ class SaveScheduler:
             self._failures.put(DeadlineExceeded(f"{missing} within lookup_timeout_s {self._timeout_s} of the end"))
         plan.ending.add(request.id)
         self._announced[request.id] = self._ending.pop(request.id)
-
-    def _save_states(self, saves: RequestSaves, reached: int, tables: Tables, plan: StepPlan) -> bool:
-        """Store the states that vLLM keeps: that of this step if it ends where a block does, and of the one before.
-
-        vLLM takes the block of a state back two steps later; the hub has answered by then. Returns whether it was asked
-        for another slot.
-        """
-        every, vllms = self._tables.state_block, saves.request.request
-        if not every:
-            return False
-        saves.states = saves.states or SavePlan(partial(self._reserve, saves.request, of_state=True), 1)
-        is_known = reached <= vllms.num_prompt_tokens or not self._speculates
-        if reached % every == 0 and is_known:
-            saves.due_state = reached
-        # The scheduler may not know yet which token was sampled a moment ago.
-        is_due = 0 < saves.due_state <= vllms.num_tokens
-        if is_due:
-            saves.states.add_state(saves.due_state)
-            saves.due_state = 0
-        self._schedule(saves, saves.states, reached, tables, plan, of_states=True)
-        return is_due
 
     def _planned(self, saves: RequestSaves) -> SavePlan | None:
         """The plan, made once the adapter of the KV is known; None until then, and if nothing may be stored."""
@@ -275,17 +244,9 @@ class SaveScheduler:
         return False
 
     def _schedule(
-        self,
-        saves: RequestSaves,
-        save_plan: SavePlan,
-        computed: int,
-        tables: Tables,
-        plan: StepPlan,
-        *,
-        of_states: bool = False,
+        self, saves: RequestSaves, save_plan: SavePlan, computed: int, tables: Tables, plan: StepPlan
     ) -> None:
         request = saves.request
-        numbers = self._tables.of_states if of_states else self._tables.of_kv
         tables = self._scratch.complete(request.id, tables)
         for save in save_plan.saves:
             part = save.next_part(computed)
@@ -294,14 +255,13 @@ class SaveScheduler:
             right, slots, span = part
             sized = list(zip(tables, self._tables.block_sizes, strict=True))
             needed = tuple(np.asarray(blocks[: -(-span.end // size)], np.int64) for blocks, size in sized)
-            used = [sized[number] for number in numbers]
-            if any(NULL_BLOCK in blocks[span.start // size : -(-span.end // size)] for blocks, size in used):
+            if any(NULL_BLOCK in blocks[span.start // size : -(-span.end // size)] for blocks, size in sized):
                 save.drop()
                 self._failures.put(
                     DeadlineExceeded("vLLM had freed the blocks when the hub reserved slots for their KV")
                 )
                 continue
-            plan.saves.append(SaveJob(request.id, right, slots, span, needed, request.terms.adapter, of_states))
+            plan.saves.append(SaveJob(request.id, right, slots, span, needed, request.terms.adapter))
 
     def _abandon(self, saves: RequestSaves) -> None:
         """Schedule no more saves, and end the rights; what is stored stays."""
@@ -325,14 +285,12 @@ class SaveScheduler:
         plan.begin(request.prompt_end, join_spans([*stored, *settled]), request.first_approximate)
         return plan
 
-    def _reserve(
-        self, request: RequestState, span: Span, kind: Kind, run: int | None, *, of_state: bool = False
-    ) -> "Future[Reservation]":
+    def _reserve(self, request: RequestState, span: Span, kind: Kind, run: int | None) -> "Future[Reservation]":
         reserve = partial(
             HubClient.reserve,
             tokens=request.tokens()[: span.end],
             span=span,
-            variant=replace(request.terms.variant, states=of_state),
+            variant=request.terms.variant,
             generation=0 if kind == "exact" else request.generation,
             blended=kind == "blended",
             ratio=0.0 if kind == "exact" else request.ratio,

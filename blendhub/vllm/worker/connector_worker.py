@@ -3,7 +3,7 @@
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import ExitStack
 from functools import partial
@@ -17,10 +17,9 @@ from blendhub.core.errors import AdapterReplaced, BlendHubError, DeadlineExceede
 from blendhub.framework.host import PluginHost
 from blendhub.vllm.hub_executor import HubExecutor
 from blendhub.vllm.messages import NULL_BLOCK, LoadJob, LoadResult, SaveJob, StepPlan, WorkerReport
-from blendhub.vllm.model.states import StateGroup
 from blendhub.vllm.spans import clipped
 from blendhub.vllm.worker.forwards import Forwards
-from blendhub.vllm.worker.layer_copies import LayerCopies, Transfers
+from blendhub.vllm.worker.layer_copies import LayerCopies
 from blendhub.vllm.worker.load_task import LoadProgress, LoadTask
 from blendhub.vllm.worker.loaded_adapters import LoadedAdapters
 from blendhub.vllm.worker.recompute import Blend, BlendContext
@@ -45,19 +44,11 @@ class ConnectorWorker:
     that is still to come, and by none under way, because its scheduler keeps freed blocks until those have ended.
     """
 
-    def __init__(
-        self,
-        context: BlendContext,
-        host: PluginHost,
-        engine_id: str,
-        timeout_s: float,
-        states: Sequence[StateGroup] = (),
-    ) -> None:
-        """``states``: the groups of recurrent layers, to which the device is attached behind the others."""
+    def __init__(self, context: BlendContext, host: PluginHost, engine_id: str, timeout_s: float) -> None:
         self._context = context
         self._forwards = Forwards(context)
         self._device = context.device
-        self._copies = LayerCopies(context.device, context.groups, states)
+        self._copies = LayerCopies(context.device, context.groups)
         self._ranks = context.ranks
         self._adapters = LoadedAdapters(context.model.adapters)
         self._host = host
@@ -73,8 +64,6 @@ class ConnectorWorker:
         """How many tokens the last step left to be recomputed before the next one."""
         self._waiting: list[WaitingSave] = []
         self._saves = SaveQueue(self._run_later)
-        self._states_of: set[str] = set()
-        """Requests of which the last step saved a state."""
         self._ending: set[str] = set()
         """Requests that have ended and whose blocks vLLM keeps for saves."""
         self._uncommitted: set[str] = set()
@@ -207,7 +196,7 @@ class ConnectorWorker:
             expected = isinstance(error.__cause__ or error, BlendHubError)
             exc_info = None if expected else error
             log.warning("request %s is computed without its stored KV: %s", job.request, error, exc_info=exc_info)
-            if len(job.blocks) > 1 or job.state or self._context.model.frees_blocks_early:
+            if len(job.blocks) > 1 or self._context.model.frees_blocks_early:
                 # Blocks would not say that what has left a window is missing, too.
                 self._failed.add(job.request)
             else:
@@ -225,27 +214,18 @@ class ConnectorWorker:
     def _begin_copy(self, job: LoadJob, client: HubClient) -> Transfer:
         segments = [replace(piece, shard=client.shard_at(piece.shard)) for piece in job.pieces]
         transfer = self._copies.load(segments, job.blocks, job.decision.start)
-        if job.state:
-            try:
-                shard = client.shard_at(job.state.shard, of_state=True)
-                transfer = Transfers([transfer, self._copies.load_state(shard, job.end, job.blocks)])
-            except BaseException:
-                transfer.wait()
-                raise
         self._wait_unless_overlapping(transfer)
         return transfer
 
     # Saving.
 
     def _settle_saves(self, preempted: set[str]) -> None:
-        """Finish all reads from the blocks of these requests, and from the blocks of states: vLLM is about to reuse
-        them."""
+        """Finish all reads from the blocks of these requests: vLLM is about to reuse them."""
         frees_all = self._context.model.frees_blocks_early
-        self._saves.wait(None if frees_all else preempted | self._states_of)
-        self._states_of.clear()
+        self._saves.wait(None if frees_all else preempted)
         waiting, self._waiting = self._waiting, []
         for save in waiting:
-            if frees_all or save.job.of_state or save.job.request in preempted:
+            if frees_all or save.job.request in preempted:
                 error = DeadlineExceeded("vLLM freed its blocks before the session with the hub was open")
                 self._saves.note(save.job, error)
             else:
@@ -277,15 +257,10 @@ class ConnectorWorker:
         segments = []
         for slot in job.slots:
             span = clipped(job.span, slot.span)
-            shard = client.shard_at(slot.slot, of_state=job.of_state)
-            segments.append(Segment(span, shard, span.start - slot.span.start, span.start))
+            segments.append(Segment(span, client.shard_at(slot.slot), span.start - slot.span.start, span.start))
         with ExitStack() as right:
             right.enter_context(client.writing(job.right))
-            if job.of_state:
-                self._states_of.add(job.request)
-                transfer = self._copies.save_state(segments[0].shard, job.span.end, job.blocks)
-            else:
-                transfer = self._copies.save(segments, job.blocks)
+            transfer = self._copies.save(segments, job.blocks)
             self._saves.add(job, transfer, right.pop_all(), client)
         self._wait_unless_overlapping(transfer)
 

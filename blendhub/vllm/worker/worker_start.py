@@ -21,10 +21,8 @@ from blendhub.vllm.model.device_memory import DeviceMemory
 from blendhub.vllm.model.engine_model import EngineModel
 from blendhub.vllm.model.fingerprint import fingerprint
 from blendhub.vllm.model.layer_groups import LayerGroup, attach, pages_of
-from blendhub.vllm.model.pages import LayerPages
 from blendhub.vllm.model.rotary import digest
 from blendhub.vllm.model.runner import find_runner
-from blendhub.vllm.model.states import StateGroup, attach_states, state_groups, tokens_only
 from blendhub.vllm.model_support import ModelSupport, Neighbours, beside, unsupported
 from blendhub.vllm.settings import Settings
 from blendhub.vllm.worker.attention_choice import choose_attention
@@ -49,7 +47,6 @@ class WorkerStart:
         self._engine_id = engine_id
         self._model: EngineModel | None = None
         self._groups: tuple[LayerGroup, ...] = ()
-        self._states: tuple[StateGroup, ...] = ()
         self._rotations: list[Rotation] = []
         self._memory = DeviceMemory()
         self._refusal = "vLLM registered no KV caches"
@@ -61,8 +58,7 @@ class WorkerStart:
             with self._memory.counted(runner.device):
                 self._model = EngineModel(runner, self._config)
                 self._groups, self._rotations = groups_and_rotations(self._model, self._settings.chunk_tokens)
-                self._states = state_groups(self._model, self._settings.chunk_tokens)
-            compile_kernels(self._new_device, self._model, self._groups, self._rotations, self._states)
+            compile_kernels(self._new_device, self._model, self._groups, self._rotations)
             self._refusal = ""
         except InvalidInput:  # an option of the device is wrong
             raise
@@ -95,11 +91,8 @@ class WorkerStart:
     ) -> tuple[ModelCheck, ConnectorWorker | None]:
         chosen = self._settings.selector
         selector: Selector = self._host.create("selector", chosen.name, chosen.options)
-        check = check_model(model, self._groups, self._rotations, selector, ranks, self._states)
+        check = check_model(model, self._groups, self._rotations, selector, ranks)
         self._rotations.clear()  # tables that no layer uses are freed
-        if check.support.state_layouts and not self._groups:
-            layouts = (tokens_only(self._settings.chunk_tokens),)
-            check = check._replace(support=msgspec.structs.replace(check.support, layouts=layouts))
         if not check.support.layouts:
             return check, None
         if check.support.blends and neighbours:
@@ -112,7 +105,7 @@ class WorkerStart:
         layers = pages_of(model, self._groups, [*rotations, *rotations[-1:] * model.n_drafts])
         device = self._new_device()
         try:
-            ranks.together(lambda: attach_all(device, self._groups, layers, self._states))
+            ranks.together(lambda: attach(device, self._groups, layers))
         except BaseException:
             device.close()
             raise
@@ -125,7 +118,7 @@ class WorkerStart:
                 attention = AttentionProbe(model, layers, selector.attended_layers)
         context = BlendContext(model, layers, self._groups, device, selector, ranks, attention)
         timeout_s = self._settings.lookup_timeout_s
-        return check, ConnectorWorker(context, self._host, self._engine_id, timeout_s, self._states)
+        return check, ConnectorWorker(context, self._host, self._engine_id, timeout_s)
 
     def _new_device(self) -> Device:
         assert self._settings.device
@@ -160,20 +153,11 @@ def try_drafts(model: EngineModel, ranks: Ranks) -> None:
         )
 
 
-def attach_all(
-    device: Device, groups: Sequence[LayerGroup], layers: Sequence[LayerPages], states: Sequence[StateGroup]
-) -> None:
-    """Attach a device to all groups of layers."""
-    attach(device, groups, layers)
-    attach_states(device, states)
-
-
 def compile_kernels(
     new_device: Callable[[], Device],
     model: EngineModel,
     groups: Sequence[LayerGroup],
     rotations: Sequence[Rotation],
-    states: Sequence[StateGroup] = (),
 ) -> None:
     """Have a device compile its kernels for each way in which the layers' keys may be rotated.
 
@@ -184,7 +168,7 @@ def compile_kernels(
         device = new_device()
         try:
             of_layers = [some[number % len(some)] for number in range(len(model.layer_names))]
-            attach_all(device, groups, pages_of(model, groups, of_layers), states)
+            attach(device, groups, pages_of(model, groups, of_layers))
             # The device that serves fails alike, and that is logged.
             with suppress(Exception):
                 device.attention(model.rules(), model.dtype)

@@ -22,7 +22,6 @@ from blendhub.vllm.model.page_trial import error_of, misplaced
 from blendhub.vllm.model.pages import BYTES, LayerPages, read_as_computed
 from blendhub.vllm.model.platforms import Tensors
 from blendhub.vllm.model.rotary import digest, rotated, rotations_of
-from blendhub.vllm.model.states import StateGroup
 from blendhub.vllm.model_support import ModelSupport, unsupported
 from blendhub.vllm.versions import CAN_ASK_FOR_BLOCKS, CAN_FAIL_REQUESTS
 from blendhub.vllm.worker.ranks import Ranks
@@ -60,7 +59,6 @@ def check_model(
     candidates: Sequence[Rotation],
     selector: Selector,
     ranks: Ranks,
-    states: Sequence[StateGroup] = (),
 ) -> ModelCheck:
     """Check the layout, the computation of chosen tokens, the selector's probes, and the rotation of keys.
 
@@ -68,7 +66,6 @@ def check_model(
     forward for the others.
     """
     layouts = tuple(group.layout for group in groups)
-    state_layouts = tuple(group.layout for group in states)
     layers = pages_of(model, groups)[: len(model.layer_names) - model.n_drafts]
     try:
         _checked(ranks, "writing into the pages, and reading back,", lambda: _check_layout(model, layers))
@@ -76,8 +73,6 @@ def check_model(
         return ModelCheck(unsupported(str(error)))
     forward = "a forward over chosen tokens"
     try:
-        if states:
-            raise Unsupported("the state of recurrent layers is that of a whole prefix, so that no text can be moved")
         _refuse_to_blend(model)
         if any(layout.dtype == BYTES for layout in layouts):
             dtype = model.config.cache_config.cache_dtype
@@ -91,7 +86,7 @@ def check_model(
         rotations = _chosen_rotations(fits, layers, [None, *candidates], ranks)
     except BlendHubError as error:
         reason = f"{error}; exact prefixes are reused all the same"
-        return ModelCheck(ModelSupport(layouts, False, (reason,), state_layouts=state_layouts))
+        return ModelCheck(ModelSupport(layouts, False, (reason,)))
     measures_attention = bool(selector.attended_layers) and not without_attention
     return ModelCheck(ModelSupport(layouts, True, without_attention), rotations, measures_attention)
 

@@ -10,7 +10,6 @@ from vllm.v1.kv_cache_interface import (
     FullAttentionSpec,
     KVCacheConfig,
     KVCacheGroupSpec,
-    MambaSpec,
 )
 
 MOST_BORROWED = 0.5
@@ -34,23 +33,11 @@ class BlockTables(NamedTuple):
     """The tokens of a block in each table."""
     windows: tuple[Window | None, ...]
     """The window that blocks of each table leave, so that vLLM frees them; None: it frees none."""
-    of_states: tuple[int, ...] = ()
-    """The numbers of the tables of recurrent layers: a block holds the state behind its last token, or none."""
 
     @property
     def shortest_window(self) -> int | None:
         """The size of the smallest window, before which vLLM frees blocks of running requests; None: it frees none."""
         return min((window.size for window in self.windows if window), default=None)
-
-    @property
-    def of_kv(self) -> tuple[int, ...]:
-        """The numbers of the tables whose blocks hold the KV of all of their tokens."""
-        return tuple(number for number in range(len(self.block_sizes)) if number not in self.of_states)
-
-    @property
-    def state_block(self) -> int | None:
-        """The number of tokens between two states; None for a model without recurrent layers."""
-        return self.block_sizes[self.of_states[0]] if self.of_states else None
 
 
 def block_tables_of(config: KVCacheConfig) -> BlockTables:
@@ -58,13 +45,12 @@ def block_tables_of(config: KVCacheConfig) -> BlockTables:
     return BlockTables(
         tuple(group.kv_cache_spec.block_size for group in groups),
         tuple(map(_window_of_group, groups)),
-        tuple(number for number, group in enumerate(groups) if isinstance(_of_layers(group)[0], MambaSpec)),
     )
 
 
 def _window_of_group(group: KVCacheGroupSpec) -> Window | None:
     spec = _of_layers(group)[0]  # the layers of a group have the same
-    if isinstance(spec, FullAttentionSpec | MambaSpec):
+    if isinstance(spec, FullAttentionSpec):
         return None
     return Window(_window_of(spec), isinstance(spec, ChunkedLocalAttentionSpec))
 
@@ -102,8 +88,6 @@ def capacity_line(engine: VllmConfig, config: KVCacheConfig, *, blends: bool) ->
 def _kind(spec: Any) -> str:
     if isinstance(spec, FullAttentionSpec):  # with the allocator off, layers with windows are kept so, too
         return "of which all tokens are kept and reused"
-    if isinstance(spec, MambaSpec):
-        return f"with a recurrent state, which is reused behind each {spec.block_size} tokens where vLLM ends a step"
     if isinstance(spec, ChunkedLocalAttentionSpec):
         return f"with chunks of {_window_of(spec)}, of which the tokens of the last chunk are reused"
     return f"with a window of {_window_of(spec)}, of which the tokens that a window still needs are reused"
