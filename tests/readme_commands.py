@@ -17,8 +17,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from benchmarks.load.words import add_tokenizer
+from harness.engines.tiny_model import SHAPE, make_tiny_model
+
 ROOT = Path(__file__).parent.parent
-MODEL = ROOT / "benchmarks" / "quality" / "reader" / "checkpoint"
 HUB_LINE = "BlendHub: text is reused anywhere"
 UP_LINE = "Application startup complete"
 START_S, STOP_S = 600.0, 60.0
@@ -39,6 +41,8 @@ class Newcomer:
     def __init__(self, folder: Path) -> None:
         self._place, self._log = folder / "place", folder / "log"
         self._place.mkdir()
+        self.model = make_tiny_model(folder / "model")
+        add_tokenizer(self.model, SHAPE["vocab_size"])
         self.environment = folder / "environment"
         subprocess.run([f"{sys.base_prefix}/bin/python3", "-m", "venv", self.environment], check=True)
         self._variables = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
@@ -57,7 +61,7 @@ class Newcomer:
         print(f"$ {command.rstrip()}", flush=True)
         with self._log.open("w") as output:
             return subprocess.Popen(
-                ["bash", "-c", command.replace("MODEL", str(MODEL))],
+                ["bash", "-c", command.replace("MODEL", str(self.model))],
                 cwd=self._place,
                 env=self._variables,
                 stdout=output,
@@ -109,7 +113,7 @@ def check(newcomer: Newcomer) -> None:
 def serve_and_ask(newcomer: Newcomer, server: str, request: str) -> None:
     with newcomer.serving(server):
         # The server's output stays in its own log.
-        asked = ["bash", "-c", request.replace("MODEL", str(MODEL))]
+        asked = ["bash", "-c", request.replace("MODEL", str(newcomer.model))]
         answer = json.loads(subprocess.run(asked, capture_output=True, check=True).stdout)
     print(answer["kv_transfer_params"])
     assert answer["choices"][0]["text"] and "reason" in answer["kv_transfer_params"]["blendhub"]

@@ -233,6 +233,9 @@ def test_a_hub_whose_readers_are_gone_serves_on_and_ends_well(tmp_path):
     )
     served.stdout.close()
     try:
+        until = time.monotonic() + SOON_S
+        while not Path(endpoint.removeprefix("ipc://")).exists() and time.monotonic() < until:
+            time.sleep(0.01)
         with HubClient(endpoint, timeout=SOON_S) as client:
             client.stats()
         served.terminate()

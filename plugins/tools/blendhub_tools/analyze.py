@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import math
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -52,23 +53,23 @@ class Analyze(Command):
     def run(self, arguments: argparse.Namespace) -> int:
         _check(arguments)
         # Here, so that other commands start without what only this one needs.
-        from blendhub_tools.analysis.analyzer import Analyzer, Seconds, Sizes, play
+        from blendhub_tools.analysis.analyzer import Analyzer, Seconds, play
         from blendhub_tools.analysis.findings import About, collect
         from blendhub_tools.analysis.logs import Logs
+        from blendhub_tools.analysis.replay import CHUNK_TOKENS
         from blendhub_tools.analysis.report import as_text
-        from blendhub_tools.analysis.simulated_hub import CHUNK_TOKENS
         from blendhub_tools.analysis.tokenizing import USUAL
 
         logs = Logs(arguments.files, arguments.format)
         encoder = _encoder(arguments)
         known = arguments.kv_bytes_per_token or encoder.kv_bytes()
         chunk_bytes = CHUNK_TOKENS * (known or USUAL)
+        arenas = [max(int(gib * 2**30 / chunk_bytes), 1) for gib in _gib(arguments.arena_gib)]
         cache = arguments.vllm_cache_tokens
-        sizes = Sizes(
-            tuple(max(int(gib * 2**30 / chunk_bytes), 1) for gib in _gib(arguments.arena_gib)),
-            None if cache is None else max(cache // CHUNK_TOKENS, 1),
-        )
-        analyzer = Analyzer(PluginHost.discover(), sizes, _costs(arguments.token_costs))
+        analyzer = Analyzer(PluginHost.discover(), arenas, _costs(arguments.token_costs), cache)
+        if sys.stderr.isatty() and signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+            # Started by hand below something that ignores Ctrl-C, as a script may.
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         seconds = Seconds()
         with _progress(logs) as progress:
             interrupted = play(logs, encoder, analyzer, seconds, progress)

@@ -16,9 +16,18 @@ from blendhub import PluginHost
 from blendhub.cli import main
 from blendhub.vllm.transfer_config import mistakes_in_transfer_config
 from examples.analyze.log import as_lines
+from tests.benchmarks.word_model import make_tokenizer
 
 ROOT = Path(__file__).parents[3]
-TOKENIZER = ROOT / "benchmarks" / "quality" / "reader" / "checkpoint"
+
+
+@pytest.fixture
+def tokenizer(tmp_path):
+    """A tokenizer without a chat template, of a model with 2 layers of 2 KV heads of 32."""
+    folder = make_tokenizer(tmp_path)
+    shape = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32}
+    (folder / "config.json").write_text(json.dumps(shape))
+    return folder
 
 
 @pytest.fixture
@@ -114,60 +123,64 @@ def test_a_mistake_is_one_line_and_exit_code_2(analyze, content, arguments, comp
     assert error.startswith("blendhub: ") and error.count("\n") == 1
 
 
-def test_without_transformers_it_says_what_to_install(analyze, monkeypatch):
+def test_without_transformers_it_says_what_to_install(analyze, tokenizer, monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
-    code, _, error = analyze("x\n", "--tokenizer", TOKENIZER)
+    code, _, error = analyze("x\n", "--tokenizer", tokenizer)
     assert code == 2 and "pip install 'blendhub[tools]'" in error and "--bytes" in error
 
 
-def test_a_tokenizer_and_a_chat_template(analyze):
-    transformers = pytest.importorskip("transformers", reason="only --tokenizer needs it: pip install transformers")
+def test_a_tokenizer_and_a_chat_template(analyze, tokenizer):
+    pytest.importorskip("transformers", reason="only --tokenizer needs it: pip install transformers")
     template = Path("template.jinja")
     template.write_text(
         "{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('no tools') }}{% endif %}"
         "{{ m.content }} {% endfor %}"
     )
-    text = " ".join(f"item {number}" for number in range(120))
+    text = "Anna lives in Rome . " * 40
     chats = [[{"role": "user", "content": text}], [{"role": "tool", "content": text}]]
     log = "".join(json.dumps({"messages": chat}) + "\n" for chat in chats) + json.dumps({"prompt": text}) + "\n"
-    code, printed, _ = analyze(log, "--tokenizer", TOKENIZER, "--chat-template", template, "--json", "--show-text")
+    code, printed, _ = analyze(log, "--tokenizer", tokenizer, "--chat-template", template, "--json", "--show-text")
     assert code == 0
     found = msgspec.json.decode(printed, type=Findings)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(TOKENIZER)
-    chat = tokenizer.encode(f"{text} ", add_special_tokens=False)
-    assert found.shares.tokens == len(chat) + len(tokenizer.encode(text))
+    assert found.shares.tokens == 200 + 201, "a prompt begins with a special token, which a template writes itself"
     assert found.broken.named == ["log:2 the chat template refuses it: no tools"]
-    assert (found.about.kv_bytes, found.about.kv_bytes_known) == (12 * 2 * 2 * 32 * 2, True)
+    assert (found.about.kv_bytes, found.about.kv_bytes_known) == (2 * 2 * 2 * 32 * 2, True)
 
 
-def test_arguments_of_tools_are_objects_for_the_template_as_in_vllm(analyze):
+def test_arguments_of_tools_are_objects_for_the_template_as_in_vllm(analyze, tokenizer):
     pytest.importorskip("transformers", reason="only --tokenizer needs it: pip install transformers")
     template = Path("template.jinja")
     template.write_text("{% for m in messages %}{% for c in m.tool_calls %}{{ c.function.arguments.city }}{% endfor %}")
     template.write_text(template.read_text() + "{% endfor %}")
-    call = {"type": "function", "function": {"name": "weather", "arguments": json.dumps({"city": "Vienna " * 40})}}
+    call = {"type": "function", "function": {"name": "weather", "arguments": json.dumps({"city": "Rome " * 40})}}
     log = json.dumps({"messages": [{"role": "assistant", "content": None, "tool_calls": [call]}]})
-    arguments = ("--tokenizer", TOKENIZER, "--chat-template", template, "--json")
+    arguments = ("--tokenizer", tokenizer, "--chat-template", template, "--json")
     _, printed, _ = analyze(log, *arguments)
     found = msgspec.json.decode(printed, type=Findings)
     assert not found.broken.number and found.shares.tokens == 40
 
 
-def test_a_chat_without_a_template_says_what_to_name(analyze):
+def test_a_chat_without_a_template_says_what_to_name(analyze, tokenizer):
     pytest.importorskip("transformers", reason="only --tokenizer needs it: pip install transformers")
-    code, _, error = analyze(json.dumps({"messages": [{"role": "user", "content": "x"}]}), "--tokenizer", TOKENIZER)
+    code, _, error = analyze(json.dumps({"messages": [{"role": "user", "content": "x"}]}), "--tokenizer", tokenizer)
     assert code == 2 and "log:1 is a chat" in error and "--chat-template FILE" in error
 
 
-@pytest.mark.parametrize("output", ["text", "json"])
+@pytest.mark.parametrize("output", ["text", "json", "by hand"])
 @pytest.mark.slow
 def test_ctrl_c_prints_what_was_seen(tmp_path, output):
-    # A child of `nohup make test &` inherits that SIGINT is ignored.
-    restored = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); import blendhub.cli.__main__"
-    command = [sys.executable, "-c", restored, "analyze", "--bytes", "-"]
-    command += ["--json"] if output == "json" else []
-    process = subprocess.Popen(command, cwd=tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert process.stdin and process.stdout
+    """A child of `nohup make test &` inherits that SIGINT is ignored. In a terminal, the command undoes that."""
+    handler = "SIG_IGN" if output == "by hand" else "default_int_handler"
+    start = f"import signal; signal.signal(signal.SIGINT, signal.{handler}); import blendhub.cli.__main__"
+    command = [sys.executable, "-c", start, "analyze", "--bytes", "-", *(["--json"] if output == "json" else [])]
+    terminal, stderr = os.openpty() if output == "by hand" else (None, None)
+    process = subprocess.Popen(
+        command, cwd=tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, text=True
+    )
+    if terminal is not None:
+        os.close(stderr)
+        subprocess.Popen(["cat"], stdin=terminal, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        os.close(terminal)
     # More than a pipe holds; it stays open, as `tail -f` leaves it.
     for number in range(3000):
         process.stdin.write(json.dumps({"prompt": f"{'the same ' * 30}{number}"}) + "\n")

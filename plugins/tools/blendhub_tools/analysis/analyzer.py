@@ -3,40 +3,33 @@
 import contextlib
 import gc
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 
 import msgspec
 
 from blendhub.core.layout import DEFAULT_MATCHERS
-from blendhub.core.plugin_choice import PluginChoice
 from blendhub.core.tokens import Tokens
 from blendhub.framework.host import PluginHost
 from blendhub_tools.analysis.edits import Edits
 from blendhub_tools.analysis.formats import Prompt
 from blendhub_tools.analysis.lines import BrokenLine
 from blendhub_tools.analysis.logs import Logs
-from blendhub_tools.analysis.simulated_hub import MOST_SLOTS, SimulatedArena, SimulatedHub
+from blendhub_tools.analysis.replay import CHUNK_TOKENS, MOST_SLOTS, PrefixCache, Replay
 from blendhub_tools.analysis.tallies import HEAD_TOKENS, MEASURED, Costs, Groups, Ratios, ReusedTokens, Texts, name_of
 from blendhub_tools.analysis.tokenizing import Encoder
 
 
-class Sizes(msgspec.Struct, frozen=True):
-    """Sizes in chunks."""
-
-    arenas: tuple[int, ...]
-    """The arena sizes of the curve; the largest size that can be played is always added."""
-    vllm_cache: int | None = None
-    """The size of vLLM's own prefix cache; None: as large as the largest arena."""
-
-
 class Analyzer:
-    def __init__(self, host: PluginHost, sizes: Sizes, costs: Costs = MEASURED) -> None:
-        slots = sorted({*(size for size in sizes.arenas if size < MOST_SLOTS), MOST_SLOTS})
-        cache = min(sizes.vllm_cache or MOST_SLOTS, MOST_SLOTS)
-        self.hub = SimulatedHub(host, DEFAULT_MATCHERS, slots)
-        self.prefix_cache = SimulatedHub(host, (PluginChoice("prefix"),), {*slots, cache}, only_beginnings=True)
-        """Prefix caches of these sizes, which show what an engine's own cache would reuse."""
+    def __init__(
+        self, host: PluginHost, arenas: Sequence[int], costs: Costs = MEASURED, vllm_cache_tokens: int | None = None
+    ) -> None:
+        """``arenas``: sizes in chunks; the largest that can be played is added. ``vllm_cache_tokens``: the size of
+        vLLM's own cache; None: as large as the largest arena.
+        """
+        sizes = sorted({*(size for size in arenas if size < MOST_SLOTS), MOST_SLOTS})
+        self.arenas = [Replay(host, DEFAULT_MATCHERS, size) for size in sizes]
+        self.prefix_cache = PrefixCache(vllm_cache_tokens or MOST_SLOTS * CHUNK_TOKENS)
         self.total = ReusedTokens()
         self.days = Groups()
         self.systems = Groups()
@@ -47,30 +40,25 @@ class Analyzer:
         self.first: float | None = None
         self.last: float | None = None
         """The times of the first and the last prompt."""
-        self._cache = [arena.slots for arena in self.prefix_cache.arenas].index(cache)
 
     def add(self, prompt: Prompt, tokens: Tokens) -> None:
-        place = prompt.place
-        cached = self.prefix_cache.play(tokens, place).reused
-        prefix = cached[self._cache].exact
-        played = self.hub.play(tokens, place, kept=prefix)
-        reused = played.reused[-1]
+        place, largest = prompt.place, self.arenas[-1]
+        prefix = self.prefix_cache.play(tokens)
+        for arena in self.arenas[:-1]:
+            arena.play(tokens, place)
+        reused, matches = largest.play(tokens, place)
         share = ReusedTokens(1, len(tokens), prefix, reused.exact, reused.moved + reused.settled)
         self.total.add(share)
         if (begins := prompt.conversation) is not None:
-            self.edits.add(name_of(begins.encode()), len(tokens), cached[-1].exact, played.matches)
+            self.edits.add(name_of(begins.encode()), len(tokens), prefix, matches)
         self.systems.add(_system(prompt, tokens), share, place, tokens)
         if prompt.time is not None:
             self.first = prompt.time if self.first is None else min(self.first, prompt.time)
             self.last = prompt.time if self.last is None else max(self.last, prompt.time)
             self.days.add(datetime.fromtimestamp(prompt.time, UTC).strftime("%Y-%m-%d"), share, place, tokens)
         self.ratios.add(self.costs.ratio(len(tokens), *reused))
-        for match in played.matches:
-            self.texts.add(match, tokens, self.hub.places.get(match.run, place))
-
-    def prefix_arena(self, slots: int) -> SimulatedArena:
-        """The prefix cache with this number of slots, which is one of the sizes of the curve."""
-        return next(arena for arena in self.prefix_cache.arenas if arena.slots == slots)
+        for match in matches:
+            self.texts.add(match, tokens, largest.places.get(match.run, place))
 
 
 def _system(prompt: Prompt, tokens: Tokens) -> str:

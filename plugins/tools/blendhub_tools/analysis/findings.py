@@ -11,7 +11,7 @@ from blendhub.core.tokens import Tokens, as_tokens
 from blendhub.system.served_vllm import transfer_config
 from blendhub_tools.analysis.analyzer import Analyzer, Seconds
 from blendhub_tools.analysis.lines import BrokenLines
-from blendhub_tools.analysis.simulated_hub import CHUNK_TOKENS, SimulatedArena
+from blendhub_tools.analysis.replay import CHUNK_TOKENS
 from blendhub_tools.analysis.tallies import Costs, Group, ReusedTokens
 
 
@@ -37,11 +37,10 @@ class NamedShares(msgspec.Struct, frozen=True):
 
 
 class ArenaFound(msgspec.Struct, frozen=True):
-    """What an arena of one size would reuse, and a prefix cache of that size."""
+    """What an arena of one size would reuse."""
 
     tokens: int
     gib: float
-    prefix: float
     exact: float
     anywhere: float
     first_token_ratio: float
@@ -139,7 +138,7 @@ def verdict(shares: ReuseShares) -> str:
     if shares.anywhere < WORTH_IT:
         return f"BlendHub would not help here: {found}."
     if gain < WORTH_IT:
-        return f"BlendHub would reuse little more than a prefix cache: {found}. A larger cache may help, see the curve."
+        return f"BlendHub would reuse little more than a prefix cache: {found}."
     if shares.anywhere - shares.exact < WORTH_MOVING:
         return f"BlendHub would help with exact reuse alone: {found}."
     return f"BlendHub would help: {found}."
@@ -209,27 +208,23 @@ def _named(name: str, group: Group, show: Show | None = None) -> NamedShares:
 
 def _arenas(seen: Analyzer, kv_bytes: int) -> list[ArenaFound]:
     """All sizes up to the first that is as good as the largest."""
-    found: list[ArenaFound] = []
-    largest = seen.hub.arenas[-1], seen.prefix_arena(seen.hub.arenas[-1].slots)
-    for arena in seen.hub.arenas:
-        prefix = seen.prefix_arena(arena.slots)
-        found.append(_arena(seen, arena, prefix, kv_bytes))
-        if all(one.reused == best.reused for one, best in zip((arena, prefix), largest, strict=True)):
+    total = seen.total.tokens
+    arenas: list[ArenaFound] = []
+    for arena in seen.arenas:
+        tokens = arena.slots * CHUNK_TOKENS
+        arenas.append(
+            ArenaFound(
+                tokens=tokens,
+                gib=tokens * kv_bytes / 2**30,
+                exact=arena.reused.exact / total,
+                anywhere=sum(arena.reused) / total,
+                first_token_ratio=seen.costs.ratio(total, *arena.reused),
+                evictions=arena.cache.evictions,
+            )
+        )
+        if arena.reused == seen.arenas[-1].reused:
             break
-    return found
-
-
-def _arena(seen: Analyzer, arena: SimulatedArena, prefix: SimulatedArena, kv_bytes: int) -> ArenaFound:
-    tokens = seen.total.tokens
-    return ArenaFound(
-        tokens=arena.slots * CHUNK_TOKENS,
-        gib=arena.slots * CHUNK_TOKENS * kv_bytes / 2**30,
-        prefix=prefix.reused.exact / tokens,
-        exact=arena.reused.exact / tokens,
-        anywhere=sum(arena.reused) / tokens,
-        first_token_ratio=seen.costs.ratio(tokens, *arena.reused),
-        evictions=arena.evictions,
-    )
+    return arenas
 
 
 def _edits(seen: Analyzer) -> EditsFound:
@@ -241,7 +236,7 @@ def _first_token(seen: Analyzer) -> FirstToken:
     """The time to the first token of all prompts together; the quantiles are over single prompts."""
     total = seen.total
     prefix_cache = 1 - total.prefix / (total.tokens or 1)
-    mean = seen.costs.ratio(total.tokens, *seen.hub.arenas[-1].reused)
+    mean = seen.costs.ratio(total.tokens, *seen.arenas[-1].reused)
     return FirstToken(seen.costs, prefix_cache, mean, seen.ratios.quantile(0.5), seen.ratios.quantile(0.9))
 
 

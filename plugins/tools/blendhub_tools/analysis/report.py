@@ -111,20 +111,18 @@ def _arenas(found: Findings) -> Section:
         (
             f"{one.gib:,.4g} GiB{', advised' if one is advised else ''}",
             f"{one.tokens:,}",
-            *(f"{share:.1%}" for share in (one.prefix, one.exact, one.anywhere)),
+            *(f"{share:.1%}" for share in (one.exact, one.anywhere)),
             f"{one.first_token_ratio:.2f} x",
         )
         for one in found.arenas
     ]
     return Section(
         title="share reused by size of the arena",
-        heads=("tokens", "prefix", "exact", "anywhere", "first token"),
+        heads=("tokens", "exact", "anywhere", "first token"),
         rows=rows,
         notes=[
             f"{advised.gib:,.4g} GiB, {advised.tokens:,} tokens, reuse {advised.anywhere:.1%}: nearly what the largest "
             f"would. Sizes are for {found.about.kv_bytes / 1024:,.4g} KiB of KV a token{known}.",
-            "The prefix cache is played by itself: the hub reuses less exactly where it stores text behind moved text, "
-            "which is not exact any more.",
         ],
     )
 

@@ -1,0 +1,153 @@
+"""What a hub and vLLM's own prefix cache would have of each prompt, if prompts were served one after the other.
+
+A replay has the hub's index, matchers and eviction, and no KV: its arena is a number of slots.
+"""
+
+import itertools
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import NamedTuple, cast
+
+from blendhub.contracts import RunKey
+from blendhub.core.layout import KVLayout, Namespace
+from blendhub.core.plugin_choice import PluginChoice
+from blendhub.core.spans import Match, Span, gaps, generation_of
+from blendhub.core.tokens import Tokens
+from blendhub.framework.host import PluginHost
+from blendhub.hub.index.match_queues import MatchThreads
+from blendhub.hub.index.namespace_index import Chunk, NamespaceIndex, Origin, Run, content_of
+from blendhub.hub.limits import MOST_SLOTS_OF_AN_ARENA
+from blendhub.hub.memory.arena import Arena
+from blendhub.hub.memory.cache import Cache
+from blendhub.hub.memory.extents import Extents
+from blendhub_tools.analysis.lines import Place
+
+CHUNK_TOKENS = 256
+MOST_SLOTS = MOST_SLOTS_OF_AN_ARENA
+"""67 million tokens: with more than the largest arena that a hub can have, memory would not be bounded."""
+
+MIN_SAVED_TOKENS = 64
+"""Engines do not store shorter stretches between moved text: no lookup would find them."""
+
+ALL_AT_ONCE = 2**62
+"""Tokens; everything is matched in the calling thread."""
+
+
+class Reused(NamedTuple):
+    """Tokens of prompts by the KV that is stored of them."""
+
+    exact: int = 0
+    moved: int = 0
+    settled: int = 0
+    """Blended before, behind the same whole prefix."""
+
+
+class Slots:
+    """An arena without memory."""
+
+    def __init__(self, n_bytes: int) -> None:
+        self.extents = Extents(n_bytes)
+        self.extents.grow(n_bytes)
+
+
+class Replay:
+    """One namespace of a hub whose arena has so many slots."""
+
+    def __init__(
+        self, host: PluginHost, matchers: tuple[PluginChoice, ...], slots: int, chunk_tokens: int = CHUNK_TOKENS
+    ) -> None:
+        layout = KVLayout(layers=1, kv_heads=1, key_dim=1, value_dim=1, dtype="int8", chunk_tokens=chunk_tokens)
+        namespace = Namespace(model="played", layout=layout, matchers=matchers)
+        self.index = NamespaceIndex(namespace, host, MatchThreads(ALL_AT_ONCE, n_threads=0))
+        self.cache = Cache(cast(Arena, Slots(slots * namespace.slot_bytes)))
+        self.slots = slots
+        self.reused = Reused()
+        """Of all prompts."""
+        self.places: dict[int, Place] = {}
+        """Where in the logs each run was computed."""
+        self._ids = itertools.count(1)
+
+    def play(self, tokens: Tokens, place: Place) -> tuple[Reused, list[Match]]:
+        """Look a prompt up as an engine would, and store what is new in it."""
+        matches = self.index.match(tokens, 0.0).matches
+        chunks = dict.fromkeys(part.chunk for part in self.index.cut_at_chunks(matches))
+        # While an engine reads them, they are not evicted.
+        for chunk in chunks:
+            self.cache.pin(chunk)
+            self.cache.policy.of(chunk).touch(chunk)
+        self._store(tokens, matches, place)
+        for chunk in chunks:
+            self.cache.unpin(chunk)
+        exact, moved, settled = 0, 0, 0
+        for match in matches:
+            # The engine computes the last token in any case: it needs the logits.
+            n_tokens = min(match.span.end, len(tokens) - 1) - match.span.start
+            exact += n_tokens if match.exact else 0
+            moved += n_tokens if match.moved else 0
+            settled += n_tokens if match.settled else 0
+        self.reused = Reused(self.reused.exact + exact, self.reused.moved + moved, self.reused.settled + settled)
+        return Reused(exact, moved, settled), matches
+
+    def _store(self, tokens: Tokens, matches: Sequence[Match], place: Place) -> None:
+        """Store what is computed, and what is blended, as engines do."""
+        n = len(tokens)
+        approximate = next((match.span.start for match in matches if not match.exact), n)
+        behind = Origin(generation_of(matches))
+        for gap in gaps(Span(0, n), (match.span for match in matches)):
+            if gap.end <= approximate:
+                self._store_run(tokens, gap, Origin(), place)
+            elif gap.end == n or len(gap) >= MIN_SAVED_TOKENS:
+                self._store_run(tokens, gap, behind, place)
+        moved = [match.span for match in matches if match.moved]
+        if moved:
+            blended = Origin(behind.generation, blended=True)
+            self._store_run(tokens, Span(moved[0].start, moved[-1].end), blended, place)
+
+    def _store_run(self, tokens: Tokens, span: Span, origin: Origin, place: Place) -> None:
+        namespace = self.index.namespace
+        id = next(self._ids)
+        run = Run(id, self.index, span.start, origin, RunKey(self.index.digest, str(id)))
+        chunks, offsets = [], []
+        for part in namespace.chunks_of(span):
+            offset = self.cache.allocate(namespace.slot_bytes)
+            if offset is None:
+                break
+            chunks.append(Chunk(run, part, None, content_of(self.index.digest, tokens, part)))
+            offsets.append(offset)
+        if not chunks:
+            return
+        self.index.publish(run, tokens, chunks)
+        for chunk, offset in zip(chunks, offsets, strict=True):
+            self.cache.insert(chunk, offset)
+        self.places[id] = place
+        if len(self.places) > 2 * len(self.index.runs) + 1000:
+            self.places = {run: self.places[run] for run in self.index.runs}
+
+
+BLOCK_TOKENS = 32
+
+
+class PrefixCache:
+    """vLLM's own cache, of so many tokens: blocks are known by all tokens up to their end, and the one that was not
+    used for longest is evicted first.
+    """
+
+    def __init__(self, most_tokens: int) -> None:
+        self._most = max(most_tokens // BLOCK_TOKENS, 1)
+        self._blocks: OrderedDict[int, None] = OrderedDict()
+
+    def play(self, tokens: Tokens) -> int:
+        """How many tokens of a prompt it has; afterwards it has all blocks of the prompt."""
+        content, size = tokens.tobytes(), BLOCK_TOKENS * tokens.itemsize
+        keys, key = [], 0
+        for start in range(0, len(content) - size + 1, size):
+            key = hash((key, content[start : start + size]))
+            keys.append(key)
+        n_found = next((number for number, key in enumerate(keys) if key not in self._blocks), len(keys))
+        # The blocks at the end are evicted before those that they stand behind.
+        for key in reversed(keys):
+            self._blocks[key] = None
+            self._blocks.move_to_end(key)
+        while len(self._blocks) > self._most:
+            self._blocks.popitem(last=False)
+        return min(n_found * BLOCK_TOKENS, len(tokens) - 1)
