@@ -3,8 +3,7 @@
 The hub and the bare echo run in processes of their own; every ratio is taken in turn.
 """
 
-import asyncio
-import gc
+import contextlib
 import multiprocessing
 import tempfile
 import time
@@ -24,15 +23,8 @@ from blendhub.client.hub_client import HubClient
 from blendhub.contracts import Envelope
 from blendhub.core.layout import DEFAULT_MATCHERS, KVLayout, Namespace
 from blendhub.hub.config import HubConfig, Listen
-from blendhub.hub.embedded import embedded_hub
-from blendhub.hub.index.match_queues import MatchThreads
-from blendhub.hub.index.namespace_index import Origin
-from blendhub.hub.index.table import IndexTable
+from blendhub.hub.embedded import HubInProcess, embedded_hub
 from blendhub.hub.limits import MOST_SLOTS_OF_AN_ARENA
-from blendhub.hub.memory.arena import Arena
-from blendhub.hub.memory.cache import Cache
-from blendhub.hub.state import HubState
-from blendhub.system.processes import ProcessId
 
 PROMPT = 32_768
 VOCABULARY = 150_000
@@ -198,65 +190,32 @@ def copies(endpoint: str, repeats: int) -> list[Row]:
 
 
 def growth(few: int, many: int) -> list[Row]:
-    """Lookup with as many stored chunks as an arena holds against few, in two hubs in this process; slots are small."""
+    """Lookups with as many stored chunks as an arena holds against few, in two hubs; slots are small."""
     namespace = _namespace(GROWTH, "growth")
-    hubs = {}
-    for n_chunks in (few, many):
-        gc.collect()
-        before = own_bytes()
-        hubs[n_chunks] = _filled(namespace, n_chunks)
-        gc.collect()
-        grown = own_bytes() - before
-    prompts = {
-        n: np.concatenate([_text(10_000_000 + run, 2048) if run % 2 else _text(run, 2048) for run in range(16)])
-        for n in hubs
-    }
-    ratios = []
-    for turn in progress(range(60), "growth"):
-        large, small = (seconds(partial(hubs[n].look_up, prompts[n])) for n in (many, few))
-        if turn > 9:  # the first ones warm up
-            ratios.append(large / small)
-    for hub in hubs.values():
-        hub.state.cache.arena.close()
+    texts = [_text(10_000_000 + run, 2048) if run % 2 else _text(run, 2048) for run in range(16)]
+    prompt = np.concatenate(texts)
+    with contextlib.ExitStack() as stack:
+        clients = {}
+        for n_chunks in (few, many):
+            config = HubConfig(arena_gib=1.1 * n_chunks * namespace.slot_bytes / 2**30, metrics="")
+            hub = stack.enter_context(HubInProcess(config))
+            client = clients[n_chunks] = stack.enter_context(hub.connect())
+            client.register("growth", namespace, rank=0)
+            before = own_bytes(hub._child._process.pid)
+            for run in progress(range(n_chunks * GROWTH.chunk_tokens // 2048), f"{n_chunks:,} chunks"):
+                _store(client, _text(run, 2048))
+            grown = own_bytes(hub._child._process.pid) - before
+        ratios = []
+        for turn in progress(range(60), "growth"):
+            large, small = (seconds(partial(clients[n].lookup, prompt, acquire=False)) for n in (many, few))
+            if turn > 9:  # the first ones warm up
+                ratios.append(large / small)
     what = f"time of a 32,768-token lookup with {many:,} chunks stored, relative to {few:,}"
+    per_chunk = f"memory a chunk of {GROWTH.chunk_tokens} tokens, all told, without its KV"
     return [
         row("scale_lookup", what, "x", ratios, 1.3, "lower"),
-        row("bytes_per_chunk", f"memory a chunk of {GROWTH.chunk_tokens} tokens, all told, without its KV", "bytes",
-            [grown / many], better="lower"),
-    ]  # fmt: skip
-
-
-class _Filled:
-    """A hub's state without doors."""
-
-    def __init__(self, namespace: Namespace, n_chunks: int) -> None:
-        host = PluginHost.discover()
-        arena = Arena(n_chunks * (-(-namespace.slot_bytes // 64) * 64))
-        asyncio.run(arena.reserve())
-        threads = MatchThreads()
-        self.state = HubState(Cache(arena), IndexTable(host, threads), None)
-        self.index = self.state.indexes.get_or_make(namespace)
-        register = wire.Register(engine="e", rank=0, process=ProcessId.mine(), namespace=namespace, client=1)
-        self.session = self.state.join(register, b"", 0.0)
-        self.session.mapping = 0
-
-    def store(self, text: np.ndarray) -> None:
-        lease = self.state.reserve(self.session, self.index, text, Span(0, len(text)), Origin(), None, 1e9)
-        assert lease
-        self.state.writes.commit(lease, self.session, len(text))
-
-    def look_up(self, prompt: np.ndarray) -> None:
-        chunk_matches = self.index.cut_at_chunks(self.index.match(prompt).matches)
-        lease = self.state.acquire(self.session, chunk_matches, 1e9)
-        assert lease
-        self.state.release(self.session, lease.id)
-
-
-def _filled(namespace: Namespace, n_chunks: int) -> _Filled:
-    hub = _Filled(namespace, n_chunks)
-    for run in progress(range(n_chunks * GROWTH.chunk_tokens // 2048), f"{n_chunks:,} chunks"):
-        hub.store(_text(run, 2048))
-    return hub
+        row("bytes_per_chunk", per_chunk, "bytes", [grown / many], better="lower"),
+    ]
 
 
 def _namespace(layout: KVLayout, model: str = "a model") -> Namespace:

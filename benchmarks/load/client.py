@@ -15,6 +15,15 @@ from benchmarks.load.traces import PIECE_TOKENS, Load
 from harness.engines import Server
 from harness.engines.server import NAME
 
+BENCH_SERVE = """
+from vllm.benchmarks.serve import add_cli_args, main
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+parser = FlexibleArgumentParser()
+add_cli_args(parser)
+main(parser.parse_args())
+"""
+"""What the command runs, which itself cannot start in vLLM's builds for the CPU."""
+
 
 class Measured(NamedTuple):
     """Seconds, of the requests that were answered, in their order."""
@@ -52,7 +61,7 @@ class Client:
         process, result = self.begin(server, load, rate=rate, at_once=at_once, **blendhub)
         if process.wait() != 0:
             raise SystemExit(f"vLLM's client failed:\n{result.with_suffix('.log').read_text()[-5000:]}")
-        measured = _measured(json.loads(result.read_text()))
+        measured = measured_of(json.loads(result.read_text()))
         self.failed += measured.failed
         return measured
 
@@ -61,15 +70,14 @@ class Client:
     ) -> tuple["subprocess.Popen[bytes]", Path]:
         """The client's process, and the file that it writes at its end."""
         result = self._folder / f"run-{next(self._numbers)}.json"
-        trace = load.write(result.with_suffix(".jsonl"))
-        given = {
+        arguments: dict[str, Any] = {
             "backend": "openai",
-            "base-url": f"http://127.0.0.1:{server.port}",
+            "base-url": server.url,
             "endpoint": "/v1/completions",
             "model": self._model,
             "served-model-name": NAME,
             "dataset-name": "timed_trace",
-            "dataset-path": trace,
+            "dataset-path": load.write(result.with_suffix(".jsonl")),
             "timed-trace-chunk-hash-size": PIECE_TOKENS,
             "num-prompts": len(load.prompts),
             "request-rate": rate,
@@ -80,14 +88,14 @@ class Client:
             "result-filename": result.name,
         }
         if at_once:
-            given["max-concurrency"] = at_once
+            arguments["max-concurrency"] = at_once
         if blendhub:
-            given["extra-body"] = json.dumps({"kv_transfer_params": {"blendhub": blendhub}})
-        arguments = [part for name, value in given.items() for part in (f"--{name}", str(value))]
+            arguments["extra-body"] = json.dumps({"kv_transfer_params": {"blendhub": blendhub}})
+        options = [part for name, value in arguments.items() for part in (f"--{name}", str(value))]
         flags = ["--no-self-timed", "--disable-tqdm", "--save-result", "--save-detailed"]
         with result.with_suffix(".log").open("w") as log:
             process = subprocess.Popen(
-                [sys.executable, "-m", "benchmarks.load.bench_serve", *arguments, *flags],
+                [sys.executable, "-c", BENCH_SERVE, *options, *flags],
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 # The client makes tokens of a piece by hashing its number.
@@ -96,12 +104,12 @@ class Client:
         return process, result
 
 
-def _measured(result: dict[str, Any]) -> Measured:
+def measured_of(result: dict[str, Any]) -> Measured:
     answered = [number for number, error in enumerate(result["errors"]) if not error]
     gaps = [result["itls"][number] for number in answered]
     return Measured(
         first_token=[result["ttfts"][number] for number in answered],
-        per_token=[sum(one) / len(one) for one in gaps if one],
+        per_token=[sum(those) / len(those) for those in gaps if those],
         duration=result["duration"],
         failed=len(result["errors"]) - len(answered),
     )

@@ -1,7 +1,6 @@
 """Prompts of documents that were seen before, as traces: lists of pieces that vLLM's client makes tokens of."""
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,16 +17,10 @@ class Load(NamedTuple):
     answer_tokens: int
 
     def write(self, path: Path) -> Path:
-        lines = (
-            {
-                "timestamp": 0,
-                "input_length": PIECE_TOKENS * len(prompt),
-                "output_length": self.answer_tokens,
-                "hash_ids": prompt,
-            }
-            for prompt in self.prompts
-        )
-        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        with path.open("w") as file:
+            for prompt in self.prompts:
+                lengths = {"input_length": PIECE_TOKENS * len(prompt), "output_length": self.answer_tokens}
+                file.write(json.dumps({"timestamp": 0, **lengths, "hash_ids": prompt}) + "\n")
         return path
 
 
@@ -52,17 +45,14 @@ class Traces:
     def moved(self, n_prompts: int, n_documents: int, answer_tokens: int) -> Load:
         """Documents in new orders behind a novel beginning, which keeps the first from being an exact prefix, and
         before a novel question."""
-        return Load([self._moved(self._order(n_documents)) for _ in range(n_prompts)], answer_tokens)
+        prompts = []
+        for _ in range(n_prompts):
+            chosen = [self.documents[number] for number in self._random.permutation(DOCUMENTS)[:n_documents]]
+            prompts.append(
+                [*self.new(PIECE_TOKENS), *(piece for one in chosen for piece in one), *self.new(PIECE_TOKENS)]
+            )
+        return Load(prompts, answer_tokens)
 
     def novel(self, n_prompts: int, n_tokens: int, answer_tokens: int) -> Load:
         """Prompts that share nothing."""
         return Load([self.new(n_tokens) for _ in range(n_prompts)], answer_tokens)
-
-    def _order(self, n: int) -> Sequence[Prompt]:
-        return [self.documents[number] for number in self._random.permutation(DOCUMENTS)[:n]]
-
-    def _moved(self, documents: Sequence[Prompt]) -> Prompt:
-        prompt = self.new(PIECE_TOKENS)
-        for document in documents:
-            prompt += document
-        return prompt + self.new(PIECE_TOKENS)

@@ -71,7 +71,7 @@ class Host:
     def settle(self) -> None:
         """Step until everything that has ended is saved, and its blocks are free."""
         until = time.monotonic() + 30
-        while self._scheduler.has_requests() and time.monotonic() < until:
+        while (self._scheduler.has_requests() or self._core.batch_queue) and time.monotonic() < until:
             self._engine.step()
 
     def timeline(self, prompt: list[int], asked: dict[str, Any], tokens: int) -> list[tuple[float, float]]:
@@ -224,15 +224,21 @@ class Host:
         return time.perf_counter() - started
 
     def _remember_blocks(self) -> None:
-        manager, free = self._scheduler.kv_cache_manager, self._scheduler.kv_cache_manager.free
+        manager = self._scheduler.kv_cache_manager
 
-        def remember(request: Any) -> None:
-            self._blocks[request.request_id] = manager.get_block_ids(request.request_id)
-            if self._keeps_kv:
-                self._kept[request.request_id] = self.kv(request.request_id, request.num_computed_tokens)
-            free(request)
+        def remembering(free: Any) -> Any:
+            def remember(request: Any) -> Any:
+                self._blocks[request.request_id] = manager.get_block_ids(request.request_id)
+                if self._keeps_kv:
+                    self._kept[request.request_id] = self.kv(request.request_id, request.num_computed_tokens)
+                return free(request)
 
-        manager.free = remember
+            return remember
+
+        # Blocks that a step in flight still writes are taken from a request first, and are free later.
+        for name in ("free", "pop_blocks_for_free"):
+            if free := getattr(manager, name, None):
+                setattr(manager, name, remembering(free))
 
     def _count_preemptions(self) -> None:
         preempt = self._scheduler._preempt_request

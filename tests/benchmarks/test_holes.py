@@ -15,6 +15,7 @@ from benchmarks.holes.presets import OWN, PRESETS, PUBLISHED
 from benchmarks.holes.prompts import Query, before, make_prompts
 from benchmarks.holes.scores import f1, rouge_l
 from benchmarks.load.words import add_tokenizer
+from benchmarks.quality import serving
 from harness.engines.tiny_model import make_tiny_model
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -146,6 +147,17 @@ def test_what_cannot_be_asked_is_refused(capsys, said, complaint):
     with pytest.raises(SystemExit):
         holes.parsed(said.split())
     assert complaint in capsys.readouterr().err
+
+
+def test_no_benchmark_audits():
+    """An audited request is answered from exact KV, and takes as long as a prefill."""
+    pytest.importorskip("vllm", reason="the benchmarks serve with vLLM; `make setup` installs it")
+    from benchmarks import agents, ttft
+    from benchmarks.load import __main__ as load
+    from benchmarks.models import __main__ as models
+
+    for settings in (agents.SETTINGS, load.SETTINGS, models.SETTINGS, serving.SETTINGS, ttft.settings()):
+        assert settings["audit_share"] == 0
 
 
 def test_no_request_is_audited_and_an_accelerator_chooses_its_blocks_and_dtype(tmp_path, monkeypatch):

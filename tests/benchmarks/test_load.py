@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("vllm", reason="the adapter's tests need vLLM; `make setup` installs it")
 
-from benchmarks.load.client import _measured
+from benchmarks.load.client import measured_of
 from benchmarks.load.traces import DOCUMENTS, PIECE_TOKENS, Traces
 from benchmarks.load.words import add_tokenizer
 from harness.engines.tiny_model import make_tiny_model
@@ -51,6 +51,6 @@ def test_documents_are_the_same_tokens_in_every_prompt_and_all_else_is_new(promp
 
 def test_failed_requests_are_counted_and_measured_no_more():
     result = {"errors": ["", "refused", ""], "ttfts": [0.5, 9.0, 0.7], "itls": [[0.1, 0.3], [], []], "duration": 4.0}
-    measured = _measured(result)
+    measured = measured_of(result)
     assert measured.first_token == [0.5, 0.7] and measured.per_token == [pytest.approx(0.2)]
     assert measured.failed == 1 and measured.rate == 0.5 and measured.first_token_at(50) == pytest.approx(0.6)
