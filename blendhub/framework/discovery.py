@@ -233,6 +233,7 @@ def _fault_of(spec: PluginSpec[Any]) -> str | None:
             isinstance(spec.options, type) and issubclass(spec.options, msgspec.Struct),
             "a subclass of msgspec.Struct",
         ),
+        ("text_options", _are_words(spec.text_options), "a tuple of strings"),
         ("capabilities", _are_words(spec.capabilities), "a tuple of strings"),
         ("probe", callable(spec.probe), "something to call without arguments"),
         ("details", callable(spec.details), "something to call without arguments"),
@@ -260,8 +261,8 @@ def _is_factory(factory: Any) -> bool:
     return callable(factory) or (isinstance(factory, str) and FACTORY_NAME.fullmatch(factory) is not None)
 
 
-def _are_words(capabilities: Any) -> bool:
-    return isinstance(capabilities, tuple) and all(isinstance(word, str) for word in capabilities)
+def _are_words(words: Any) -> bool:
+    return isinstance(words, tuple) and all(isinstance(word, str) for word in words)
 
 
 def _refuse_duplicates(offers: list[Offer]) -> list[Offer]:

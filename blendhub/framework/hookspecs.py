@@ -62,6 +62,9 @@ class PluginSpec(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
     ``"module:Class"`` and is imported when the first object is made."""
     options: type[msgspec.Struct] = NoOptions
     """Every field has a default and a ``msgspec.Meta`` with a description and its bounds."""
+    text_options: tuple[str, ...] = ()
+    """Options of a matcher that hold token ids, and may be written as text. An engine puts the ids in its place when it
+    starts, with its model's tokenizer; the object is made of ids only."""
     capabilities: tuple[str, ...] = ()
     """What it can do beyond the contract, in words that the contract of its kind defines."""
     probe: Callable[[], Unavailable | None] = available_everywhere

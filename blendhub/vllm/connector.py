@@ -31,6 +31,7 @@ from blendhub.vllm.scheduler.blocks.prefix_cache import RequestBlocks
 from blendhub.vllm.scheduler.connector_scheduler import ConnectorScheduler
 from blendhub.vllm.scheduler_start import SchedulerStart, Serving
 from blendhub.vllm.settings import choose_transport, read_settings
+from blendhub.vllm.text_options import with_token_ids
 from blendhub.vllm.watching.metrics import BlendHubMetrics
 from blendhub.vllm.watching.stats import BlendHubStats
 from blendhub.vllm.worker.connector_worker import ConnectorWorker
@@ -75,6 +76,8 @@ class BlendHubConnector(KVConnectorBase_V1, SupportsHMA):
         self._worker: ConnectorWorker | None = None
         self._proof: WorkerProof | None = None
         """What the check has found, until it is reported."""
+        if role is KVConnectorRole.SCHEDULER:  # only the namespace, which the scheduler registers, names matchers
+            self._settings = with_token_ids(self._settings, self._host, vllm_config.model_config)
         common = (vllm_config, self._settings, self._host)
         if role is KVConnectorRole.SCHEDULER:
             self._starting = SchedulerStart(*common, self._transport, engine_id, self._blocks, kv_cache_config)

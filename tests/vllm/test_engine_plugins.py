@@ -124,8 +124,12 @@ def test_an_observer_sees_every_request(engine, environment, texts):
             {"recompute_ration": 0.2},
             "unknown field `recompute_ration` (did you mean 'recompute_ratio'?)",
         ),
+        (
+            {"matchers": [{"name": "separator", "options": {"separator": " # # "}}]},
+            "matchers[0].options.separator is text, and this engine runs without a tokenizer",
+        ),
     ],
-    ids=["plugin", "option"],
+    ids=["plugin", "option", "text"],
 )
 def test_a_wrong_name_ends_the_start_with_the_right_ones(wrong, sentence, model, environment):
     with pytest.raises(RuntimeError) as raised:

@@ -1,4 +1,4 @@
-"""The conformance suite of selectors: every sentence of :mod:`blendhub.contracts.selector`, tested."""
+"""The conformance suite of selectors: every paragraph of :mod:`blendhub.contracts.selector`, tested."""
 
 from blendhub.testing.selectors.picking import AgreeingTests, PickingTests
 from blendhub.testing.selectors.probing import ProbingTests

@@ -1,4 +1,4 @@
-"""The conformance suite of stores: every sentence of :mod:`blendhub.contracts.store`, tested."""
+"""The conformance suite of stores: every paragraph of :mod:`blendhub.contracts.store`, tested."""
 
 from blendhub.testing.stores.bounds import BoundsTests
 from blendhub.testing.stores.crashes import CrashTests

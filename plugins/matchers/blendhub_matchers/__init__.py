@@ -28,6 +28,7 @@ def blendhub_matchers() -> list[PluginSpec[Matcher]]:
             summary="reuse of whole segments between separators, in any order",
             factory="blendhub_matchers.separator:SeparatorMatcher",
             options=SeparatorOptions,
+            text_options=("separator",),
         ),
         PluginSpec(
             name="rolling_hash",

@@ -11,6 +11,7 @@ from itertools import islice
 import numpy as np
 
 from blendhub.contracts import Matcher
+from blendhub.core.errors import OptionError
 from blendhub.core.run_table import RunTable
 from blendhub.core.spans import Match, Span, join
 from blendhub.core.tokens import Tokens
@@ -45,6 +46,10 @@ class SeparatorMatcher(Matcher):
     def __init__(self, options: SeparatorOptions) -> None:
         self._runs = RunTable()
         self._lock = threading.Lock()
+        if isinstance(options.separator, str):
+            raise OptionError(
+                f"separator = {options.separator!r} is text, and only an engine has a tokenizer; write token ids here"
+            )
         self._separator = np.array(options.separator, np.uint32)
         self._min = options.min_match_tokens
         self._texts: dict[int, IndexedText] = {}

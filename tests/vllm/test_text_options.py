@@ -1,0 +1,63 @@
+"""A separator may be written as text: its ids are those that it has wherever it stands."""
+
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+from blendhub import PluginHost
+from blendhub.core.errors import OptionError
+from blendhub.core.plugin_choice import PluginChoice
+from blendhub.vllm.settings import Settings
+
+pytest.importorskip("vllm", reason="needs vLLM; `make setup` installs it")
+
+from vllm.config import ModelConfig
+
+from blendhub.vllm.text_options import token_ids, with_token_ids
+
+TEXT = ["The word is. And # # the other (7) word.\n\nThe end.\n---\nMore words, more # # ends. # # The 7777"] * 50
+HOST = PluginHost.discover()
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    """Pairs of bytes, as most models have them: a space belongs to the word that follows it."""
+    bytes_in_pairs = Tokenizer(models.BPE())
+    bytes_in_pairs.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bytes_in_pairs.decoder = decoders.ByteLevel()
+    letters = pre_tokenizers.ByteLevel.alphabet()
+    trained = trainers.BpeTrainer(vocab_size=400, initial_alphabet=letters, special_tokens=["<sep>"])
+    bytes_in_pairs.train_from_iterator(TEXT, trained)
+    return PreTrainedTokenizerFast(tokenizer_object=bytes_in_pairs)
+
+
+@pytest.mark.parametrize("text", [" # # ", " # #", "<sep>"])
+def test_a_text_has_the_ids_that_it_has_in_every_prompt(tokenizer, text):
+    ids = token_ids("key", text, tokenizer)
+    assert tokenizer.decode(ids).strip() == text.strip()
+    whole = tokenizer.encode(f"One document.{text}The other one.", add_special_tokens=False)
+    parts = [tokenizer.encode(part, add_special_tokens=False) for part in ("One document.", text, "The other one.")]
+    for prompt in (whole, [*parts[0], *parts[1], *parts[2]]):
+        assert any(prompt[at : at + len(ids)] == ids for at in range(len(prompt)))
+
+
+@pytest.mark.parametrize("text", ["7"])
+def test_a_text_that_melts_into_its_neighbours_is_refused(tokenizer, text):
+    with pytest.raises(OptionError, match=r"key = .* has the tokens .* by itself, but others within"):
+        token_ids("key", text, tokenizer)
+
+
+def test_a_matcher_gets_the_ids_of_the_model_s_tokenizer(tokenizer, tmp_path):
+    tokenizer.save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "opt", "architectures": ["OPTForCausalLM"]}')
+    chosen = PluginChoice("prefix"), PluginChoice("separator", {"separator": " # # ", "min_match_tokens": 4})
+    model = ModelConfig(str(tmp_path), tokenizer=str(tmp_path))
+    plain, separator = with_token_ids(Settings(matchers=chosen), HOST, model).matchers
+    assert plain == chosen[0] and separator.options["min_match_tokens"] == 4
+    assert separator.options["separator"] == token_ids("key", " # # ", tokenizer)
+    assert HOST.create("matcher", "separator", separator.options).reach == "segments"
+
+
+def test_a_matcher_outside_of_an_engine_takes_ids_only():
+    with pytest.raises(OptionError, match="separator = ' # # ' is text, and only an engine has a tokenizer"):
+        HOST.create("matcher", "separator", {"separator": " # # "})
