@@ -10,8 +10,7 @@ class FleetOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """The options of every shared store with a catalogue in Redis."""
 
     catalogue: Annotated[
-        str,
-        Meta(description="the URL of Redis, such as rediss://:PASSWORD@HOST:6379/0; rediss is with TLS"),
+        str, Meta(description="the URL of Redis, such as rediss://:PASSWORD@HOST:6379/0; rediss is with TLS")
     ] = "redis://127.0.0.1:6379"
     group: Annotated[
         str,
@@ -21,8 +20,7 @@ class FleetOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         ),
     ] = "default"
     share: Annotated[
-        Literal["all", "reused"],
-        Meta(description="which chunks go out: all, or those that a prompt asks for again"),
+        Literal["all", "reused"], Meta(description="which chunks go out: all, or those that a prompt asks for again")
     ] = "all"
     rate_mib_s: Annotated[float, Meta(ge=0, description="the most MiB that this hub sends in a second; 0: any")] = 0.0
     capacity_gib: Annotated[

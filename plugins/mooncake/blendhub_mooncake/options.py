@@ -19,12 +19,10 @@ class MooncakeOptions(FleetOptions, frozen=True, kw_only=True, forbid_unknown_fi
         Meta(description="this machine's address, as Mooncake's nodes see it; empty: its address towards the master"),
     ] = ""
     metadata: Annotated[
-        str,
-        Meta(description="Mooncake's metadata server, the same for all of its clients and nodes"),
+        str, Meta(description="Mooncake's metadata server, the same for all of its clients and nodes")
     ] = "P2PHANDSHAKE"
     protocol: Annotated[Literal["tcp", "rdma"], Meta(description="how Mooncake transfers chunks")] = "tcp"
     devices: Annotated[str, Meta(description="the RDMA devices, separated by commas; empty: Mooncake chooses")] = ""
     transfer_deadline_s: Annotated[
-        float,
-        Meta(gt=0, le=60, description="how long a call of Mooncake may take; one that takes longer fails"),
+        float, Meta(gt=0, le=60, description="how long a call of Mooncake may take; one that takes longer fails")
     ] = 5.0
