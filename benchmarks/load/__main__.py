@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 from benchmarks.load.client import Client, Measured
 from benchmarks.load.traces import Load, Traces
-from benchmarks.load.words import add_tokenizer
 from benchmarks.memory import own_bytes
 from benchmarks.peer import PEER_ENVIRONMENT, peer_connector, peer_server
 from benchmarks.report import Row, arguments, finish, measured_row, row
@@ -22,6 +21,7 @@ from benchmarks.timing import progress
 from harness.engines import Server
 from harness.engines.engine import transfer_config
 from harness.engines.tiny_model import TIMED, make_tiny_model
+from harness.engines.words import add_tokenizer
 
 SETTINGS = {"hub": {"arena_gib": 1.0, "metrics": ""}, "recompute_ratio": 0.15, "audit_share": 0.0}
 PLAIN, BLENDHUB, PEER = "vLLM with its prefix cache", "BlendHub", "the peer"

@@ -14,9 +14,9 @@ from benchmarks.holes.passes import Way, ways_of
 from benchmarks.holes.presets import OWN, PRESETS, PUBLISHED
 from benchmarks.holes.prompts import Query, before, make_prompts
 from benchmarks.holes.scores import f1, rouge_l
-from benchmarks.load.words import add_tokenizer
 from benchmarks.quality import serving
 from harness.engines.tiny_model import make_tiny_model
+from harness.engines.words import add_tokenizer
 
 DOCS = Path(__file__).parents[2] / "docs"
 SMALL = {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 2, "num_key_value_heads": 1}

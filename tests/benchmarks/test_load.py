@@ -8,8 +8,8 @@ pytest.importorskip("vllm", reason="the adapter's tests need vLLM; `make setup` 
 
 from benchmarks.load.client import measured_of
 from benchmarks.load.traces import DOCUMENTS, PIECE_TOKENS, Traces
-from benchmarks.load.words import add_tokenizer
 from harness.engines.tiny_model import make_tiny_model
+from harness.engines.words import add_tokenizer
 
 
 @pytest.fixture(scope="module")

@@ -5,11 +5,11 @@ import random
 
 import pytest
 
-from benchmarks.load.words import add_tokenizer
 from blendhub.cli import main
 from blendhub.system.served_vllm import transfer_config
 from harness.engines import Server
 from harness.engines.tiny_model import SHAPE, make_tiny_model
+from harness.engines.words import add_tokenizer
 
 pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(900)]
 
