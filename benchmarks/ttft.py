@@ -33,7 +33,7 @@ PROBED = {4096: 5, 32_768: 2}
 """Tokens of a prompt, and how often one of this length is asked."""
 SPAN_BARS = {1: 1.20, 4: 1.20, 8: 1.15, 32: 1.05}
 SPAN_CONTEXT, SPAN_SHARE = 4096, 0.15
-WAYS = {
+WAYS: dict[str, tuple[str, str, dict[str, Any], float]] = {
     "exact": ("exact prefix, all but the question of 64 tokens", "hkvd", {"mode": "exact"}, 0.05),
     "moved_none": ("only the holes between moved documents computed", "hkvd", {"recompute_ratio": 0.0}, 0.10),
     "moved_first_k": ("moved documents, the first 16 tokens of each recomputed", "first_k", {}, 0.18),
