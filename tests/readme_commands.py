@@ -17,13 +17,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-<<<<<<< HEAD
-from benchmarks.load.words import add_tokenizer
 from harness.engines.tiny_model import SHAPE, make_tiny_model
-=======
-from harness.engines.tiny_model import make_tiny_model
 from harness.engines.words import add_tokenizer
->>>>>>> bcca799b (One tokenizer of words for tests and benchmarks, in place of the trained reader's)
 
 ROOT = Path(__file__).parent.parent
 HUB_LINE = "BlendHub: text is reused anywhere"
@@ -47,11 +42,7 @@ class Newcomer:
         self._place, self._log = folder / "place", folder / "log"
         self._place.mkdir()
         self.model = make_tiny_model(folder / "model")
-<<<<<<< HEAD
         add_tokenizer(self.model, SHAPE["vocab_size"])
-=======
-        add_tokenizer(self.model, 1000)
->>>>>>> bcca799b (One tokenizer of words for tests and benchmarks, in place of the trained reader's)
         self.environment = folder / "environment"
         subprocess.run([f"{sys.base_prefix}/bin/python3", "-m", "venv", self.environment], check=True)
         self._variables = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
