@@ -111,7 +111,7 @@ class HubClient(HubSession):
 
     def shard_at(self, slot: int) -> int:
         """Where in the arena this rank's part of a slot begins."""
-        return slot + self._rank * self.namespace.shard_bytes
+        return slot + self.rank * self.namespace.shard_bytes
 
     # Writing.
 

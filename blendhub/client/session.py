@@ -5,7 +5,8 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from typing import Any, Generic, TypeVar
 
 from blendhub.client import wire
@@ -15,6 +16,7 @@ from blendhub.contracts import Envelope
 from blendhub.contracts.transport import Buffer, Pending
 from blendhub.core.errors import (
     BlendHubError,
+    Busy,
     DeadlineExceeded,
     HubError,
     InvalidInput,
@@ -34,6 +36,7 @@ REGISTER_TIMEOUT_S = 60.0
 """The timeout of a registration, for which the hub may have to compile an engine's matchers."""
 
 RETRY_S = 0.1
+"""How often a hub that cannot be used is tried again."""
 LEAVE_TIMEOUT_S = 1.0
 """The timeout of leaving the hub, which notices in any case that a process has left."""
 
@@ -47,14 +50,19 @@ class PendingReply(Generic[R]):
         self._pending = pending
         self._expected = expected
 
-    def done(self) -> bool:
-        """Whether ``result`` returns at once; true at the latest when the timeout has passed. Never blocks."""
-        return self._pending.done()
+    def done(self, within: float = 0.0) -> bool:
+        """Whether ``result`` returns at once; true at the latest when the timeout has passed. Waits for that, but no
+        longer than ``within`` seconds.
+        """
+        return self._pending.done(within)
 
     def result(self) -> R:
         """The reply; raises the error that the hub answered with. Waits until the timeout, unless ``done``."""
-        with self._owner._noticing_trouble(self._session):
+        try:
             reply = self._pending.result().message
+        except BlendHubError as error:
+            self._owner._notice(error, self._session)
+            raise
         if not isinstance(reply, self._expected):
             raise ProtocolError(f"the hub answered {type(reply).__name__} where {self._expected.__name__} was expected")
         return reply
@@ -63,9 +71,9 @@ class PendingReply(Generic[R]):
 class HubSession:
     """One session of one process, for all namespaces of its engine.
 
-    All methods may be called from several threads; every one ends by its timeout. A thread of the session pings the
-    hub. When the hub does not answer, or does not know the session any more, that thread tries again until it has
-    registered anew; meanwhile every call fails at once.
+    All methods may be called from several threads; every one ends by its timeout. A thread of the session keeps it:
+    it pings the hub, and registers where the hub does not know the session, again and again until that succeeds.
+    Meanwhile every call fails at once.
 
     Errors are those of ``blendhub.core.errors``. After ``UnknownSession``, ``StaleEpoch``, ``PeerGone`` or
     ``DeadlineExceeded`` the session is not ``is_up``: calls raise PeerGone until the session's thread has reached the
@@ -104,7 +112,9 @@ class HubSession:
         """Whether the hub does not know this session any more."""
         self._trouble: Exception | None = None
         """Why the session is not ``is_up``, or was not the last time."""
-        self._keeper = threading.Thread(target=self._keep_alive_regularly, name="blendhub-ping", daemon=True)
+        self._keeper = threading.Thread(target=self._keep, name="blendhub-session", daemon=True)
+        self.first_attempt: Future[None] = Future()
+        """Ends with the first attempt of ``keep``: with an error if the hub answers, and refuses this process."""
         self.arena: ArenaView | None = None
         """The hub's arena, mapped; None before the first registration."""
         self.registrations = 0
@@ -112,23 +122,25 @@ class HubSession:
         """Read leases under which copies are under way: pings keep them."""
 
     def register(self, engine: str, namespace: Namespace, rank: int = -1) -> None:
-        """Join an engine, whose requests without LoRA and salt have this namespace.
+        """Join an engine, whose requests without LoRA and salt have this namespace. Raises if the hub does not answer.
 
         ``rank`` is -1 for a process that reads and writes no KV itself.
         """
-        if self._register is not None:
-            raise HubError("this client is registered already; a client is one session")
-        self._register = wire.Register(
-            engine=engine, rank=rank, process=ProcessId.mine(), namespace=namespace, client=self._id
-        )
+        self._introduce(engine, namespace, rank)
         try:
             self._join()
         except BaseException:
             self._register = self._registered = None
             raise
-        self._down.clear()
         if self._background:
             self._keeper.start()
+
+    def keep_registered(self, engine: str, namespace: Namespace, rank: int) -> None:
+        """Join an engine as soon as the hub answers; returns at once."""
+        self._introduce(engine, namespace, rank)
+        self._is_lost = True
+        self._down.set()
+        self._keeper.start()
 
     @property
     def is_up(self) -> bool:
@@ -141,6 +153,8 @@ class HubSession:
             return
         if self._closed.is_set():
             raise PeerGone(f"this client has left the hub at {self._endpoint}")
+        if self._registered is None:
+            raise PeerGone(f"the hub at {self._endpoint} has not answered yet: {self._trouble}")
         if self._is_lost:
             raise PeerGone(
                 f"the hub at {self._endpoint} was restarted or has ended this session, and this process is registering "
@@ -159,9 +173,12 @@ class HubSession:
     @property
     def namespace(self) -> Namespace:
         """The namespace of requests without LoRA and salt."""
-        if self._register is None:
-            raise HubError("this client is not registered; call register first")
-        return self._register.namespace
+        return self._introduced.namespace
+
+    @property
+    def rank(self) -> int:
+        """-1 for a process that reads and writes no KV itself."""
+        return self._introduced.rank
 
     def close(self, timeout: float = LEAVE_TIMEOUT_S) -> None:
         """End the session and its leases. Closing twice is fine.
@@ -194,16 +211,24 @@ class HubSession:
             self._join()
         self._down.clear()
 
+    def _introduce(self, engine: str, namespace: Namespace, rank: int) -> None:
+        if self._register is not None:
+            raise HubError("this client is registered already; a client is one session")
+        self._register = wire.Register(
+            engine=engine, rank=rank, process=ProcessId.mine(), namespace=namespace, client=self._id
+        )
+
+    @property
+    def _introduced(self) -> wire.Register:
+        if self._register is None:
+            raise HubError("this client is not registered; call register first")
+        return self._register
+
     @property
     def _session(self) -> wire.Registered:
         if self._registered is None:
             raise HubError("this client is not registered; call register first")
         return self._registered
-
-    @property
-    def _rank(self) -> int:
-        assert self._register
-        return self._register.rank
 
     def _ids(self) -> dict[str, Any]:
         session = self._session
@@ -222,24 +247,25 @@ class HubSession:
         if not probing:
             self.check_up()
         session = message.session if isinstance(message, wire.FromSession) else None
-        with self._noticing_trouble(session):
-            timeout = self._timeout if timeout is None else timeout
-            return PendingReply(self, session, self._connection.submit(Envelope(message, payload), timeout), expected)
+        try:
+            pending = self._connection.submit(Envelope(message, payload), self._timeout if timeout is None else timeout)
+        except BlendHubError as error:
+            self._notice(error, session)
+            raise
+        return PendingReply(self, session, pending, expected)
 
     def _call(self, expected: type[R], message: Any, payload: Sequence[Buffer] = ()) -> R:
         return self._submit(expected, message, payload).result()
 
-    @contextlib.contextmanager
-    def _noticing_trouble(self, session: int | None) -> Iterator[None]:
+    def _notice(self, error: BlendHubError, session: int | None) -> None:
         """Have the session's thread reach the hub again, after an error that makes this necessary."""
-        try:
-            yield
-        except (UnknownSession, StaleEpoch, PeerGone, DeadlineExceeded) as error:
-            if self._registered and self._registered.session == session:
-                self._trouble = error
-                self._is_lost |= isinstance(error, UnknownSession | StaleEpoch)
-                self._down.set()
-            raise
+        is_lost = isinstance(error, UnknownSession | StaleEpoch)
+        if not is_lost and not isinstance(error, PeerGone | DeadlineExceeded):
+            return
+        if self._registered and self._registered.session == session:
+            self._trouble = error
+            self._is_lost |= is_lost
+            self._down.set()
 
     def _ping(self) -> None:
         ended = self._rights.to_acknowledge()
@@ -250,17 +276,16 @@ class HubSession:
 
     def _join(self) -> None:
         """Register, and map the arena. To be called by one thread at a time; no lock is held meanwhile."""
-        assert self._register
         self._rights.end_session()
         if not self._rights.wait_until_idle(self._timeout):
             raise HubError("a write into the arena has not ended; the client registers anew after it")
         # Answered at once, so that a hub that is down is noticed before the long timeout of a registration.
         self._submit(wire.HubStats, wire.Stats(), probing=True).result()
-        answer = self._submit(wire.Registered, self._register, (), REGISTER_TIMEOUT_S, probing=True).result()
+        answer = self._submit(wire.Registered, self._introduced, (), REGISTER_TIMEOUT_S, probing=True).result()
         self._registered = answer
         if self.arena is None or self.arena.name != answer.arena:
             self.arena = ArenaView(answer.arena)
-        if self._rank >= 0:
+        if self.rank >= 0:
             mapped = wire.Mapped(**self._ids(), nonce=answer.arena.nonce, mapping=self.arena.mapping)
             try:
                 may = self._submit(wire.MayWrite, mapped, probing=True).result()
@@ -270,27 +295,41 @@ class HubSession:
             self._rights.begin_session(answer.epoch, answer.arena.nonce, may.first, may.granted, may.longest_lease_s)
         self._is_lost = False
         self.registrations += 1
+        self._down.clear()
 
-    def _keep_alive_regularly(self) -> None:
-        failing = False
-        while True:
-            self._down.wait(self._session.ping_every_s)
-            if self._closed.is_set():
-                return
+    def _keep(self) -> None:
+        is_failing = False
+        while not self._closed.is_set():
+            if self._registered and not is_failing:
+                self._down.wait(self._registered.ping_every_s)
+                if self._closed.is_set():
+                    break
             before = self.registrations
             try:
                 self.keep_alive()
             except Exception as error:  # without this thread the session would end
                 self._trouble = error
                 self._down.set()
-                if not failing and not self._closed.is_set():
-                    expected = isinstance(error, BlendHubError)
+                if not is_failing and not self._closed.is_set():
                     log.warning(
-                        "the hub does not answer, KV is neither loaded nor saved: %s", error, exc_info=not expected
-                    )
-                failing = True
+                        "BlendHub: no session with the hub at %s: %s. Until there is one, requests are served without "
+                        "reuse",
+                        self._endpoint, error, exc_info=not isinstance(error, BlendHubError),
+                    )  # fmt: skip
+                self._end_first_attempt(error)
+                is_failing = True
                 self._closed.wait(RETRY_S)
                 continue
-            if failing or self.registrations > before:
-                log.info("the hub answers again" if self.registrations == before else "registered anew with the hub")
-            failing = False
+            if is_failing or self.registrations > before > 0:
+                log.info("BlendHub: the hub at %s answers; it is used from now on", self._endpoint)
+            self._end_first_attempt()
+            is_failing = False
+        self._end_first_attempt()
+
+    def _end_first_attempt(self, error: Exception | None = None) -> None:
+        if self.first_attempt.done():
+            return
+        if error is None or isinstance(error, PeerGone | DeadlineExceeded | Busy):
+            self.first_attempt.set_result(None)
+        else:
+            self.first_attempt.set_exception(error)

@@ -10,6 +10,7 @@ import pytest
 
 from blendhub.client.hub_client import HubClient
 from blendhub.core.errors import DeadlineExceeded, HubError, LeaseError, PeerGone, TransportError
+from blendhub.core.plugin_choice import PluginChoice
 from blendhub.hub.config import HubConfig, StoreChoice
 from blendhub.hub.embedded import embedded_hub
 from blendhub.hub.memory.segments import remove_leftovers
@@ -210,7 +211,7 @@ def test_clients_carry_on_within_a_second_of_the_hubs_return(hub):
 
     def work(number: int) -> None:
         client = clients[number]
-        client.register(f"engine-{number}", namespace(), rank=0)
+        client.register(f"engine-{number}", namespace(matchers=(PluginChoice("prefix"),)), rank=0)
         turn = 0
         while not done.is_set():
             turn += 1

@@ -144,15 +144,22 @@ class PlayedWorker:
         if isinstance(self.device, SideDevice):
             number = self.steps
             self.device.runtime.engine.submit(lambda: self.forwards.append(number))
-        self.engine.client.stats()
+        self._let_the_hub_answer()
         self.worker.load(plan)
         after_forward()
-        self.engine.client.stats()
+        self._let_the_hub_answer()
         self.worker.save(plan)
         _, loaded = self.worker.finished()
         if report := self.worker.take_report():
             self.engine.side.process_report(report)
         return loaded
+
+    def _let_the_hub_answer(self) -> None:
+        """Replies of a connection come in order: behind this one, all are there."""
+        executor = self.worker._executor
+        for client in (self.engine.client, executor and executor.registered):
+            if client and client.is_up:
+                client.stats()
 
     def start(self) -> None:
         """The steps that vLLM takes before there is a request."""

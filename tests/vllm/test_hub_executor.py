@@ -133,7 +133,7 @@ def test_a_clear_that_fails_is_repeated_and_nothing_is_used_before(executor, mon
 def test_the_lease_that_a_late_answer_brings_is_released(executor):
     client = executor.client()
     store(client)
-    executor.release_late(client, client.submit_lookup(TOKENS))
+    executor.release_late(client.submit_lookup(TOKENS))
     time.sleep(0.05)
     eventually(lambda: client.stats().gauges["read_leases"] == 0)
 

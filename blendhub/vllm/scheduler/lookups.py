@@ -121,7 +121,7 @@ class PendingLookup:
         try:
             self._client.check_up()
         except PeerGone as error:
-            self._executor.release_late(self._client, self._reply)
+            self._executor.release_late(self._reply)
             self._error = error
             raise
         return None
@@ -158,7 +158,7 @@ class PendingLookup:
         if self._client is None or self._reply is None or self._error:
             return
         if self._found is None:
-            self._executor.release_late(self._client, self._reply)
+            self._executor.release_late(self._reply)
         elif self._found.lease is not None:
             with contextlib.suppress(BlendHubError):
                 self._client.submit_release(self._found.lease)
