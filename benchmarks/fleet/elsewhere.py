@@ -4,6 +4,7 @@ import contextlib
 from functools import partial
 from pathlib import Path
 
+from benchmarks.quality.serving import SETTINGS
 from benchmarks.report import Row, row
 from benchmarks.timing import progress
 from benchmarks.ttft import DOCUMENT_TOKENS, DOCUMENTS, OPTIONS, Texts, first_token_s, make_model
@@ -36,7 +37,9 @@ def rows(server: RedisServer, place: Path, *, quick: bool) -> list[Row]:
             wait_until(client.stats, START_S)
         model = make_model(place, quick)
         plain = closing.enter_context(Engine(model, **OPTIONS))
-        one, other = (closing.enter_context(Engine(model, {"endpoint": hub.endpoint}, **OPTIONS)) for hub in hubs)
+        one, other = (
+            closing.enter_context(Engine(model, SETTINGS | {"endpoint": hub.endpoint}, **OPTIONS)) for hub in hubs
+        )
         for number in progress(range(-1, 2 if quick else 7), "elsewhere"):
             # Documents that the other machine has not fetched before.
             texts = Texts(100 + number)

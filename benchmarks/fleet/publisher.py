@@ -9,12 +9,18 @@ from blendhub_fleet.catalogue import SharedCatalogue
 from blendhub_fleet.options import FleetOptions
 from blendhub_fleet.records import Record, encode_record
 
-from benchmarks.fleet.hubs import CHUNK, LAYOUT, NAMESPACE, VOCABULARY
 from blendhub.contracts import RunKey, StoredRun
+from blendhub.core.layout import DEFAULT_MATCHERS, KVLayout, Namespace
 from blendhub.core.spans import Span
 from blendhub.hub.stores.store_writer import RunDescription
 
-CHUNKS_A_RUN = 32
+CHUNK, CHUNKS_A_RUN, VOCABULARY = 256, 32, 150_000
+LAYOUT = KVLayout(layers=1, kv_heads=1, key_dim=1, value_dim=1, dtype="int8", chunk_tokens=CHUNK)
+NAMESPACE = Namespace(model="a model", layout=LAYOUT, matchers=DEFAULT_MATCHERS)
+
+
+def random_text(seed: int | None, length: int) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, VOCABULARY, length, dtype=np.uint32)
 
 
 class Publisher:

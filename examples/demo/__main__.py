@@ -5,11 +5,9 @@ from pathlib import Path
 from examples.demo import command, experiment
 from examples.demo.workload import Workload
 
-BLENDHUB = {"hub": {"arena_gib": 1.0, "metrics": ""}}
-
 
 def _measure(workload: Workload) -> list[experiment.Measured]:
-    with command.start_engine(BLENDHUB) as engine:
+    with command.start_engine({"hub": {"arena_gib": 1.0, "metrics": ""}}) as engine:
         experiment.show(engine, workload)
         return experiment.measure(engine, workload)
 

@@ -1,4 +1,4 @@
-"""The command line of a demo: its arguments, its steps, and what it prints."""
+"""The command line of a demo: its arguments, and what it prints."""
 
 import argparse
 import sys
@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from rich.console import Console
 
 from benchmarks.quality.serving import PLAIN
@@ -26,31 +27,36 @@ Serve your own model: {server_command(CONFIG)}"""
 
 
 def run(module: str, description: str, out: Path, measure: Callable[[Workload], list[Measured]]) -> None:
-    options = _arguments(module, description, out)
-    missing = [name for name in NEEDED if find_spec(name) is None]
-    if missing:
+    parser = argparse.ArgumentParser(prog=f"python -m {module}", description=description)
+    parser.add_argument("--prompts", type=int, default=4, metavar="N", help="how many there are (default 4)")
+    parser.add_argument("--questions", type=int, default=4, metavar="N", help="to each prompt (default 4)")
+    parser.add_argument("--out", type=Path, default=out, metavar="FOLDER", help=f"default {out}")
+    options = parser.parse_args()
+    if min(options.prompts, options.questions) < 1:
+        parser.error("ask at least one question to at least one prompt")
+    if missing := [name for name in NEEDED if find_spec(name) is None]:
         sys.exit(f"The demo needs {' and '.join(missing)}, which {sys.executable} does not have: run `make setup`")
+    print("make the model", flush=True)
     try:
-        print("make the model", flush=True)
         model = make_real_model()
     except NoRealModel as error:
         sys.exit(f"The demo cannot begin: {error}")
-    from transformers import AutoTokenizer  # not at the top: it comes with vLLM, which may be what is missing
+    # Not at the top: these come with what may be missing.
+    from transformers import AutoTokenizer
 
-    options.out.mkdir(parents=True, exist_ok=True)
+    from examples.demo import plot
+
     workload = Workload(AutoTokenizer.from_pretrained(model), options.prompts, options.questions)
     result = report.make_report(measure(workload))
-    report.write(result, options.out / "report.json")
-    from examples.demo import plot  # not at the top: it needs matplotlib, which may be what is missing
-
-    plot.draw(result, options.out / "plan.png")
+    options.out.mkdir(parents=True, exist_ok=True)
+    (options.out / "report.json").write_bytes(msgspec.json.format(msgspec.json.encode(result)) + b"\n")
+    plot.draw(result.measured, options.out / "plan.png")
     console = Console()
     console.print(report.answers(result))
     console.print(report.as_table(result))
     console.print(f"{report.in_words(result)}\n", highlight=False)
-    print(
-        f"{options.out}/plan.png shows what became of each token, {options.out}/report.json has the figures.\n\n{NEXT}"
-    )
+    written = f"{options.out}/plan.png shows what became of each token, {options.out}/report.json has the figures."
+    print(f"{written}\n\n{NEXT}")
 
 
 def start_engine(blendhub: dict[str, Any], arrange: Sequence[str] = ()) -> Engine:
@@ -58,17 +64,3 @@ def start_engine(blendhub: dict[str, Any], arrange: Sequence[str] = ()) -> Engin
     lengths = {"max_model_len": LONGEST, "max_num_batched_tokens": LONGEST}
     # An audited request would be answered from exact KV.
     return Engine(make_real_model(), blendhub | {"audit_share": 0}, arrange=arrange, **lengths, **PLAIN)
-
-
-def _arguments(module: str, description: str, out: Path) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog=f"python -m {module}", description=description)
-    parser.add_argument("--prompts", type=_count, default=4, metavar="N", help="how many there are (default 4)")
-    parser.add_argument("--questions", type=_count, default=4, metavar="N", help="to each prompt (default 4)")
-    parser.add_argument("--out", type=Path, default=out, metavar="FOLDER", help=f"default {out}")
-    return parser.parse_args()
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"expected a number of 1 or more, got {text!r}")
-    return int(text)

@@ -1,6 +1,7 @@
 """The prompts as bars, coloured by what became of each token."""
 
 import statistics
+from collections.abc import Sequence
 from pathlib import Path
 
 from matplotlib.axes import Axes
@@ -10,22 +11,21 @@ from matplotlib.patches import Patch
 
 from blendhub.outcome.fates import COLOURS, Fate
 from examples.demo.experiment import WAYS, Measured
-from examples.demo.report import Report
 
 MOST_PROMPTS = 4
 BAR = 0.8
 
 
-def draw(report: Report, file: Path) -> None:
+def draw(measured: Sequence[Measured], file: Path) -> None:
     """For each of the first prompts, a bar for each way."""
-    shown = [one for one in report.measured if one.prompt <= MOST_PROMPTS]
+    shown = [one for one in measured if one.prompt <= MOST_PROMPTS]
     figure = Figure(figsize=(13, 1.6 + 0.3 * len(shown)), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     heights = [row + one.prompt / 2 for row, one in enumerate(shown)]
     for height, one in zip(heights, shown, strict=True):
         _draw_bar(axes, height, one)
-    axes.set_yticks(heights, [f"prompt {one.prompt}, {WAYS[one.way].title}" for one in shown])
+    axes.set_yticks(heights, [f"prompt {one.prompt}, {WAYS[one.way][0]}" for one in shown])
     axes.invert_yaxis()
     axes.margins(x=0.01, y=0.02)
     axes.spines[["top", "right", "left"]].set_visible(False)

@@ -5,13 +5,11 @@ import shutil
 import subprocess
 import tempfile
 import time
-import urllib.error
-import urllib.parse
-import urllib.request
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from harness.ports import free_port
@@ -54,13 +52,11 @@ class Prometheus:
 
     def query(self, asked: str) -> list[dict[str, Any]]:
         """The series that a query finds now, with their values. Raises with Prometheus' own words if it is wrong."""
-        query = urllib.parse.urlencode({"query": asked})
-        try:
-            with urllib.request.urlopen(f"http://{self._address}/api/v1/query?{query}", timeout=10) as answer:
-                result: list[dict[str, Any]] = json.load(answer)["data"]["result"]
-                return result
-        except urllib.error.HTTPError as error:
-            raise ValueError(f"{asked}: {json.load(error)['error']}") from error
+        answer = httpx.get(f"http://{self._address}/api/v1/query", params={"query": asked}, timeout=10).json()
+        if answer["status"] != "success":
+            raise ValueError(f"{asked}: {answer['error']}")
+        result: list[dict[str, Any]] = answer["data"]["result"]
+        return result
 
     def close(self) -> None:
         self._process.terminate()
@@ -77,9 +73,9 @@ class Prometheus:
         deadline = time.monotonic() + START_S
         while True:
             try:
-                urllib.request.urlopen(f"http://{self._address}/-/ready", timeout=10)
+                httpx.get(f"http://{self._address}/-/ready", timeout=10).raise_for_status()
                 return
-            except OSError:
+            except httpx.HTTPError:
                 if time.monotonic() > deadline or self._process.poll() is not None:
                     self._process.kill()
                     raise TimeoutError(f"Prometheus does not answer: {self._log.read_text()[-500:]}") from None

@@ -16,13 +16,10 @@ Array = npt.NDArray[np.uint32]
 ROW = np.arange(1, 33, dtype=np.uint32) * np.uint32(2654435761)
 
 
-def space(chunk_tokens: int) -> Namespace:
-    layout = KVLayout(layers=2, kv_heads=1, key_dim=32, value_dim=32, dtype="float32", chunk_tokens=chunk_tokens)
-    return Namespace(model=f"chunks of {chunk_tokens}", layout=layout)
-
-
-SMALL, LARGE = space(64), space(16 * 64)
-"""Models whose slots differ in size share the arena."""
+SMALL = Namespace(
+    model="soak",
+    layout=KVLayout(layers=2, kv_heads=1, key_dim=32, value_dim=32, dtype="float32", chunk_tokens=64),
+)
 
 
 def read(client: HubClient, prompt: Array, counted: Counter[str]) -> float:

@@ -9,7 +9,7 @@ import pytest
 
 from harness.engines import Engine, disagreement, largest_difference
 from tests.conftest import Site
-from tests.test_template import PLUGINS, install_template
+from tests.test_template import install_template
 from tests.vllm.conftest import SETTINGS, TOLERANCE
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -28,7 +28,7 @@ CHOSEN = SETTINGS | {
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory):
     folder = tmp_path_factory.mktemp("template")
-    site = install_template(folder, *PLUGINS, "observer")
+    site = install_template(folder)
     Site(site).install("faulty-selectors", FAULTY, version="0.7")
     reports, store = str(folder / "reports.jsonl"), str(folder / "store")
     return {"PYTHONPATH": str(site), "BLENDHUB_REPORTS": reports, "STORE": store}
