@@ -24,7 +24,7 @@ GPU_SITE := $(CURDIR)/build/gpu-site
 # Test files that run at the same time; more need more memory, about 4 GB each.
 WORKERS ?= 2
 # The version of vLLM for `make test-vllm`, and its directory, which is imported before the environment's own vLLM.
-VERSION ?= 0.27.1
+VERSION ?= 0.31.0
 OTHER := build/vllm-$(VERSION)
 # Each version of vLLM has a cache of its own: no version can read the cache of another.
 ON_OTHER = PYTHONPATH="$(CURDIR)/$(OTHER)$${PYTHONPATH:+:$$PYTHONPATH}" VLLM_CACHE_ROOT="$(CURDIR)/$(OTHER).cache"
@@ -82,7 +82,7 @@ test-long: ## Run the long tests: demos, servers that stand still, the rest of w
 test-fast: ## Run the tests that take little time: no server, engine or installation
 	@$(call TIMED,test-fast,setup,not slow and not alone,not slow and alone)
 
-test-vllm: $(OTHER) ## Run the end-to-end tests on another vLLM, as VERSION=0.29.0; with CORE=1 the core of them
+test-vllm: $(OTHER) ## Run the end-to-end tests on another vLLM, as VERSION=0.31.0; with CORE=1 the core of them
 	@failed=; reports=; \
 	for which in $(if $(CORE),versions,"not alone" alone); do \
 		reports="$$reports $(OTHER)-$${which// /-}.xml"; \

@@ -7,7 +7,7 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from typing import Any
 
-OLDEST, TESTED = "0.27.1", "0.32"
+OLDEST, TESTED = "0.31", "0.32"
 WITH_NPUS = "0.23"
 """The packages that vllm-ascend needs."""
 

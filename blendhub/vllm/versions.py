@@ -1,7 +1,4 @@
-"""What differs between the versions of vLLM that BlendHub serves with: found by what is there, not by their numbers.
-
-A number says since when something is there. What stands here for older versions goes when BlendHub leaves them.
-"""
+"""What differs between the versions of vLLM that BlendHub serves with: found by what is there, not by their numbers."""
 
 from typing import Any
 
@@ -9,13 +6,9 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
 from vllm.v1.attention.backend import CommonAttentionMetadata
 from vllm.v1.worker.utils import AttentionGroup
 
-CAN_ASK_FOR_BLOCKS = hasattr(KVConnectorBase_V1, "bind_kv_cache_manager")
-"""Whether a connector can ask for the blocks of a request (0.30); if not, ``RequestBlocks`` follows them."""
-
-
-CAN_FAIL_REQUESTS = hasattr(KVConnectorBase_V1, "get_transfer_results")
-"""Whether a connector can say which requests' loads have failed, and not only of which blocks; the latter mean nothing
-where a model has several block tables."""
+SHOWS_BLOCKS = hasattr(KVConnectorBase_V1, "bind_kv_cache_manager")
+"""Whether a connector can ask for the blocks of a request, and say which requests' loads have failed. vLLM 0.23, which
+vllm-ascend needs, has neither: ``RequestBlocks`` follows the blocks, and a load fails by its blocks."""
 
 
 def build_metadata(group: AttentionGroup, common: CommonAttentionMetadata) -> Any:

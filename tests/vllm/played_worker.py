@@ -93,7 +93,6 @@ class Model(Anything):
     layer_names = ("layer",)
     block_size = BLOCK
     frees_blocks_early = samples_last = False
-    n_drafts = 0
     adapters = None
     max_tokens = 256
     config = SimpleNamespace(cache_config=SimpleNamespace(cache_dtype="auto"))

@@ -36,7 +36,6 @@ class StandInModel(Anything):
     max_tokens, max_spans = 4096, 64
     device = torch.device("cpu")
     frees_blocks_early = samples_last = False
-    n_drafts = 0
     adapters = None
     dtype = torch.float32
 

@@ -67,15 +67,6 @@ class Chosen:
             found[at] = part.tokens[self.positions[at]]
         return found
 
-    @property
-    def next_ids(self) -> npt.NDArray[np.int32]:
-        """The id of the token behind each token; a prompt's last token stands for the one behind it."""
-        found = np.empty(len(self), np.int32)
-        for number, part in enumerate(self.parts):
-            at = self.places(number)
-            found[at] = part.tokens[np.minimum(self.positions[at] + 1, len(part.tokens) - 1)]
-        return found
-
     def table(self, n_blocks: int, table: int = 0) -> npt.NDArray[np.int32]:
         """The first blocks of each part in a block table, with zeros where it has fewer: a row for each."""
         rows = np.zeros((len(self.parts), n_blocks), np.int32)

@@ -59,13 +59,9 @@ class EngineModel:
         self.block_size = self.block_sizes[0]
         self.n_blocks = self._runner.n_blocks
         self.samples_last = self._runner.samples_last
-        drafts = self._layers_of_draft_model(layers)
-        names = filter(self._keeps_kv, layers)
-        self.layer_names = sorted(names, key=lambda name: (name in drafts, _layer_order(name)))
-        """The layers whose KV is stored; those of a draft model come last."""
-        self.n_drafts = len(drafts.intersection(self.layer_names))
-        self.drafts = False
-        """Whether ``forward`` computes the draft model's KV, too."""
+        self._own_layers = set(layers) - self._layers_of_draft_model(layers)
+        self.layer_names = sorted(filter(self._keeps_kv, self._own_layers), key=_layer_order)
+        """The layers whose KV is stored: all of the model's own that keep some."""
 
     @property
     def _metadata(self) -> AttentionMetadata:
@@ -112,7 +108,7 @@ class EngineModel:
     def rules(self) -> list[AttentionRules]:
         """How the tokens of each layer attend; raises Unsupported for what no attention but the engine's computes."""
         # Layers that keep no KV attend, too, and have rules that only the engine knows.
-        found = {name: rules_of(self.layer(name)) for name in self._tables}
+        found = {name: rules_of(self.layer(name)) for name in self._own_layers}
         return [found[name] for name in self.layer_names]
 
     def layer(self, name: str) -> Any:
@@ -169,25 +165,9 @@ class EngineModel:
                 hidden = self._computed(chosen, pretended, nothing, by_layer, own)
             else:
                 hidden = self._computed(chosen, pretended, self._metadata.build(chosen, pretended, slots), by_layer)
-            # Some draft models need the states behind several layers, which the model then returns beside the last.
-            states: torch.Tensor
-            states, others = hidden if isinstance(hidden, tuple) else (hidden, None)
-            if self.drafts:
-                self.draft(chosen, states, others)
-            return states
-
-    def draft(self, chosen: Chosen, states: torch.Tensor, others: Sequence[torch.Tensor] | None) -> None:
-        """Compute the draft model's KV of tokens, as vLLM does after a forward of the model."""
-        drafter, ids, given = self._runner.drafter, chosen.ids, {}
-        if drafter.pass_hidden_states_to_model:  # the token behind follows from the states
-            ids = chosen.next_ids
-            combined = drafter.model.combine_hidden_states(torch.cat(list(others), -1)) if others else states
-            given = {"hidden_states": combined}
-        positions, slots = self.sent(chosen.positions), self.slots_of_tables(chosen)
-        metadata, sent = self._metadata.build(chosen, positions, slots), self.sent(ids)
-        with self._platform.forward_context(metadata, self.config, sent, positions, self._by_layer(slots)):
-            placed = self._runner.dimensions(positions, self.max_tokens) if drafter.uses_mrope else positions
-            drafter.model(input_ids=sent, positions=placed, inputs_embeds=None, **given)
+            # For some draft models, the model returns the states behind several layers beside the last.
+            last: torch.Tensor = hidden[0] if isinstance(hidden, tuple) else hidden
+            return last
 
     def _over_pages(self, attention: ChosenAttention, chosen: Chosen) -> Attend:
         table = chosen.table(int(chosen.positions.max()) // self.block_size + 1)

@@ -84,11 +84,6 @@ class Runner:
         return rows[:, : len(positions)]
 
     @property
-    def drafter(self) -> Any:
-        """What proposes tokens with a draft model; None without one, and in V2."""
-        return getattr(self._runner, "drafter", None)
-
-    @property
     def adapters(self) -> Any:
         """The manager that keeps the LoRA adapters, and sets that of each token; None without LoRA."""
         return getattr(getattr(self._runner, "lora_manager", None), "_adapter_manager", None)

@@ -10,13 +10,11 @@ from vllm.distributed.parallel_state import get_tp_group
 
 from blendhub.contracts import Device, Rotation, Selector
 from blendhub.core.errors import BlendHubError, InvalidInput, Unsupported
-from blendhub.core.spans import Span
 from blendhub.framework.host import PluginHost
 from blendhub.vllm.messages import WorkerProof
 from blendhub.vllm.model.attention_probe import AttentionProbe
 from blendhub.vllm.model.checks.model_check import ModelCheck, check_model, groups_and_rotations
-from blendhub.vllm.model.checks.parts_check import tolerance, trial_part, trial_tokens
-from blendhub.vllm.model.chosen import Chosen
+from blendhub.vllm.model.checks.parts_check import tolerance
 from blendhub.vllm.model.device_memory import DeviceMemory
 from blendhub.vllm.model.engine_model import EngineModel
 from blendhub.vllm.model.fingerprint import fingerprint
@@ -100,9 +98,7 @@ class WorkerStart:
             check = check._replace(support=beside(neighbours, check.support))
         if check.support.blends:
             check = check._replace(support=with_audits(check.support, model, ranks))
-        rotations = check.rotations or (None,) * (len(model.layer_names) - model.n_drafts)
-        # Should a draft model rotate its keys in another way, its proposals are worse.
-        layers = pages_of(model, self._groups, [*rotations, *rotations[-1:] * model.n_drafts])
+        layers = pages_of(model, self._groups, check.rotations)
         device = self._new_device()
         try:
             ranks.together(lambda: attach(device, self._groups, layers))
@@ -110,9 +106,7 @@ class WorkerStart:
             device.close()
             raise
         attention = None
-        layers = layers[: len(rotations)]
         if check.support.blends:
-            try_drafts(model, ranks)
             choose_attention(model, device, tolerance(layers[0]), ranks)
             if check.measures_attention:
                 attention = AttentionProbe(model, layers, selector.attended_layers)
@@ -134,23 +128,6 @@ def with_audits(support: ModelSupport, model: EngineModel, ranks: Ranks) -> Mode
         reason = f"requests are not audited: the model's predictions cannot be had: {_sentence(error)}"
         return msgspec.structs.replace(support, reasons=(*support.reasons, reason))
     return msgspec.structs.replace(support, audits=True)
-
-
-def try_drafts(model: EngineModel, ranks: Ranks) -> None:
-    """Have forwards compute a draft model's KV, too, if that works."""
-    if not model.n_drafts:
-        return
-    tokens = trial_tokens(model)
-    model.drafts = True
-    try:
-        ranks.together(lambda: model.forward(Chosen([trial_part(model, tokens, [Span(0, len(tokens))])])))
-    except Exception as error:
-        model.drafts = False
-        log.warning(
-            "BlendHub: the draft model's KV of recomputed tokens is not computed, so that fewer of its tokens are "
-            "accepted behind them: %s",
-            _sentence(error),
-        )
 
 
 def compile_kernels(

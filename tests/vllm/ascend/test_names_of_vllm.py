@@ -22,7 +22,7 @@ NOT_IN_023 = {
     "vllm.v1.worker.block_table.get_block_table_width",
 }
 NEWER_METHODS = {
-    # Never called before 0.30: ``RequestBlocks`` follows the blocks.
+    # Never called there: ``RequestBlocks`` follows the blocks.
     "bind_kv_cache_manager",
     # Never called there: a step follows as long as blocks are kept for saves.
     "has_pending_push_work",

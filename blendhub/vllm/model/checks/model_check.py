@@ -23,7 +23,7 @@ from blendhub.vllm.model.pages import BYTES, LayerPages, read_as_computed
 from blendhub.vllm.model.platforms import Tensors
 from blendhub.vllm.model.rotary import digest, rotated, rotations_of
 from blendhub.vllm.model_support import ModelSupport, unsupported
-from blendhub.vllm.versions import CAN_ASK_FOR_BLOCKS, CAN_FAIL_REQUESTS
+from blendhub.vllm.versions import SHOWS_BLOCKS
 from blendhub.vllm.worker.ranks import Ranks
 
 log = logging.getLogger(__name__)
@@ -66,7 +66,7 @@ def check_model(
     forward for the others.
     """
     layouts = tuple(group.layout for group in groups)
-    layers = pages_of(model, groups)[: len(model.layer_names) - model.n_drafts]
+    layers = pages_of(model, groups)
     try:
         _checked(ranks, "writing into the pages, and reading back,", lambda: _check_layout(model, layers))
     except BlendHubError as error:
@@ -119,15 +119,10 @@ def _refuse_to_reuse(model: EngineModel) -> None:
             "with enable_sleep_mode or enable_cumem_allocator vLLM may unmap the KV cache while KV is being copied, "
             "because vLLM does not tell a connector about it; serve without both to reuse KV"
         )
-    if not (model.has_one_table or (CAN_ASK_FOR_BLOCKS and CAN_FAIL_REQUESTS)):
+    if not SHOWS_BLOCKS and (model.frees_blocks_early or not model.has_one_table):
         raise Unsupported(
-            "with the hybrid allocator, this vLLM does not let a connector see which blocks it frees, or say which "
-            "loads have failed; --disable-hybrid-kv-cache-manager has text reused, and costs KV capacity"
-        )
-    if model.frees_blocks_early and not (CAN_ASK_FOR_BLOCKS and CAN_FAIL_REQUESTS):
-        raise Unsupported(
-            "every layer has an attention window, and this vLLM does not let a connector see which blocks it frees, or "
-            "say which loads have failed"
+            "this vLLM does not let a connector see which blocks of attention windows it frees; with "
+            "--disable-hybrid-kv-cache-manager text is reused if some layers have no window"
         )
 
 
