@@ -153,16 +153,9 @@ class HubSession:
             return
         if self._closed.is_set():
             raise PeerGone(f"this client has left the hub at {self._endpoint}")
-        if self._registered is None:
-            raise PeerGone(f"the hub at {self._endpoint} has not answered yet: {self._trouble}")
-        if self._is_lost:
-            raise PeerGone(
-                f"the hub at {self._endpoint} was restarted or has ended this session, and this process is registering "
-                f"anew: {self._trouble}. That takes moments; if it lasts, see the hub's log"
-            )
         raise PeerGone(
-            f"the hub at {self._endpoint} does not answer: {self._trouble}. It is used again once it answers; see "
-            f"whether it runs: blendhub check --only hub --endpoint {self._endpoint}"
+            f"no session with the hub at {self._endpoint}: {self._trouble}. This process registers as soon as the hub "
+            f"answers; see whether it runs: blendhub check --only hub --endpoint {self._endpoint}"
         )
 
     @property

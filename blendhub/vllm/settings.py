@@ -56,7 +56,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ] = ""
     transport: Annotated[
         PluginChoice | None,
-        Meta(description="how this engine's processes reach the hub; default: unix, or inproc within one process"),
+        Meta(description="how this engine's processes reach the hub; default: unix"),
     ] = None
     hub: Annotated[EmbeddedHubConfig, Meta(description="the embedded hub: the keys of hub.toml")] = EmbeddedHubConfig()
     matchers: Annotated[
@@ -182,7 +182,7 @@ def choose_transport(settings: Settings, host: PluginHost, is_one_process: bool)
     Raises OptionError for a transport that cannot leave a process where the hub or a worker is in another.
     """
     within = is_one_process and not settings.endpoint and settings.hub.embedded == "thread"
-    choice = settings.transport or (PluginChoice("inproc") if within else DEFAULT_TRANSPORT)
+    choice = settings.transport or DEFAULT_TRANSPORT
     if not within and "one_process" in host.spec("transport", choice.name).capabilities:
         raise OptionError(
             f"{OWNER}.transport: {choice.name!r} works within one process, but the hub or a worker of this engine runs "

@@ -216,8 +216,7 @@ def test_an_embedded_hub_shares_the_process_only_of_an_engine_that_computes_ther
 @pytest.mark.parametrize(
     "given, is_one_process, chosen",
     [
-        ({}, True, "inproc"),
-        ({}, False, "unix"),
+        ({}, True, "unix"),
         ({"hub": {"embedded": "process"}}, True, "unix"),
         ({"endpoint": "ipc:///x"}, True, "unix"),
         ({"transport": {"name": "unix", "options": {"max_pending": 9}}}, True, "unix"),
