@@ -27,9 +27,6 @@ MIB = 2**20
 
 @holds("Every request ends by its deadline, with its reply or with a typed error:")
 class AnsweringTests(TransportTests):
-    def test_a_request_gets_its_reply(self, connection: Connection) -> None:
-        check_echo(connection, "hello")
-
     @holds("A message, and raw buffers that travel with it without being encoded.")
     def test_payloads_arrive_whole_and_in_order(self, connection: Connection) -> None:
         for sizes in ((), (0,), (1,), (5, 0, 70_000), (16 * MIB, 3)):

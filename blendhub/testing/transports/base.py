@@ -71,6 +71,7 @@ class Running:
         self.loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
         self._thread.start()
+        self.join = self._thread.join
         try:
             self.server: Server = self.run(transport.serve(endpoint, service))
         except BaseException:
