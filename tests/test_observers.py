@@ -57,7 +57,6 @@ def report(name: object) -> RequestReport:
         moved_tokens=3,
         recomputed_tokens=1,
         hole_tokens=2,
-        generation=1,
     )
 
 

@@ -87,7 +87,6 @@ def test_the_observer_writes_a_line_of_json_for_each_request(site, tmp_path, mon
         "moved_tokens",
         "recomputed_tokens",
         "hole_tokens",
-        "generation",
     )
     done = [msgspec.convert(dict.fromkeys(counts, n) | {"request": f"r{n}"}, RequestReport) for n in range(3)]
     for report in done:

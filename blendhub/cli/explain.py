@@ -14,7 +14,7 @@ from blendhub.client.hub_client import HubClient
 from blendhub.client.wire import Previewed
 from blendhub.core.errors import BlendHubError, OptionError, reason_of
 from blendhub.core.layout import Variant
-from blendhub.core.spans import Position, Span, gaps, generation_of
+from blendhub.core.spans import Position, Span, gaps
 from blendhub.core.tokens import Tokens, as_tokens
 from blendhub.framework.host import PluginHost
 from blendhub.outcome.reasons import NotReused, Why
@@ -65,8 +65,6 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     show_strip(title, report.strip, report.tokens)
     show_sources(report.sources, report.n_sources)
-    if report.generation:
-        print(f"its KV is {report.generation} move{'s' * (report.generation != 1)} from exact KV")
     show_not_reused(report.not_reused, report.n_not_reused)
     if report.reason:
         print(f"why: {report.reason}")
@@ -129,7 +127,6 @@ def _report_of(found: Previewed, n_tokens: int) -> PromptReport:
         engine_tokens=0,
         spans=reused,
         sources=found.matches,
-        generation=generation_of(found.matches),
         unused=tuple(unused),
         reason=reason,
     ).note()
@@ -202,7 +199,6 @@ def report_in_body(text: str) -> PromptReport:
         engine_tokens=found.engine_tokens,
         spans=found.spans or ReusedSpans(),
         reason=found.reason,
-        generation=found.generation,
     ).note()
     was_reused = found.exact_tokens or found.settled_tokens or found.moved_tokens or found.hole_tokens
     return msgspec.structs.replace(report, strip=()) if was_reused and not found.spans else report

@@ -35,11 +35,11 @@ def show_sources(sources: Iterable[Match], n_sources: int) -> None:
     shown = list(sources)[:LONGEST_LIST]
     if not shown:
         return
-    print(f"{'tokens of the prompt':>25} {'run':>20} {'its tokens':>25} {'generation':>10}  how")
+    print(f"{'tokens of the prompt':>25} {'run':>20} {'its tokens':>25}  how")
     for match in shown:
         end = match.source_start + len(match.span)
         here, there = f"{match.span.start:,} to {match.span.end:,}", f"{match.source_start:,} to {end:,}"
-        print(f"{here:>25} {match.run:>20} {there:>25} {match.generation:>10}  {fate_of(match)}")
+        print(f"{here:>25} {match.run:>20} {there:>25}  {fate_of(match)}")
     if n_sources > len(shown):
         print(f"and {n_sources - len(shown):,} more")
 

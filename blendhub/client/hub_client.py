@@ -14,7 +14,7 @@ from blendhub.client.write_rights import WriteRight
 from blendhub.contracts import Segment
 from blendhub.core.errors import BlendHubError, HubError
 from blendhub.core.layout import Variant
-from blendhub.core.spans import MOST_GENERATION, Span
+from blendhub.core.spans import Span
 from blendhub.core.tokens import TokenBuffer, as_tokens
 from blendhub.outcome.report import LONGEST_NAME, PromptReport
 
@@ -57,13 +57,12 @@ class HubClient(HubSession):
         skip_prefix: int = 0,
         wait_s: float = 0.0,
         settled: float | None = None,
-        max_generation: int = MOST_GENERATION,
         timeout: float | None = None,
     ) -> PendingReply[wire.Found]:
         """Ask what is stored of these tokens; with ``acquire``, a lease's ``pieces`` say where the KV is.
 
         The hub waits up to ``wait_s`` for what only its store has. ``settled``: the least share that was recomputed in
-        settled KV; None: find none. ``max_generation``: reuse of what is found makes no KV of a higher one.
+        settled KV; None: find none.
         """
         message = wire.Lookup(
             **self._ids(),
@@ -72,7 +71,6 @@ class HubClient(HubSession):
             skip_prefix_n_tokens=skip_prefix,
             wait_s=wait_s,
             settled=settled,
-            max_generation=max_generation,
         )
         timeout = self._timeout + wait_s if timeout is None else timeout
         return self._submit(wire.Found, message, [as_tokens(tokens).data], timeout)
@@ -121,7 +119,7 @@ class HubClient(HubSession):
         span: Span,
         variant: Variant = BASE,
         *,
-        generation: int = 0,
+        exact: bool = True,
         blended: bool = False,
         ratio: float = 0.0,
         run: int | None = None,
@@ -132,7 +130,7 @@ class HubClient(HubSession):
             **self._ids(),
             variant=variant,
             span=span,
-            generation=generation,
+            exact=exact,
             blended=blended,
             ratio=ratio,
             run=run,

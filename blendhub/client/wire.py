@@ -16,7 +16,7 @@ from blendhub.client.arena_view import ArenaName, MappingId
 from blendhub.contracts import Segment
 from blendhub.contracts.transport import Codec
 from blendhub.core.layout import Namespace, Text, Variant
-from blendhub.core.spans import MOST_GENERATION, Generation, Id, Match, Position, Span
+from blendhub.core.spans import Id, Match, Position, Span
 from blendhub.outcome.report import MOST_REPORTS, PromptReport, RequestName
 from blendhub.system.processes import ProcessId
 
@@ -105,8 +105,6 @@ class Lookup(InNamespace, frozen=True):
     wait_s: Seconds = 0.0
     settled: Ratio | None = None
     """Find settled KV, too, of which at least this share was recomputed when it was blended. None: find none."""
-    max_generation: Generation = MOST_GENERATION
-    """Find only KV whose reuse makes none of a higher generation."""
 
 
 class Release(FromSession, frozen=True):
@@ -118,7 +116,7 @@ class Release(FromSession, frozen=True):
 class Reserve(InNamespace, frozen=True, kw_only=True):
     """Allocate slots for the KV of ``span`` of these tokens, computed with all tokens before it.
 
-    ``generation`` 0: nothing before or in the span was blended. What is stored exactly already is not stored again: the
+    ``exact``: nothing before or in the span was blended. What is stored exactly already is not stored again: the
     reply's span begins after it. ``run``: extend this run if it ends where the span starts.
 
     ``blended``: KV in the span itself was blended, so it is found behind its whole prefix only. It is not stored again
@@ -126,7 +124,7 @@ class Reserve(InNamespace, frozen=True, kw_only=True):
     """
 
     span: Span
-    generation: Generation = 0
+    exact: bool = True
     blended: bool = False
     ratio: Ratio = 0.0
     run: Id | None = None
@@ -250,8 +248,6 @@ class Found(Message, frozen=True):
     """The parts of the matches that lie in one chunk each, and where the shards of rank 0 are."""
     on_the_way: FoundSpans = ()
     """The parts of the prompt that only the store has. They are being fetched, and no match covers them yet."""
-    too_old: FoundSpans = ()
-    """The parts of the prompt that are stored, but whose reuse would make KV of more than ``max_generation``."""
 
     @property
     def on_the_way_tokens(self) -> int:

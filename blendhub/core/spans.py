@@ -12,17 +12,6 @@ Id = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Position = Annotated[int, Meta(ge=0, le=2**40)]
 """A position with the bounds for messages and stores; in memory, nothing checks the bounds."""
 
-MOST_GENERATION = 255
-Generation = Annotated[int, Meta(ge=0, le=MOST_GENERATION)]
-"""How many moves lie between KV and exact KV, which is of generation 0.
-
-Moved text of generation n is KV of generation n + 1 in the prompt that it was moved to, and so is what is blended or
-computed behind it there. Settled KV keeps its generation: the prompt is the same one.
-"""
-
-MAX_GENERATION = 4
-"""The default of ``max_generation``, the highest generation that an engine makes."""
-
 
 class Span(msgspec.Struct, frozen=True, order=True, array_like=True):
     """The half-open range of tokens ``[start, end)``."""
@@ -43,8 +32,7 @@ class Match(msgspec.Struct, frozen=True, array_like=True):
 
     ``exact`` promises more: the same positions and the same whole prefix, so that the stored KV is
     bit for bit what the engine would compute. ``settled``: the same positions and the same whole prefix, too, but some
-    of that was blended; the KV is loaded as it is. No match is both. ``generation``: that of the stored KV; the hub
-    knows it, and matchers leave it at 0.
+    of that was blended; the KV is loaded as it is. No match is both.
     """
 
     span: Span
@@ -52,7 +40,6 @@ class Match(msgspec.Struct, frozen=True, array_like=True):
     source_start: Position
     exact: bool
     settled: bool = False
-    generation: Generation = 0
 
     @property
     def moved(self) -> bool:
@@ -64,7 +51,7 @@ class Match(msgspec.Struct, frozen=True, array_like=True):
         if not self.span.start <= start <= end <= self.span.end:
             raise InvalidInput(f"[{start}, {end}) is not part of {self.span}")
         source = self.source_start + start - self.span.start
-        return Match(Span(start, end), self.run, source, self.exact, self.settled, self.generation)
+        return Match(Span(start, end), self.run, source, self.exact, self.settled)
 
     def continues(self, earlier: "Match") -> bool:
         """Whether this match goes on where ``earlier`` ends, in the prompt and in the run alike."""
@@ -75,12 +62,6 @@ class Match(msgspec.Struct, frozen=True, array_like=True):
             and self.exact == earlier.exact
             and self.settled == earlier.settled
         )
-
-
-def generation_of(matches: Iterable[Match]) -> int:
-    """The generation of KV that is blended or computed behind these matches, in the prompt that reuses them."""
-    reached = max((match.generation + match.moved for match in matches), default=0)
-    return min(reached, MOST_GENERATION)
 
 
 def check_tiling(length: int, matches: Iterable[Match]) -> None:
@@ -125,7 +106,7 @@ def join(matches: Iterable[Match]) -> list[Match]:
         if joined and match.continues(joined[-1]):
             first = joined.pop()
             whole = Span(first.span.start, match.span.end)
-            match = Match(whole, first.run, first.source_start, first.exact, first.settled, first.generation)
+            match = Match(whole, first.run, first.source_start, first.exact, first.settled)
         joined.append(match)
     return joined
 

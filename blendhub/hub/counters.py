@@ -16,7 +16,6 @@ ALWAYS_SHOWN = (
     "tokens_exact",
     "tokens_settled",
     "tokens_moved",
-    "tokens_too_old",
 )
 
 

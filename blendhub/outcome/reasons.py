@@ -16,7 +16,6 @@ class Why(StrEnum):
     NOTHING_STORED = "nothing_stored"
     NOTHING_EXACT = "nothing_exact"
     ON_THE_WAY = "on_the_way"
-    TOO_OLD = "too_old"
     TOO_LITTLE = "too_little"
     TOO_MUCH = "too_much"
     TOO_SLOW = "too_slow"
@@ -46,7 +45,6 @@ SENTENCES = {
     "(min_match_tokens)",
     Why.NOTHING_EXACT: "it is stored elsewhere or behind other text, and this request moves no text",
     Why.ON_THE_WAY: "it is in the store, and was not in memory yet when the lookup had to answer (lookup_timeout_s)",
-    Why.TOO_OLD: "it is stored, but has been moved so often that it is computed anew (max_generation)",
     Why.TOO_LITTLE: "it is stored, but all that could be reused is less than policy.min_reused_tokens",
     Why.TOO_MUCH: "it is stored, but reuse would recompute more than policy.max_recompute_share",
     Why.TOO_SLOW: "it is stored, but vLLM computes it in fewer steps than reuse recomputes (blend_tokens_per_step)",

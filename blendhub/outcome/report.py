@@ -9,7 +9,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from blendhub.core.spans import Generation, Match, Position, Span
+from blendhub.core.spans import Match, Position, Span
 from blendhub.outcome.fates import Fate, Stretch, count, shortened, strip_of
 from blendhub.outcome.reasons import NotReused, longest, not_reused
 
@@ -64,8 +64,6 @@ class RequestReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     moved_tokens: Position
     recomputed_tokens: Position
     hole_tokens: Position
-    generation: Generation
-    """How many moves lie between the request's KV and exact KV; 0: it is exact."""
     spans: ReusedSpans | None = None
     """Only for requests that ask for an explanation."""
     reason: str | None = None
@@ -95,8 +93,6 @@ class PromptReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     """Why nothing was reused, or what went wrong."""
     ended_at: Annotated[float, Meta(ge=0)] = 0.0
     """The hub's wall clock, in seconds since 1970."""
-    generation: Generation = 0
-    """How many moves lie between the request's KV and exact KV; 0: it is exact."""
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -120,7 +116,6 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     probe_seconds: float = 0.0
     recompute_seconds: float = 0.0
     audit: AuditOutcome | None = None
-    generation: int = 0
     approximate_from: int | None = None
 
     def report(self, *, explains: bool) -> RequestReport:
@@ -138,7 +133,6 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
             spans=spans if explains and (self.sources or spans.settled) else None,
             reason=self.reason,
             audit=self.audit,
-            generation=self.generation,
             approximate_from=self.approximate_from,
         )
 
@@ -156,7 +150,6 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
             not_reused=tuple(longest(computed, MOST_NOT_REUSED)),
             n_not_reused=len(computed),
             reason=self.reason[:LONGEST_REASON] if self.reason else None,
-            generation=self.generation,
         )
 
 

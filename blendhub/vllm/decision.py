@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import msgspec
 
 from blendhub.contracts import Segment
-from blendhub.core.spans import Match, Span, gaps, generation_of
+from blendhub.core.spans import Match, Span, gaps
 from blendhub.outcome.reasons import NotReused, Why
 from blendhub.vllm.spans import clipped, overlaps, total
 
@@ -71,11 +71,6 @@ class Decision(msgspec.Struct, frozen=True):
     def moved(self) -> list[Span]:
         """The spans of reused text that was computed at another place; neighbours are not joined."""
         return [clipped(match.span, self._claimed) for match in self.matches if match.moved]
-
-    @property
-    def generation(self) -> int:
-        """The generation of the KV that this decision makes."""
-        return generation_of(self.matches)
 
     @property
     def sources(self) -> tuple[Match, ...]:

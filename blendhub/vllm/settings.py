@@ -10,7 +10,6 @@ from msgspec import Meta
 from blendhub.core.errors import BlendHubError, OptionError, PluginError
 from blendhub.core.layout import DEFAULT_MATCHERS
 from blendhub.core.plugin_choice import PluginChoice
-from blendhub.core.spans import MAX_GENERATION, MOST_GENERATION
 from blendhub.framework.host import PluginHost
 from blendhub.framework.options import did_you_mean, parse_options
 from blendhub.hub.config import DEFAULT_TRANSPORT, HubConfig, HubPlacement, StoreChoice
@@ -77,14 +76,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         Share, Meta(description="share of the moved text that is recomputed; a request may override it")
     ] = 0.15
     policy: Annotated[ReusePolicy, Meta(description="limits within which reuse pays")] = ReusePolicy()
-    max_generation: Annotated[
-        int,
-        Meta(
-            ge=1,
-            le=MOST_GENERATION,
-            description="KV is at most so many moves from exact KV: text that would go beyond is computed, not moved",
-        ),
-    ] = MAX_GENERATION
     audit_share: Annotated[
         Share,
         Meta(description="share of the blended requests that are audited, and at least one in ten minutes; 0: none"),

@@ -15,7 +15,7 @@ from tests.hub.hub_direct import BASE
 from tests.hub.machine_engines import LEASE_S, SALT, TEXT, TEXTS, VARIANT, WHICH, Engine, Job, Write
 from tests.hub.machine_reading import ReadingRules
 
-ORIGINS = ({}, {"generation": 1}, {"generation": 3, "ratio": 0.5}, {"generation": 1, "blended": True, "ratio": 0.25})
+ORIGINS = ({}, {"exact": False}, {"exact": False, "ratio": 0.5}, {"exact": False, "blended": True, "ratio": 0.25})
 
 
 class WritingRules(ReadingRules):

@@ -20,8 +20,8 @@ def member(hub):
 def store_blended(member):
     """What a blended request leaves: its own beginning, the blended part, and what was computed behind that."""
     member.store(PROMPT, EXACT)
-    member.store(PROMPT, BLENDED, generation=1, blended=True, ratio=0.15)
-    member.store(PROMPT, BEHIND, generation=1, ratio=0.15)
+    member.store(PROMPT, BLENDED, exact=False, blended=True, ratio=0.15)
+    member.store(PROMPT, BEHIND, exact=False, ratio=0.15)
     return member
 
 
@@ -77,10 +77,10 @@ def test_exact_text_comes_before_settled_text(member):
 
 
 def test_it_is_stored_once_however_much_was_recomputed(member):
-    again = member.reserve(PROMPT, Span(40, 160), generation=1, blended=True, ratio=0.5)
+    again = member.reserve(PROMPT, Span(40, 160), exact=False, blended=True, ratio=0.5)
     assert again.lease is None and not len(again.span)
     more = np.concatenate([PROMPT, tokens(2, 32)])
-    assert member.reserve(more, Span(40, 192), generation=1, blended=True, ratio=0.5).span == Span(160, 192)
+    assert member.reserve(more, Span(40, 192), exact=False, blended=True, ratio=0.5).span == Span(160, 192)
 
 
 def test_settled_text_does_not_keep_exact_text_from_being_stored(member):
@@ -89,22 +89,21 @@ def test_settled_text_does_not_keep_exact_text_from_being_stored(member):
 
 def test_a_run_goes_on_as_what_it_is(member):
     longer = np.concatenate([PROMPT, tokens(2, 64)])
-    first = member.store(longer, Span(160, 192), generation=1, blended=True, ratio=0.15)
+    first = member.store(longer, Span(160, 192), exact=False, blended=True, ratio=0.15)
     for more in (
         {},
-        {"generation": 1},
-        {"generation": 2, "blended": True, "ratio": 0.15},
-        {"generation": 1, "blended": True, "ratio": 0.3},
+        {"exact": False},
+        {"exact": False, "blended": True, "ratio": 0.3},
     ):
         assert member.reserve(longer, Span(192, 224), run=first.run, **more).run != first.run
-    same = {"generation": 1, "blended": True, "ratio": 0.15}
+    same = {"exact": False, "blended": True, "ratio": 0.15}
     assert member.reserve(longer, Span(192, 224), run=first.run, **same).run == first.run
 
 
 def test_without_a_matcher_of_prefixes_nothing_blended_is_stored(make_hub):
     hub = make_hub()
     member = hub.join(namespace=namespace(matchers=(PluginChoice("rolling_hash", {"min_match_tokens": 16}),)))
-    assert member.reserve(PROMPT, BLENDED, generation=1, blended=True).lease is None
+    assert member.reserve(PROMPT, BLENDED, exact=False, blended=True).lease is None
     store_blended(member)
     assert all(match.moved or match.exact for match in member.lookup(PROMPT, settled=0.0).matches)
     hub.state.check_integrity()
@@ -120,7 +119,7 @@ def test_a_burst_of_blended_prompts_does_not_evict_the_text_that_they_reuse(make
     document = tokens(1, 8 * CHUNK)
     member.store(document)
     for seed in range(2, 32):
-        member.store(tokens(seed, 2 * CHUNK), generation=1, blended=True, ratio=0.15)
+        member.store(tokens(seed, 2 * CHUNK), exact=False, blended=True, ratio=0.15)
         hub.state.check_integrity()
     assert kinds(member.lookup(document)) == [(0, len(document), "exact")]
     # What nothing else needs is theirs.
@@ -131,7 +130,7 @@ def test_other_kv_evicts_blended_kv_down_to_a_share(make_hub):
     hub = make_hub(16)
     member = hub.join()
     for seed in range(8):
-        member.store(tokens(seed, 2 * CHUNK), generation=1, blended=True, ratio=0.15)
+        member.store(tokens(seed, 2 * CHUNK), exact=False, blended=True, ratio=0.15)
     assert blended_chunks(hub) == 16
     for seed in range(8, 48):
         member.store(tokens(seed, 2 * CHUNK))

@@ -28,7 +28,7 @@ class Clock:
 
 
 def state(name: str, asks: bool = False) -> Any:
-    terms, decision = SimpleNamespace(audit=asks), SimpleNamespace(ratio=0.15, generation=1)
+    terms, decision = SimpleNamespace(audit=asks), SimpleNamespace(ratio=0.15)
     return SimpleNamespace(
         id=name,
         audit=None,
@@ -153,7 +153,7 @@ def test_an_audited_request_waits_for_all_of_its_prompt_and_its_outcome_reaches_
         _, response = engine.side.ended(request, tuple(blocks.tolist() for blocks in job.blocks))
         assert response["blendhub"]["audit"] == {"agrees": False, "kl": 3.0, "tokens": 4, "agreed_tokens": 2}
         assert response["blendhub"]["hole_tokens"] == 0, "the rest of the prompt is no hole"
-        assert engine.side.loads.audits.take_records() == [AuditRecord(NAMESPACE.digest, 0.15, False, 3.0, 1, 0.9)]
+        assert engine.side.loads.audits.take_records() == [AuditRecord(NAMESPACE.digest, 0.15, False, 3.0, 0.9)]
         engine.step()
         assert engine.client.stats().namespaces[NAMESPACE.digest]["audit_disagreements"] == 1
 

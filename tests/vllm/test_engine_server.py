@@ -85,7 +85,6 @@ def test_a_response_tells_what_was_reused(server, texts):
         "moved_tokens": 0,
         "recomputed_tokens": 0,
         "hole_tokens": 0,
-        "generation": 0,
         "reason": "nothing of this prompt is stored",
     }
     assert server.ask([*texts.new(50), *document, *texts.new(9)]) == {
@@ -95,7 +94,6 @@ def test_a_response_tells_what_was_reused(server, texts):
         "moved_tokens": 400,
         "recomputed_tokens": 60,
         "hole_tokens": 50,
-        "generation": 1,
         "approximate_from": 50,
     }
 

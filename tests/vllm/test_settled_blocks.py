@@ -66,7 +66,7 @@ def serve(settled, cache, tokens, first=None, answer=(), ratio=0.15, least=None,
         one.append_output_token_ids(list(answer))
     cache.hashes.update(hashes.cached())
     if firsts:
-        settled.add(hashes.own(), hashes.cached(), min(firsts), min(ratios), 1)
+        settled.add(hashes.own(), hashes.cached(), min(firsts), min(ratios))
     return local, found.first_approximate if firsts and found else None
 
 
@@ -109,7 +109,7 @@ def test_up_to_a_block_that_was_evicted_blended_blocks_are_taken(settled, cache)
     hashes = RequestHashes(one)
     hashes.salt(4, BLOCK, 0)
     cache.hashes.update(hashes.cached())
-    settled.add(hashes.own(), hashes.cached(), 4, 0.15, 1)
+    settled.add(hashes.own(), hashes.cached(), 4, 0.15)
     cache.hashes.remove(one.block_hashes[3])
     assert serve(settled, cache, range(20)) == (12, 4)
 
@@ -119,10 +119,10 @@ def test_of_two_prefixes_the_one_of_which_more_is_cached_is_taken(settled, cache
     # Another request had more of its own, and was blended later in the prompt.
     two = RequestHashes(request(range(24)))
     two.salt(12, BLOCK, 0)
-    settled.add(two.own(), two.cached(), 12, 0.15, 1)
+    settled.add(two.own(), two.cached(), 12, 0.15)
     assert serve(settled, cache, range(24)) == (20, 4)
     cache.hashes.update(two.cached())
-    settled.add(two.own(), two.cached(), 12, 0.15, 1)
+    settled.add(two.own(), two.cached(), 12, 0.15)
     assert serve(settled, cache, range(24)) == (20, 12)
 
 

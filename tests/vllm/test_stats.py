@@ -88,10 +88,10 @@ def test_stats_add_up(parts):
 # In vLLM's own hands.
 
 AUDITED = [
-    AuditRecord("one", 0.15, True, 0.001, 1, 0.9),
-    AuditRecord("one", 0.11, False, 2.0, 1, 0.9),
-    AuditRecord("one", 0.5, True, 0.0, 2, 0.9),
-    AuditRecord("two", 0.0, True, 0.2, 1, 0.75),
+    AuditRecord("one", 0.15, True, 0.001, 0.9),
+    AuditRecord("one", 0.11, False, 2.0, 0.9),
+    AuditRecord("one", 0.5, True, 0.0, 0.9),
+    AuditRecord("two", 0.0, True, 0.2, 0.75),
 ]
 
 
@@ -181,7 +181,7 @@ def test_what_has_no_label_is_shown_from_the_start(metrics, registry):
 
 @needs_prometheus
 def test_promtool_complains_of_nothing_but_the_colon_that_all_of_vllm_s_metrics_have(metrics, registry):
-    metrics.observe(BlendHubStats.taken_from(Counter(refused_off=1, generation_1=1), audits=AUDITED).data)
+    metrics.observe(BlendHubStats.taken_from(Counter(refused_off=1), audits=AUDITED).data)
     metrics.observe({name: [0.1] for name in (*SECONDS, f"{FIRST_TOKEN}_none")})
     page = prometheus_client.generate_latest(registry).decode()
     page = re.sub(r"^.*vllm:blendhub_\w+_created.*\n", "", page, flags=re.M)
@@ -202,7 +202,7 @@ def test_vllm_s_log_tells_the_sum_of_an_interval(config):
     assert lines == [("KV Transfer metrics: %s", "load_seconds=0.75, refused_off=1, tokens_exact=7")]
 
 
-def test_audits_are_counted_by_namespace_ratio_and_generation_and_in_vllm_s_log_together(metrics, registry):
+def test_audits_are_counted_by_namespace_ratio_and_in_vllm_s_log_together(metrics, registry):
     stats = BlendHubStats()
     for one in AUDITED:
         stats = stats.aggregate(BlendHubStats.taken_from(Counter(tokens_moved=2), audits=[one]))
@@ -211,24 +211,22 @@ def test_audits_are_counted_by_namespace_ratio_and_generation_and_in_vllm_s_log_
     metrics.observe(msgspec.msgpack.decode(msgspec.msgpack.encode(stats.data)), 0)
     labels = {"model_name": "m", "engine": "0"}
     of = {
-        (namespace, band, generation): [
-            registry.get_sample_value(
-                f"vllm:blendhub_{name}", labels | {"namespace": namespace, "ratio": band, "generation": generation}
-            )
+        (namespace, band): [
+            registry.get_sample_value(f"vllm:blendhub_{name}", labels | {"namespace": namespace, "ratio": band})
             for name in ("audits_total", "audit_disagreements_total", "audit_kl_count", "audit_kl_sum")
         ]
-        for namespace, band, generation in (
-            ("one", "0.1-0.15", "1"),
-            ("one", "0.3-0.5", "2"),
-            ("two", "0", "1"),
-            ("two", "0.1-0.15", "1"),
+        for namespace, band in (
+            ("one", "0.1-0.15"),
+            ("one", "0.3-0.5"),
+            ("two", "0"),
+            ("two", "0.1-0.15"),
         )
     }
     assert of == {
-        ("one", "0.1-0.15", "1"): [2, 1, 2, 2.001],
-        ("one", "0.3-0.5", "2"): [1, 0, 1, 0.0],
-        ("two", "0", "1"): [1, 0, 1, 0.2],
-        ("two", "0.1-0.15", "1"): [None] * 4,
+        ("one", "0.1-0.15"): [2, 1, 2, 2.001],
+        ("one", "0.3-0.5"): [1, 0, 1, 0.0],
+        ("two", "0"): [1, 0, 1, 0.2],
+        ("two", "0.1-0.15"): [None] * 4,
     }
     assert registry.get_sample_value("vllm:blendhub_tokens_moved_total", labels) == 8
     for namespace, expected in (("one", 0.9), ("two", 0.75)):

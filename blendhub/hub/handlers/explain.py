@@ -7,8 +7,8 @@ from functools import partial
 from blendhub.client import wire
 from blendhub.contracts.transport import Buffer
 from blendhub.core.errors import InvalidInput
+from blendhub.core.spans import Match
 from blendhub.hub.handlers.base import DONE, Answer, Handlers
-from blendhub.hub.index.matched_tokens import MatchedTokens
 from blendhub.hub.index.namespace_index import NamespaceIndex, spans_of, whole_matches
 from blendhub.hub.leases.sessions import EngineEntry, Session
 from blendhub.hub.reports import ReportTable
@@ -54,12 +54,12 @@ class ExplainHandlers:
         return found
 
 
-async def _later(engine: EngineEntry, index: NamespaceIndex, matching: "asyncio.Future[MatchedTokens]") -> Answer:
+async def _later(engine: EngineEntry, index: NamespaceIndex, matching: "asyncio.Future[list[Match]]") -> Answer:
     return _previewed(engine, index, await matching)
 
 
-def _previewed(engine: EngineEntry, index: NamespaceIndex, matched: MatchedTokens) -> Answer:
-    found = index.cut_at_chunks(matched.matches, 0)
+def _previewed(engine: EngineEntry, index: NamespaceIndex, matches: Sequence[Match]) -> Answer:
+    found = index.cut_at_chunks(matches, 0)
     ready = [one for one in found if one.chunk.offset is not None]
     missing = [one for one in found if one.chunk.offset is None]
     exact = sum(one.end - one.start for one in found if one.match.exact)

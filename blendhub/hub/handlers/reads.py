@@ -7,9 +7,8 @@ from typing import NamedTuple
 
 from blendhub.client import wire
 from blendhub.contracts.transport import Buffer
-from blendhub.core.spans import Span
+from blendhub.core.spans import Match
 from blendhub.hub.handlers.base import DONE, Answer, Handler, Handlers
-from blendhub.hub.index.matched_tokens import MatchedTokens
 from blendhub.hub.index.namespace_index import Chunk, ChunkMatch, NamespaceIndex, spans_of, whole_matches
 from blendhub.hub.leases.read_leases import ReadLease
 from blendhub.hub.leases.sessions import Session
@@ -22,11 +21,11 @@ class Matched(NamedTuple):
     """The matches of a prompt."""
 
     searched: NamespaceIndex
-    tokens: MatchedTokens
+    matches: list[Match]
 
     def cut(self, skip_prefix: int) -> list[ChunkMatch]:
         """The chunks of the matches after ``skip_prefix``, as of now."""
-        return self.searched.cut_at_chunks(self.tokens.matches, skip_prefix)
+        return self.searched.cut_at_chunks(self.matches, skip_prefix)
 
 
 class ReadHandlers(Handlers):
@@ -41,13 +40,13 @@ class ReadHandlers(Handlers):
         index = self.state.find_index(session, message.variant)
         if index is None:
             return NOTHING
-        matched = index.queue.ask(partial(index.match, tokens, message.settled, message.max_generation), len(tokens))
+        matched = index.queue.ask(partial(index.match, tokens, message.settled), len(tokens))
         if isinstance(matched, asyncio.Future):
             return self._look_later(session, message, index, matched)
         return self._answer(session, message, Matched(index, matched))
 
     async def _look_later(
-        self, session: Session, message: wire.Lookup, index: NamespaceIndex, matched: "asyncio.Future[MatchedTokens]"
+        self, session: Session, message: wire.Lookup, index: NamespaceIndex, matched: "asyncio.Future[list[Match]]"
     ) -> Answer:
         tokens = await matched
         self.check_session(message)
@@ -61,7 +60,7 @@ class ReadHandlers(Handlers):
             if in_store_only:
                 in_arena = {found.chunk for found in cut} - in_store_only
                 return self._load_then_answer(session, message, matched, in_arena, in_store_only)
-        return self._found(session, message, cut, matched.tokens.too_old)
+        return self._found(session, message, cut)
 
     async def _load_then_answer(
         self,
@@ -81,12 +80,11 @@ class ReadHandlers(Handlers):
                 self.state.cache.unpin(chunk)
         self.check_session(message)
         # Cut again: chunks may have been dropped meanwhile.
-        return self._found(session, message, matched.cut(message.skip_prefix_n_tokens), matched.tokens.too_old)
+        return self._found(session, message, matched.cut(message.skip_prefix_n_tokens))
 
-    def _found(self, session: Session, message: wire.Lookup, cut: list[ChunkMatch], too_old: list[Span]) -> Answer:
+    def _found(self, session: Session, message: wire.Lookup, cut: list[ChunkMatch]) -> Answer:
         """The reply to a lookup, with a lease if requested; chunks that are only in the store are fetched."""
         self._count(cut)
-        self.counters.totals["tokens_too_old"] += sum(map(len, too_old))
         in_arena = [found for found in cut if found.chunk.offset is not None]
         missing = [found for found in cut if found.chunk.offset is None]
         lease = self._grant(session, in_arena) if message.acquire else None
@@ -97,7 +95,6 @@ class ReadHandlers(Handlers):
             expires_s=self.config.read_lease_s if lease else 0.0,
             pieces=lease.pieces if lease else (),
             on_the_way=spans_of(missing),
-            too_old=tuple(too_old[: wire.MOST_MATCHES]),
         )
 
     def _count(self, chunk_matches: list[ChunkMatch]) -> None:

@@ -29,10 +29,8 @@ class WriteHandlers(Handlers):
     async def _reserve(self, session: Session, message: wire.Reserve, payload: Sequence[Buffer]) -> Answer:
         tokens, namespace = self.read_tokens(payload), session.engine.namespace.with_variant(message.variant)
         check_reservation(tokens, message.span, namespace.slot_bytes, self.state.cache.arena)
-        if message.blended and not message.generation:
-            raise InvalidInput(
-                "a reservation is for exact or for blended KV, not for both: blended KV has a generation"
-            )
+        if message.blended and message.exact:
+            raise InvalidInput("a reservation is for exact or for blended KV, not for both")
         index = self.state.find_index(session, message.variant)
         start, run = message.span.start, None
         if index is None:
@@ -66,7 +64,7 @@ class WriteHandlers(Handlers):
         span: Span,
     ) -> WriteLease:
         """A write lease; while the arena or the index is full, waits for saves, for a moment."""
-        origin = Origin(message.generation, message.blended, message.ratio)
+        origin = Origin(message.exact, message.blended, message.ratio)
         give_up_at = self.clock() + WAIT_FOR_STORE_S
         while True:
             self.check_session(message)

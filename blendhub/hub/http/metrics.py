@@ -17,7 +17,6 @@ COUNTERS: Mapping[str, str] = MappingProxyType(
         "tokens_exact": "Tokens found at the same position after the same tokens",
         "tokens_settled": "Tokens found after the same tokens, whose KV was blended before or computed behind such KV",
         "tokens_moved": "Tokens found at another position or after other tokens",
-        "tokens_too_old": "Tokens stored too many moves from exact KV for an engine's max_generation",
         "evictions": "Chunks that left the arena to make room",
         "forgotten_chunks": "Evicted chunks that no store had, and that are no longer matchable",
         "index_evictions": "Chunks that were dropped because the index took too much memory beyond its KV",

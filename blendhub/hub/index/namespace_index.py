@@ -15,11 +15,10 @@ import numpy as np
 from blendhub.contracts import Matcher, RunKey
 from blendhub.core.errors import BlendHubError, InvalidInput
 from blendhub.core.layout import Namespace
-from blendhub.core.spans import MOST_GENERATION, Match, Span, gaps, join_spans
+from blendhub.core.spans import Match, Span, combine, gaps, join_spans
 from blendhub.core.tokens import Tokens
 from blendhub.framework.host import PluginHost
 from blendhub.hub.index.match_queues import MatchQueue, MatchThreads
-from blendhub.hub.index.matched_tokens import MatchedTokens, combined
 from blendhub.hub.index.settled import SettledMatches
 from blendhub.hub.limits import MOST_CHUNKS
 
@@ -51,16 +50,12 @@ class Chunk:
 class Origin(NamedTuple):
     """How the KV of a run came about."""
 
-    generation: int = 0
-    """0: nothing before or in the run was blended."""
+    exact: bool = True
+    """Whether nothing before or in the run was blended."""
     blended: bool = False
     """Whether the run itself was blended, and so is of use behind its whole prefix only. Other KV may be moved."""
     ratio: float = 0.0
     """The share that was recomputed when inexact KV, or KV before it, was blended."""
-
-    @property
-    def exact(self) -> bool:
-        return self.generation == 0
 
 
 class Run:
@@ -215,18 +210,16 @@ class NamespaceIndex:
                 return chunk
         return None
 
-    def match(
-        self, tokens: Tokens, settled: float | None = None, max_generation: int = MOST_GENERATION
-    ) -> MatchedTokens:
+    def match(self, tokens: Tokens, settled: float | None = None) -> list[Match]:
         """The matches of these tokens, of which ``cut_at_chunks`` leaves out evicted chunks. Part of a queue's work.
 
-        ``settled``: the least share that was recomputed in settled KV; None: none is found. ``max_generation``: reuse
-        of a match makes no KV of a higher one.
+        ``settled``: the least share that was recomputed in settled KV; None: none is found.
         """
         answers = [matcher.match(tokens) for matcher in self._matchers]
         if settled is not None:
             answers.append(self._settled.match(tokens, settled))
-        return combined(answers, self.runs, len(tokens), max_generation)
+        # A run may have been dropped since its matcher looked.
+        return combine([[match for match in answer if match.run in self.runs] for answer in answers])
 
     def cut_at_chunks(self, matches: Iterable[Match], skip_prefix: int = 0) -> list[ChunkMatch]:
         """The matches after ``skip_prefix``, cut at chunk borders; chunks that were dropped meanwhile are left out.
@@ -259,7 +252,7 @@ class NamespaceIndex:
         continue the run. ``blended``: settled is enough, however much of it was recomputed, so that one copy is kept.
         """
         reached = span.start
-        for match in self.match(tokens[: span.end], 0.0 if blended else None).matches:
+        for match in self.match(tokens[: span.end], 0.0 if blended else None):
             if not match.moved and match.span.start <= reached:
                 reached = max(reached, match.span.end)
         reached = min(reached, span.end)
@@ -306,7 +299,7 @@ class NamespaceIndex:
 
     def _store(self, run: Run, tokens: Tokens, span: Span, missing: list[Span]) -> None:
         for matcher in self._matchers_of(run.origin):
-            matcher.add(run.id, tokens, span, run.origin.generation == 0)
+            matcher.add(run.id, tokens, span, run.origin.exact)
         self._settled.add(run, tokens, span)
         run.note_tokens(tokens, span.end)
         for gap in missing:

@@ -17,7 +17,7 @@ import msgspec
 from blendhub.contracts import RunKey, SharedStore, Store, StoredRun
 from blendhub.core.errors import InvalidInput, StoreAway
 from blendhub.core.layout import Namespace
-from blendhub.core.spans import Generation, Span
+from blendhub.core.spans import Span
 from blendhub.core.tokens import Tokens
 from blendhub.hub.index.namespace_index import Chunk, Origin, Run, Saved
 from blendhub.hub.limits import MOST_WAITING_SAVES
@@ -34,13 +34,13 @@ class RunDescription(msgspec.Struct, frozen=True):
     """The data that the store keeps of a run besides its tokens."""
 
     namespace: Namespace
-    generation: Generation
+    exact: bool
     blended: bool = False
     ratio: float = 0.0
 
     @property
     def origin(self) -> Origin:
-        return Origin(self.generation, self.blended, self.ratio)
+        return Origin(self.exact, self.blended, self.ratio)
 
 
 class StoreWriter:

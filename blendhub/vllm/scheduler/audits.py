@@ -81,9 +81,7 @@ class Audits:
         if not state.is_sample or state.decision is None:
             return
         decision, expected = state.decision, self._settings.expected_agreement
-        self._records.append(
-            AuditRecord(self._namespace, decision.ratio, outcome.agrees, outcome.kl, decision.generation, expected)
-        )
+        self._records.append(AuditRecord(self._namespace, decision.ratio, outcome.agrees, outcome.kl, expected))
         self._unsent[outcome.agrees] += 1
         if warning := self._watch.note(outcome.agrees):
             log.warning("BlendHub: %s", warning)

@@ -46,7 +46,6 @@ def decide(
     ratio: float,
     usual_ratio: float,
     on_the_way: int = 0,
-    too_old: int = 0,
     n_positions: int | None = None,
     pace: Pace | None = None,
     has_scratch: bool = True,
@@ -56,9 +55,9 @@ def decide(
     ``blend``: moved text and settled KV may be used. ``holes``: what lies behind a hole may be used, and the hole be
     computed apart from the engine's own prefill; if not, only what continues vLLM's own cache without a gap can be
     used. ``ratio``: the share of moved text to recompute for this request; ``usual_ratio``: the share that the
-    operator set. ``on_the_way``: tokens that ``matches`` lacks, because they are still being read from the store;
-    ``too_old``: those that it lacks because of ``max_generation``. Keys that were stored for position ``n_positions``
-    or a later one cannot be moved; None: all can. ``pace``: how long recomputation takes; None: as long as computation.
+    operator set. ``on_the_way``: tokens that ``matches`` lacks, because they are still being read from the store. Keys
+    that were stored for position ``n_positions`` or a later one cannot be moved; None: all can. ``pace``: how long
+    recomputation takes; None: as long as computation.
     ``has_scratch``: whether there are blocks for the tokens that recomputation needs and vLLM does not keep.
     """
     # The last token is always left to the engine, which needs its logits.
@@ -85,9 +84,7 @@ def decide(
     reused = total(best.exact) + total(best.settled) + total(best.moved)
     is_enough = reused >= policy.min_reused_tokens
     if not is_enough:
-        refusal = _too_little(
-            matches, local, reused, policy, blend=blend, on_the_way=on_the_way, too_old=too_old, obstacle=refusal
-        )
+        refusal = _too_little(matches, local, reused, policy, blend=blend, on_the_way=on_the_way, obstacle=refusal)
     in_reach = len(reachable) if holes else len(_unbroken(reachable, local))
     for number, match in enumerate(reachable):
         if number >= in_reach:
@@ -125,7 +122,6 @@ def _too_little(
     *,
     blend: bool,
     on_the_way: int,
-    too_old: int,
     obstacle: Refusal | None,
 ) -> Refusal:
     """Why nothing is reused where only ``reused`` tokens could be."""
@@ -137,12 +133,6 @@ def _too_little(
         )
     if obstacle:
         return obstacle
-    if too_old:
-        return Refusal(
-            Why.TOO_OLD,
-            f"{too_old} tokens of this prompt are stored max_generation moves from exact KV, and are computed anew; "
-            f"{reused} others could be reused",
-        )
     if not matches and not local:
         return Refusal(Why.NOTHING_STORED, "nothing of this prompt is stored")
     if matches and not blend and not any(match.exact for match in matches):

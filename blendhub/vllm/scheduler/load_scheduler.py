@@ -302,7 +302,6 @@ class LoadScheduler:
             ratio=state.terms.ratio,
             usual_ratio=self._settings.recompute_ratio,
             on_the_way=state.found.on_the_way_tokens if state.found else 0,
-            too_old=sum(map(len, state.found.too_old)) if state.found else 0,
             n_positions=self._n_positions,
             pace=self._turns.pace(),
             has_scratch=has_scratch,

@@ -53,7 +53,6 @@ class PendingLookup:
         timeout_s: float,
         *,
         settled: float | None,
-        max_generation: int,
         skip_prefix: int = 0,
         waits_for_store: bool = True,
     ) -> None:
@@ -69,7 +68,6 @@ class PendingLookup:
             skip_prefix=skip_prefix,
             wait_s=timeout_s * STORE_SHARE if waits_for_store else 0.0,
             settled=settled,
-            max_generation=max_generation,
             timeout=timeout_s,
         )
         self._timeout_s = timeout_s
@@ -179,7 +177,6 @@ class Lookups:
         """``requests``: those of the engine, now and later."""
         self._executor = executor
         self._timeout_s = settings.lookup_timeout_s
-        self._max_generation = settings.max_generation
         self._wait_s = self._wait_left_s = settings.lookup_wait_ms / 1000
         """The seconds that a step may wait, and the seconds that are left of them."""
         self._requests = requests
@@ -203,7 +200,6 @@ class Lookups:
             state.tokens(),
             self._timeout_s,
             settled=state.terms.settled_ratio,
-            max_generation=self._max_generation,
             skip_prefix=local or 0,
             waits_for_store=waits_for_store,
         )

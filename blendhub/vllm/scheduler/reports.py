@@ -53,8 +53,6 @@ class Reports:
         self.counters.update(counts_of_load(decision, result))
         for name, seconds in times_of_load(decision, result).items():
             self.times.add(name, seconds)
-        if decision.generation and not result.error:
-            self.counters[f"generation_{decision.generation}"] += 1
 
     def first_token(self, reuse: str, seconds: float) -> None:
         self.times.add(f"{FIRST_TOKEN}_{reuse}", seconds)

@@ -10,7 +10,7 @@ from vllm.v1.request import Request
 
 from blendhub.client.wire import Found
 from blendhub.core.layout import Variant
-from blendhub.core.spans import MOST_GENERATION, Match, Span, join_spans
+from blendhub.core.spans import Match, Span, join_spans
 from blendhub.core.tokens import Tokens
 from blendhub.outcome.reasons import NotReused, Why
 from blendhub.outcome.report import AuditOutcome, Outcome, ReusedSpans
@@ -88,8 +88,6 @@ class RequestState:
         self._approximate_before: int | None = None
         """``first_approximate`` of what vLLM's own cache had, and of earlier loads: a preempted request may keep
         blended blocks."""
-        self._generation_before = 0
-        """The ``generation`` of that KV."""
         end = text_end(request)
         self.has_media = end is not None
         """Whether the prompt has images, sound or video."""
@@ -114,7 +112,7 @@ class RequestState:
         if settled and self.engine_tokens > settled.first_approximate:
             self.settled_span = Span(settled.first_approximate, self.engine_tokens)
             self.ratio = settled.ratio
-            self._approximate_before, self._generation_before = settled.first_approximate, settled.generation
+            self._approximate_before = settled.first_approximate
         self.is_scheduled = True
 
     def salt(self, first_approximate: int, block_size: int) -> None:
@@ -127,8 +125,6 @@ class RequestState:
         received_from = self.terms.received_from
         if received_from is not None and received_from < self.request.num_prompt_tokens:
             self._approximate_before, self.ratio = max(received_from, self.engine_tokens), 0.0
-            # The other engine's generation is not known, so KV that is computed behind it is not moved again.
-            self._generation_before = MOST_GENERATION
             self.salt(self._approximate_before, block_size)
 
     def bring(self, span: Span, *, is_whole: bool) -> None:
@@ -139,7 +135,7 @@ class RequestState:
 
     def look_up(self, lookup: "PendingLookup") -> None:
         assert self.stage is not Stage.LOADING
-        self._approximate_before, self._generation_before = self.first_approximate, self.generation
+        self._approximate_before = self.first_approximate
         self.end_lookup()
         self.found = self.choice = self.result = None
         self.lookup, self.stage = lookup, Stage.LOOKING_UP
@@ -169,7 +165,7 @@ class RequestState:
 
     def refuse(self, refusal: Refusal) -> None:
         assert self.stage is not Stage.LOADING
-        self._approximate_before, self._generation_before = self.first_approximate, self.generation
+        self._approximate_before = self.first_approximate
         self.refusal, self.stage = refusal, Stage.COMPUTING
         self.end_lookup()
 
@@ -217,12 +213,6 @@ class RequestState:
         if self.decision and self.stage in (Stage.LOADING, Stage.LOADED):
             firsts.append(self.decision.first_approximate)
         return min((first for first in firsts if first is not None), default=None)
-
-    @property
-    def generation(self) -> int:
-        """The generation of its KV from there on; 0 if it is exact."""
-        loaded = self.decision if self.stage in (Stage.LOADING, Stage.LOADED) else None
-        return max(self._generation_before, loaded.generation if loaded else 0)
 
     @property
     def blended(self) -> Span | None:
@@ -297,7 +287,6 @@ class RequestState:
             ),
             hole_tokens=result.holes if loaded else 0,
             sources=loaded.sources if loaded else (),
-            generation=self.generation,
             unused=tuple(self._unused(is_loaded=loaded is not None)),
             reason=result.error or self._reason(loaded),
             has_failed=bool(result.error),
@@ -323,7 +312,6 @@ class RequestState:
         if self.has_media:
             yield NotReused(Span(self.prompt_end, self.request.num_prompt_tokens), Why.REQUEST)
         yield from (NotReused(span, Why.ON_THE_WAY) for span in self.found.on_the_way)
-        yield from (NotReused(span, Why.TOO_OLD) for span in self.found.too_old)
         if not is_loaded:
             yield from (NotReused(match.span, why) for match in self.found.matches)
         yield from self.choice.unused if self.choice else ()

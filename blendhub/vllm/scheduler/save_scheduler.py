@@ -291,7 +291,7 @@ class SaveScheduler:
             tokens=request.tokens()[: span.end],
             span=span,
             variant=request.terms.variant,
-            generation=0 if kind == "exact" else request.generation,
+            exact=kind == "exact",
             blended=kind == "blended",
             ratio=0.0 if kind == "exact" else request.ratio,
             run=run,

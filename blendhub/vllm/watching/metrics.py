@@ -32,7 +32,6 @@ LABELLED: dict[str, tuple[str, str, str]] = {
     "refused_": ("requests_without_reuse", "reason", "Requests for which nothing was reused, by reason."),
     "saves_failed_": ("saves_failed", "reason", "Saves that failed, by error."),
     "reservations_failed_": ("reservations_failed", "reason", "Reservations of slots that failed, by error."),
-    "generation_": ("requests_by_generation", "generation", "Blended requests, by the generation of their KV."),
 }
 """The counters whose names end with a label: the beginning of the name, the metric, the label, the help text."""
 
@@ -87,7 +86,7 @@ class BlendHubMetrics(KVConnectorPromMetrics):
         self._expected = gauge(
             f"{PREFIX}expected_agreement_ratio", EXPECTED, [*labelnames, "namespace"], multiprocess_mode="mostrecent"
         )
-        of_audit = [*labelnames, "namespace", "ratio", "generation"]
+        of_audit = [*labelnames, "namespace", "ratio"]
         self._audits, self._disagreements = (
             counter(PREFIX + name, about, of_audit) for name, about in OF_AUDITS.items()
         )
@@ -118,7 +117,7 @@ class BlendHubMetrics(KVConnectorPromMetrics):
 
     def _observe_audit(self, audit: AuditRecord, labels: list[object]) -> None:
         self._expected.labels(*labels, audit.namespace).set(audit.expected)
-        labels = [*labels, audit.namespace, ratio_band(audit.ratio), str(audit.generation)]
+        labels = [*labels, audit.namespace, ratio_band(audit.ratio)]
         self._audits.labels(*labels).inc()
         # Zero, too: a share can be taken of a series only if it is there.
         self._disagreements.labels(*labels).inc(not audit.agrees)

@@ -76,7 +76,6 @@ class AuditRecord(NamedTuple):
     ratio: float
     agrees: bool
     kl: float
-    generation: int
     expected: float
     """The engine's ``expected_agreement``."""
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from blendhub import PluginHost
 from blendhub.core.layout import DEFAULT_MATCHERS
-from blendhub.core.spans import Span, gaps, generation_of
+from blendhub.core.spans import Span, gaps
 from blendhub.hub.config import HubConfig
 from blendhub.hub.embedded import HubInThread
 from blendhub.vllm.settings import ReusePolicy
@@ -157,10 +157,10 @@ def serve(engine, prompt, matches):
         if gap.end <= approximate:
             store(gap)
         elif gap.end == len(prompt) or len(gap) >= MIN_SAVED_TOKENS:
-            store(gap, generation=generation_of(matches))
+            store(gap, exact=False)
     moved = [match.span for match in matches if match.moved]
     if moved:
-        store(Span(moved[0].start, moved[-1].end), generation=generation_of(matches), blended=True)
+        store(Span(moved[0].start, moved[-1].end), exact=False, blended=True)
 
 
 def test_stretches_are_as_short_as_engines_store_them():

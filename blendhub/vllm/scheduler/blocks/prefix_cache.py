@@ -100,7 +100,6 @@ class _Block(NamedTuple):
     """The hash of the block before, if there is one."""
     first_approximate: int
     ratio: float
-    generation: int
 
 
 class Settled(NamedTuple):
@@ -111,8 +110,6 @@ class Settled(NamedTuple):
     """The position of the first token whose KV is not what the model alone computes."""
     ratio: float
     """The least share of moved text that was recomputed in it."""
-    generation: int
-    """The highest of its blocks."""
 
 
 class SettledBlocks:
@@ -140,7 +137,7 @@ class SettledBlocks:
     def remember(self, state: "RequestState") -> None:
         """Remember the blended blocks that vLLM has of a request, or will have, or what was generated behind them."""
         if state.first_approximate is not None:
-            self.add(state.hashes.own(), state.hashes.cached(), state.first_approximate, state.ratio, state.generation)
+            self.add(state.hashes.own(), state.hashes.cached(), state.first_approximate, state.ratio)
 
     def add(
         self,
@@ -148,13 +145,12 @@ class SettledBlocks:
         hashes: Sequence[BlockHash],
         first_approximate: int,
         ratio: float,
-        generation: int,
     ) -> None:
         """Note that vLLM has blocks, or will have them, under these hashes in place of the own ones."""
         for at, (mine, salted) in enumerate(zip(own, hashes, strict=True)):
             if mine == salted:
                 continue
-            block = _Block(salted, hashes[at - 1] if at else None, first_approximate, ratio, generation)
+            block = _Block(salted, hashes[at - 1] if at else None, first_approximate, ratio)
             known = self._blocks.pop(mine, None)
             self._blocks[mine] = known if known and known[:2] == block[:2] else block
         while len(self._blocks) > self._most:
@@ -190,10 +186,9 @@ class SettledBlocks:
                 continue
             if found and len(found[-1].hashes) == at and block.before == found[-1].hashes[-1]:
                 found[-1].hashes.append(block.hash)
-                ratio, generation = min(found[-1].ratio, block.ratio), max(found[-1].generation, block.generation)
-                found[-1] = found[-1]._replace(ratio=ratio, generation=generation)
+                found[-1] = found[-1]._replace(ratio=min(found[-1].ratio, block.ratio))
             elif block.before == (own[at - 1] if at else None):
-                found.append(Settled([*own[:at], block.hash], block.first_approximate, block.ratio, block.generation))
+                found.append(Settled([*own[:at], block.hash], block.first_approximate, block.ratio))
         return found
 
 

@@ -11,7 +11,7 @@ from typing import NamedTuple, cast
 from blendhub.contracts import RunKey
 from blendhub.core.layout import KVLayout, Namespace
 from blendhub.core.plugin_choice import PluginChoice
-from blendhub.core.spans import Match, Span, gaps, generation_of
+from blendhub.core.spans import Match, Span, gaps
 from blendhub.core.tokens import Tokens
 from blendhub.framework.host import PluginHost
 from blendhub.hub.index.match_queues import MatchThreads
@@ -69,7 +69,7 @@ class Replay:
 
     def play(self, tokens: Tokens, place: Place) -> tuple[Reused, list[Match]]:
         """Look a prompt up as an engine would, and store what is new in it."""
-        matches = self.index.match(tokens, 0.0).matches
+        matches = self.index.match(tokens, 0.0)
         chunks = dict.fromkeys(part.chunk for part in self.index.cut_at_chunks(matches))
         # While an engine reads them, they are not evicted.
         for chunk in chunks:
@@ -92,15 +92,14 @@ class Replay:
         """Store what is computed, and what is blended, as engines do."""
         n = len(tokens)
         approximate = next((match.span.start for match in matches if not match.exact), n)
-        behind = Origin(generation_of(matches))
         for gap in gaps(Span(0, n), (match.span for match in matches)):
             if gap.end <= approximate:
                 self._store_run(tokens, gap, Origin(), place)
             elif gap.end == n or len(gap) >= MIN_SAVED_TOKENS:
-                self._store_run(tokens, gap, behind, place)
+                self._store_run(tokens, gap, Origin(exact=False), place)
         moved = [match.span for match in matches if match.moved]
         if moved:
-            blended = Origin(behind.generation, blended=True)
+            blended = Origin(exact=False, blended=True)
             self._store_run(tokens, Span(moved[0].start, moved[-1].end), blended, place)
 
     def _store_run(self, tokens: Tokens, span: Span, origin: Origin, place: Place) -> None:
