@@ -96,6 +96,15 @@ def test_a_process_is_believed_to_map_the_arena_only_if_it_does(hub):
         onlooker.ask(wire.Mapped, nonce=view.name.nonce, mapping=view.mapping)
 
 
+def test_a_rank_that_has_not_mapped_the_arena_commits_nothing(hub):
+    """Its slots hold the bytes of earlier chunks: perhaps KV of another namespace."""
+    member = hub.join(maps=False)
+    reserved = member.reserve(tokens(1, CHUNK))
+    with pytest.raises(InvalidInput, match="has not mapped the arena"):
+        member.commit(reserved)
+    assert not member.lookup(tokens(1, CHUNK)).matches
+
+
 def test_a_mapping_belongs_to_one_session(hub):
     """Else a process's slots would stay in quarantine for as long as another process maps the arena."""
     honest, hostile = hub.join(), hub.join("hostile", maps=False)

@@ -127,6 +127,7 @@ def test_a_message_above_the_largest_is_sent_by_no_client_and_taken_from_none(ru
         submit(connection, "", [bytes(frames.MOST_BYTES)])
     header = frames.encode(1, frames.REQUEST, 7, time.monotonic() + 30, [b""])[0][: frames.HEADER_BYTES - 8]
     with socket.socket(socket.AF_UNIX) as hostile:
+        hostile.settimeout(10)
         hostile.connect(path)
         hostile.sendall(bytes(header) + (2**40).to_bytes(8, "little"))
         reply = b""
