@@ -19,7 +19,7 @@ DOCS = Path(__file__).parent.parent / "docs"
 
 def test_what_is_printed_is_a_configuration_that_serves(tmp_path, capsys):
     file = tmp_path / "hub.toml"
-    file.write_text('arena_gib = 2\nread_lease_s = 5\nstore = {options = {path = "/x", capacity_gib = 1.5}}\n')
+    file.write_text('arena_gib = 2\nsilence_s = 5\nstore = {options = {path = "/x", capacity_gib = 1.5}}\n')
     flags = ["--endpoint", "ipc:///a/b", "--arena-gib", "0.5", "--store", "/y"]
     assert main(["serve", "--config", str(file), *flags, "--print-config"]) == 0
     printed = capsys.readouterr().out
@@ -27,7 +27,7 @@ def test_what_is_printed_is_a_configuration_that_serves(tmp_path, capsys):
     assert load_config(file) == HubConfig(
         listen=(Listen(endpoint="ipc:///a/b"),),
         arena_gib=0.5,
-        read_lease_s=5,
+        silence_s=5,
         store=StoreChoice(options={"path": "/y", "capacity_gib": 1.5}),
     )
     assert main(["serve", "--config", str(file), "--print-config"]) == 0

@@ -1,6 +1,7 @@
 """The hub as a Python object, over any transport."""
 
 import contextlib
+import secrets
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -12,7 +13,7 @@ from blendhub.client import wire
 from blendhub.client.session import HubSession, PendingReply
 from blendhub.client.write_rights import WriteRight
 from blendhub.contracts import Segment
-from blendhub.core.errors import BlendHubError, HubError
+from blendhub.core.errors import BlendHubError, DeadlineExceeded, HubError
 from blendhub.core.layout import Variant
 from blendhub.core.spans import Span
 from blendhub.core.tokens import TokenBuffer, as_tokens
@@ -64,16 +65,17 @@ class HubClient(HubSession):
         The hub waits up to ``wait_s`` for what only its store has. ``settled``: the least share that was recomputed in
         settled KV; None: find none.
         """
+        lease = secrets.randbits(62) if acquire else None
         message = wire.Lookup(
             **self._ids(),
             variant=variant,
-            acquire=acquire,
+            lease=lease,
             skip_prefix_n_tokens=skip_prefix,
             wait_s=wait_s,
             settled=settled,
         )
         timeout = self._timeout + wait_s if timeout is None else timeout
-        return self._submit(wire.Found, message, [as_tokens(tokens).data], timeout)
+        return self._submit(wire.Found, message, [as_tokens(tokens).data], timeout, lease=lease)
 
     def release(self, lease: int) -> None:
         """End a read lease. Raises LeaseError if it had ended before: then what was read must not be used."""
@@ -87,8 +89,8 @@ class HubClient(HubSession):
     def reading(self, found: wire.Found) -> Iterator[tuple[Segment, ...]]:
         """The pieces of a lease, which is released at the end of the block.
 
-        Use what was read only after the block ended without an error: a lease that expired meanwhile raises
-        LeaseError at the end of the block, and the bytes may be another chunk's.
+        Use what was read only after the block ended without an error: a lease that ended meanwhile, with its session,
+        raises LeaseError at the end of the block, and the bytes may be another chunk's.
         """
         if found.lease is None:
             yield ()
@@ -125,7 +127,7 @@ class HubClient(HubSession):
         run: int | None = None,
     ) -> Reservation:
         """Slots for the KV of ``span``; the reply's span leaves out what is stored already, and may be empty."""
-        session, asked_at = self._session, self._clock()
+        session = self._session
         message = wire.Reserve(
             **self._ids(),
             variant=variant,
@@ -135,17 +137,19 @@ class HubClient(HubSession):
             ratio=ratio,
             run=run,
         )
-        answer = self._call(wire.Reserved, message, [as_tokens(tokens).data])
+        try:
+            answer = self._call(wire.Reserved, message, [as_tokens(tokens).data])
+        except DeadlineExceeded:
+            # The hub may have granted a lease that nobody would end: a new session begins without leases.
+            self._is_lost = True
+            raise
         right = None
         if answer.lease is not None:
             right = WriteRight(
                 lease=answer.lease,
-                number=answer.number,
                 epoch=session.epoch,
                 arena=session.arena.nonce,
                 end=answer.span.end,
-                # The hub counts from when it granted the lease, which was later.
-                deadline=asked_at + answer.expires_s,
             )
         return Reservation(answer.span, answer.run, right, answer.slots)
 

@@ -44,7 +44,11 @@ LEAVE_TIMEOUT_S = 1.0
 class PendingReply(Generic[R]):
     """The reply to a request, which may not have come yet."""
 
-    def __init__(self, owner: "HubSession", session: int | None, pending: Pending, expected: type[R]) -> None:
+    def __init__(
+        self, owner: "HubSession", session: int | None, pending: Pending, expected: type[R], lease: int | None
+    ) -> None:
+        """``lease``: the read lease that the request asks for."""
+        self._lease = lease
         self._owner = owner
         self._session = session
         self._pending = pending
@@ -62,6 +66,8 @@ class PendingReply(Generic[R]):
             reply = self._pending.result().message
         except BlendHubError as error:
             self._owner._notice(error, self._session)
+            if self._lease is not None and isinstance(error, DeadlineExceeded):
+                self._owner._abandoned.add(self._lease)
             raise
         if not isinstance(reply, self._expected):
             raise ProtocolError(f"the hub answered {type(reply).__name__} where {self._expected.__name__} was expected")
@@ -104,7 +110,7 @@ class HubSession:
         self._id = secrets.randbits(62)
         self._register: wire.Register | None = None
         self._registered: wire.Registered | None = None
-        self._rights = WriteRights(clock)
+        self._rights = WriteRights()
         self._closed = threading.Event()
         self._down = threading.Event()
         """Whether the hub does not answer, or does not know this session: then requests fail without waiting."""
@@ -118,8 +124,8 @@ class HubSession:
         self.arena: ArenaView | None = None
         """The hub's arena, mapped; None before the first registration."""
         self.registrations = 0
-        self.kept_leases: set[int] = set()
-        """Read leases under which copies are under way: pings keep them."""
+        self._abandoned: set[int] = set()
+        """The leases of lookups whose replies did not come in time."""
 
     def register(self, engine: str, namespace: Namespace, rank: int = -1) -> None:
         """Join an engine, whose requests without LoRA and salt have this namespace. Raises if the hub does not answer.
@@ -235,8 +241,10 @@ class HubSession:
         timeout: float | None = None,
         *,
         probing: bool = False,
+        lease: int | None = None,
     ) -> PendingReply[R]:
-        """Send a request. ``probing``: even while the hub is known not to answer."""
+        """Send a request. ``probing``: even while the hub is known not to answer. ``lease``: the read lease that it
+        asks for."""
         if not probing:
             self.check_up()
         session = message.session if isinstance(message, wire.FromSession) else None
@@ -245,7 +253,7 @@ class HubSession:
         except BlendHubError as error:
             self._notice(error, session)
             raise
-        return PendingReply(self, session, pending, expected)
+        return PendingReply(self, session, pending, expected, lease)
 
     def _call(self, expected: type[R], message: Any, payload: Sequence[Buffer] = ()) -> R:
         return self._submit(expected, message, payload).result()
@@ -262,8 +270,10 @@ class HubSession:
 
     def _ping(self) -> None:
         ended = self._rights.to_acknowledge()
-        ping = wire.Ping(**self._ids(), acknowledged=ended, reading=tuple(self.kept_leases.copy()))
+        abandoned = tuple(self._abandoned.copy())
+        ping = wire.Ping(**self._ids(), acknowledged=ended, abandoned=abandoned[: wire.MOST_ITEMS])
         answer = self._submit(wire.Pong, ping, probing=True).result()
+        self._abandoned.difference_update(ping.abandoned)
         self._rights.acknowledged(ended)
         self._rights.revoke(answer.revoked)
 
@@ -285,7 +295,7 @@ class HubSession:
             except InvalidInput:
                 self.arena = None  # mapped anew with the next registration
                 raise
-            self._rights.begin_session(answer.epoch, answer.arena.nonce, may.first, may.granted, may.longest_lease_s)
+            self._rights.begin_session(answer.epoch, answer.arena.nonce, may.first, may.granted)
         self._is_lost = False
         self.registrations += 1
         self._down.clear()

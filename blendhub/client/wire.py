@@ -20,7 +20,7 @@ from blendhub.core.spans import Id, Match, Position, Span
 from blendhub.outcome.report import MOST_REPORTS, PromptReport, RequestName
 from blendhub.system.processes import ProcessId
 
-WIRE_VERSION = 9
+WIRE_VERSION = 10
 
 Seconds = Annotated[float, Meta(ge=0, le=3600)]
 Ratio = Annotated[float, Meta(ge=0, le=1)]
@@ -78,12 +78,12 @@ class Unregister(FromSession, frozen=True):
 
 
 class Ping(FromSession, frozen=True):
-    """Keep the session alive."""
+    """Keep the session alive, and with it all of its leases."""
 
     acknowledged: Annotated[tuple[Id, ...], Meta(max_length=MOST_ITEMS)] = ()
     """Revoked write leases under which this process will not write again."""
-    reading: Annotated[tuple[Id, ...], Meta(max_length=MOST_ITEMS)] = ()
-    """Read leases of this session under which copies are under way: they hold for another term from now on."""
+    abandoned: Annotated[tuple[Id, ...], Meta(max_length=MOST_ITEMS)] = ()
+    """The leases of lookups whose replies did not come in time: they end, where they were granted."""
 
 
 class Mapped(FromSession, frozen=True):
@@ -95,12 +95,13 @@ class Mapped(FromSession, frozen=True):
 
 
 class Lookup(InNamespace, frozen=True):
-    """Find what is stored of these tokens. With ``acquire``, take a read lease on what is in the arena.
+    """Find what is stored of these tokens. With ``lease``, take a read lease on what is in the arena.
 
     What only the store has is fetched into the arena; the reply waits for that up to ``wait_s``.
     """
 
-    acquire: bool = True
+    lease: Id | None = None
+    """The id of the lease, which the client has drawn at random."""
     skip_prefix_n_tokens: Position = 0
     wait_s: Seconds = 0.0
     settled: Ratio | None = None
@@ -226,7 +227,6 @@ class MayWrite(Message, frozen=True):
 
     first: Id
     granted: tuple[Id, ...]
-    longest_lease_s: Seconds
 
 
 class Done(Message, frozen=True):
@@ -243,7 +243,6 @@ class Found(Message, frozen=True):
 
     matches: tuple[Match, ...] = ()
     lease: Id | None = None
-    expires_s: Seconds = 0.0
     pieces: tuple[Segment, ...] = ()
     """The parts of the matches that lie in one chunk each, and where the shards of rank 0 are."""
     on_the_way: FoundSpans = ()
@@ -260,9 +259,7 @@ class Reserved(Message, frozen=True):
     span: Span
     run: Id | None = None
     lease: Id | None = None
-    number: Id = 0
     slots: tuple[Slot, ...] = ()
-    expires_s: Seconds = 0.0
 
 
 class Explained(Message, frozen=True):

@@ -51,10 +51,6 @@ class HubConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     store: Annotated[
         StoreChoice | None, Meta(description="keeps KV beyond memory and restarts; none: KV is in memory only")
     ] = None
-    read_lease_s: Annotated[Positive, Meta(description="how long an engine may read what a lookup found")] = 60.0
-    write_lease_s: Annotated[Positive, Meta(description="how long an engine may take to write what it reserved")] = (
-        120.0
-    )
     silence_s: Annotated[
         Positive,
         Meta(description="a session that sends nothing for so long ends; clients ping five times as often"),

@@ -84,13 +84,13 @@ class HubService(Service):
         self.state.peer_left(peer)
 
     def tick(self) -> None:
-        self.state.expire(self._clock(), self._config.silence_s)
+        self.state.end_silent(self._clock(), self._config.silence_s)
 
     def close(self) -> None:
         self._watch.close()
 
     def stats(self) -> wire.HubStats:
-        return collect_stats(self.state, self._tier, self.counters, self._follower)
+        return collect_stats(self.state, self._tier, self.counters, self._clock(), self._follower)
 
     async def forget(self, message: wire.Forget, payload: Sequence[Buffer] = ()) -> Answer:
         """Delete what all requests with a cache salt stored."""

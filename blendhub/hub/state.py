@@ -2,7 +2,7 @@
 
 import itertools
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from blendhub.client.wire import Register
 from blendhub.contracts.transport import Peer
@@ -10,10 +10,10 @@ from blendhub.core.errors import InvalidInput
 from blendhub.core.layout import Variant
 from blendhub.core.spans import Span
 from blendhub.core.tokens import Tokens
-from blendhub.hub.index.namespace_index import Chunk, ChunkMatch, NamespaceIndex, Origin, Run, Saved
+from blendhub.hub.index.namespace_index import Chunk, NamespaceIndex, Origin, Run, Saved
 from blendhub.hub.index.table import IndexTable
 from blendhub.hub.index_limit import IndexLimit
-from blendhub.hub.leases.read_leases import ReadLease, ReadLeases
+from blendhub.hub.leases.read_leases import ReadLeases
 from blendhub.hub.leases.sessions import Session, SessionTable
 from blendhub.hub.leases.write_leases import WriteLease, WriteLeases
 from blendhub.hub.memory.cache import Cache, slot_bytes
@@ -33,10 +33,7 @@ class HubState:
         self.index_limit = IndexLimit(indexes, cache, tier)
         self.ended_but_mapped: dict[int, Session] = {}
         """Sessions that ended, by id, whose mappings of the arena last: a process may still write through them."""
-        self._lease_numbers = itertools.count(1)
-
-    def next_lease_number(self) -> int:
-        return next(self._lease_numbers)
+        self._lease_ids = itertools.count(1)
 
     def find_index(self, session: Session, variant: Variant) -> NamespaceIndex | None:
         """The index of a namespace of the session's engine; None if nothing is stored there."""
@@ -51,7 +48,7 @@ class HubState:
         return self.sessions.add(secrets.randbits(62), message, peer, now)
 
     def attach(self, session: Session, mapping: int) -> tuple[int, tuple[int, ...]]:
-        """Let the session's process write; returns the number of the next lease, and the leases that it may write now.
+        """Let the session's process write; returns the id of the next lease, and the leases that it may write now.
 
         When one of these leases ends early, its slots wait for this process.
         """
@@ -65,12 +62,9 @@ class HubState:
             raise InvalidInput(f"mapping {mapping} belongs to another session; map the arena anew")
         session.mapping = mapping
         leases = self.writes.leases.all_of_engine(session.engine.name)
-        return self.next_lease_number(), tuple(lease.id for lease in leases if not lease.is_written_by(session.rank))
+        return next(self._lease_ids), tuple(lease.id for lease in leases if not lease.is_written_by(session.rank))
 
     # Reading.
-
-    def acquire(self, session: Session, chunk_matches: Sequence[ChunkMatch], deadline: float) -> ReadLease | None:
-        return self.reads.grant(secrets.randbits(62), session, deadline, chunk_matches)
 
     def release(self, session: Session, lease: int) -> None:
         self.reads.end(self.reads.leases.of_engine(lease, session.engine.name))
@@ -85,7 +79,7 @@ class HubState:
         span: Span,
         origin: Origin,
         run: Run | None,
-        deadline: float,
+        now: float,
     ) -> WriteLease | None:
         """A write lease on slots for a span that ``index`` lacks; None while the arena is full.
 
@@ -103,8 +97,7 @@ class HubState:
             or run in index.growing
         ):
             run = Run(self.indexes.new_run_id(), index, span.start, origin)
-        id, number = secrets.randbits(62), self.next_lease_number()
-        return self.writes.reserve(id, number, session, deadline, run, tokens, span)
+        return self.writes.reserve(next(self._lease_ids), session, now, run, tokens, span)
 
     def abort(self, session: Session, lease: int) -> None:
         """End a write lease. The session has stopped writing; the other ranks learn of it with their next pings."""
@@ -152,18 +145,18 @@ class HubState:
             if session.mapping is None or not self.cache.arena.is_mapped_by(session.mapping):
                 self._mapping_gone(session)
 
-    def acknowledge(self, session: Session, leases: Iterable[int]) -> None:
-        """Note that the session's process will not write under these revoked leases again."""
-        for lease in leases:
+    def ping(self, session: Session, acknowledged: Iterable[int], abandoned: Iterable[int]) -> None:
+        """Note that the session's process will not write under the ``acknowledged`` leases again, which were revoked,
+        and uses no ``abandoned`` read lease."""
+        for lease in acknowledged:
             session.revoked.discard(lease)
             self.writes.stop_waiting_for(session.id, lease)
+        for lease in abandoned:
+            if read := self.reads.leases.of_session(lease, session):
+                self.reads.end(read)
 
-    def expire(self, now: float, silence: float) -> None:
-        """End expired leases and silent sessions, and drop the indexes of namespaces that store nothing."""
-        for read in self.reads.leases.expired(now):
-            self.reads.end(read)
-        for write in self.writes.leases.expired(now):
-            self.revoke(write)
+    def end_silent(self, now: float, silence: float) -> None:
+        """End silent sessions, and drop the indexes of namespaces that store nothing."""
         for session in self.sessions.silent_since(now - silence):
             self.end_session(session, may_still_write=True)
         self._check_mappings(list(self.ended_but_mapped.values()))
@@ -223,6 +216,8 @@ class HubState:
         free = self.cache.arena.extents.free_extents()
         assert sum(size for _, size in free) == self.cache.arena.extents.free_bytes
         _check_tiled(sorted(owned + free), self.cache.arena.extents.size)
+        leases = [*self.reads.leases, *self.writes.leases]
+        assert all(lease.session in self.sessions for lease in leases), "a lease outlived its session"
         pins: dict[Chunk, int] = {}
         for lease in self.reads.leases:
             for chunk in lease.chunks:

@@ -10,14 +10,14 @@ STORED = ("variants", "runs", "chunks", "tokens")
 
 
 def collect_stats(
-    state: HubState, tier: StoreTier | None, counters: Counters, follower: Follower | None = None
+    state: HubState, tier: StoreTier | None, counters: Counters, now: float, follower: Follower | None = None
 ) -> HubStats:
     sums = state.indexes.sums()
     return HubStats(
         epoch=state.sessions.epoch,
         counters={**_totals(state, tier, counters), **_fleet_totals(follower)},
         gauges={
-            **_gauges(state, tier),
+            **_gauges(state, tier, now),
             **_fleet_gauges(follower),
             "chunks": sum(of_base["chunks"] for of_base in sums.values()),
             "matcher_bytes": sum(of_base["matcher_bytes"] for of_base in sums.values()),
@@ -45,7 +45,7 @@ def _totals(state: HubState, tier: StoreTier | None, counters: Counters) -> dict
     }
 
 
-def _gauges(state: HubState, tier: StoreTier | None) -> dict[str, float]:
+def _gauges(state: HubState, tier: StoreTier | None, now: float) -> dict[str, float]:
     arena, quarantined = state.cache.arena, state.writes.quarantined.values()
     return {
         "arena_bytes": arena.progress.goal,
@@ -58,6 +58,8 @@ def _gauges(state: HubState, tier: StoreTier | None) -> dict[str, float]:
         "engines": state.sessions.n_engines,
         "read_leases": len(state.reads.leases),
         "write_leases": len(state.writes.leases),
+        "oldest_read_lease_seconds": state.reads.leases.oldest_age(now),
+        "oldest_write_lease_seconds": state.writes.leases.oldest_age(now),
         "store_bytes": tier.store.nbytes if tier else 0,
         "store_waiting_chunks": tier.writer.waiting if tier else 0,
         "store_later_chunks": tier.writer.later if tier else 0,

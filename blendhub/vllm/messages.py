@@ -70,7 +70,7 @@ class LoadJob(msgspec.Struct, frozen=True):
     """The request's blocks in each block table that vLLM keeps for it, with those borrowed until it is loaded."""
     decision: Decision
     lease: int = 0
-    """The lease of the lookup. The scheduler's session keeps it; the workers release it once all ranks have copied."""
+    """The lease of the lookup. Workers release it when all ranks have copied; the scheduler does if the load fails."""
     epoch: int = 0
     """The epoch of the hub that gave the lease."""
     pieces: tuple[Segment, ...] = ()

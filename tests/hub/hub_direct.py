@@ -92,8 +92,9 @@ class Member:
         fields = {"session": self.registered.session, "epoch": self.registered.epoch, **fields}
         return self.hub.ask(kind(**fields), payload, self.peer)
 
-    def lookup(self, prompt: Tokens, **more: Any) -> wire.Found:
-        return self.ask(wire.Lookup, [prompt.tobytes()], **more)
+    def lookup(self, prompt: Tokens, acquire: bool = True, **more: Any) -> wire.Found:
+        lease = secrets.randbits(62) if acquire else None
+        return self.ask(wire.Lookup, [prompt.tobytes()], lease=lease, **more)
 
     def read(self, prompt: Tokens, variant: Variant = BASE, **more: Any) -> wire.Found:
         """Look up, and take a lease on what is found."""

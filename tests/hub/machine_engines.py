@@ -19,7 +19,7 @@ from blendhub.system.processes import ProcessId
 from tests.hub.direct_transport import DirectConnection, Line, connect
 from tests.hub.hub_direct import BASE, DirectHub, namespace, tokens
 
-LEASE_S, SILENCE_S = 10.0, 25.0
+SILENCE_S = 25.0
 MODELS = [namespace("a"), namespace("b", world_size=2)]
 SALT = "salt"
 VARIANTS = [BASE, Variant(cache_salt=SALT), Variant(lora="adapter")]
@@ -139,7 +139,7 @@ class HubRules(RuleBasedStateMachine):
     @initialize(stored=st.booleans(), n_slots=st.integers(8, 48))
     def start(self, stored: bool, n_slots: int) -> None:
         self.folder = tempfile.TemporaryDirectory()
-        config = HubConfig(read_lease_s=LEASE_S, write_lease_s=LEASE_S, silence_s=SILENCE_S)
+        config = HubConfig(silence_s=SILENCE_S)
         self.hub = DirectHub(config, n_slots, Path(self.folder.name) / "store" if stored else None)
         self.hub.service._watch.watch = lambda process: None  # the processes are made up
         self.engines: list[Engine] = []

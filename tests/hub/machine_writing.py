@@ -12,7 +12,7 @@ from blendhub.core.layout import Variant
 from blendhub.core.spans import Span
 from tests.hub.direct_transport import Line
 from tests.hub.hub_direct import BASE
-from tests.hub.machine_engines import LEASE_S, SALT, TEXT, TEXTS, VARIANT, WHICH, Engine, Job, Write
+from tests.hub.machine_engines import SALT, SILENCE_S, TEXT, TEXTS, VARIANT, WHICH, Engine, Job, Write
 from tests.hub.machine_reading import ReadingRules
 
 ORIGINS = ({}, {"exact": False}, {"exact": False, "ratio": 0.5}, {"exact": False, "blended": True, "ratio": 0.25})
@@ -149,10 +149,10 @@ class WritingRules(ReadingRules):
 
     @rule(which=WHICH, text=TEXT, other=TEXT)
     def write_too_late(self, which: int, text: int, other: int) -> None:
-        """A lease expires and other engines store, before its engine writes."""
+        """An engine's sessions end by silence and other engines store, before it writes."""
         slow, quick = self.an_engine(which), self.an_engine(which // 3)
         job = self.reserve_for(slow, TEXTS[text])
-        self.pass_time(LEASE_S + 1)
+        self.pass_time(SILENCE_S + 1)
         for engine in (quick, slow):
             for process in engine.processes:
                 process.keep_alive()
@@ -165,12 +165,12 @@ class WritingRules(ReadingRules):
 
     @rule(which=WHICH, text=TEXT, other=TEXT, times=st.integers(0, 2))
     def a_write_is_overtaken(self, which: int, text: int, other: int, times: int) -> None:
-        """A lease ends while a process writes under it."""
+        """A session ends by silence while a process writes."""
         slow, quick = self.an_engine(which), self.an_engine(which // 3)
         job = self.reserve_for(slow, TEXTS[text])
         if job:
             self.a_worker(which).begin(job)
-        self.pass_time(LEASE_S + 1)
+        self.pass_time(SILENCE_S + 1)
         for _ in range(times):
             for process in slow.processes:
                 process.keep_alive()

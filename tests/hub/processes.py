@@ -20,7 +20,6 @@ endpoint, store = sys.argv[1:3]
 config = HubConfig(
     arena_gib=float(sys.argv[3]),
     silence_s=float(sys.argv[4]),
-    write_lease_s=float(sys.argv[5]),
     listen=(Listen(endpoint=endpoint),),
     store=StoreChoice(options={"path": store, "capacity_gib": 0.05}) if store else None,
     metrics="",
@@ -45,13 +44,12 @@ class HubProcess:
         arena_gib: float = 0.01,
         store: Path | None = None,
         silence_s: float = 15.0,
-        write_lease_s: float = 120.0,
         within: Sequence[str] = (),
     ) -> None:
         """``within`` is a command that runs the hub's, such as one that gives it another ``/dev/shm``."""
         self._within = within
         self.endpoint = f"ipc://{folder}/hub.sock"
-        self._arguments = [self.endpoint, str(store or ""), str(arena_gib), str(silence_s), str(write_lease_s)]
+        self._arguments = [self.endpoint, str(store or ""), str(arena_gib), str(silence_s)]
         self.start()
 
     def start(self) -> None:

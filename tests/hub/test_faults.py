@@ -156,11 +156,10 @@ sys.stdin.read()
 """
 
 
-@pytest.mark.parametrize("trouble", ["its session ended", "its lease expired", "the hub was restarted"])
+@pytest.mark.parametrize("trouble", ["its session ended", "the hub was restarted"])
 def test_a_process_that_comes_late_writes_nothing(tmp_path, within, trouble):
     """Its slots may hold another text by now."""
-    lease_s = 1.0 if trouble == "its lease expired" else 120.0
-    hub = HubProcess(tmp_path, silence_s=1.0, write_lease_s=lease_s, arena_gib=4 * namespace().slot_bytes / 2**30)
+    hub = HubProcess(tmp_path, silence_s=1.0, arena_gib=4 * namespace().slot_bytes / 2**30)
     with HubClient(hub.endpoint) as client:
         late = run_python(LATE, hub.endpoint, within=within)
         assert late.stdout.readline() == "ready\n"
@@ -169,8 +168,6 @@ def test_a_process_that_comes_late_writes_nothing(tmp_path, within, trouble):
             until(lambda: client.stats().gauges["sessions"] == 0)
             os.kill(python_of(late), signal.SIGCONT)
             until(lambda: client.stats().gauges["sessions"] == 1)
-        elif trouble == "its lease expired":
-            time.sleep(2.0)
         else:
             hub.kill()
             hub.start()
@@ -301,11 +298,10 @@ def test_a_full_disk_is_said_once_and_counted_and_the_hub_goes_on(tmp_path, capl
         until(lambda: client.stats().counters["store_saves"] >= 3)
 
 
-def test_a_lease_that_ran_out_is_told_at_the_end_of_reading(tmp_path):
-    config = HubConfig(arena_gib=0.01, read_lease_s=0.3, metrics="")
-    with embedded_hub(config) as hub, hub.connect() as client:
+def test_a_lease_that_ended_with_its_session_is_told_at_the_end_of_reading():
+    with embedded_hub(HubConfig(arena_gib=0.01, metrics="")) as hub, hub.connect() as client:
         client.register("e", namespace(), rank=0)
         store(client, tokens(1, 96))
         found = client.lookup(tokens(1, 96))
         with pytest.raises(LeaseError, match="must not be used"), client.reading(found):
-            time.sleep(0.8)
+            client._join()

@@ -50,7 +50,7 @@ class SlowNamespace:
 
     def start(self, prompt=LONG, registered=None, peer=b"peer"):
         ids = {"session": registered.session, "epoch": registered.epoch} if registered else self.ids()
-        return asyncio.ensure_future(self.ask(wire.Lookup(**ids, acquire=False), prompt.tobytes(), peer=peer))
+        return asyncio.ensure_future(self.ask(wire.Lookup(**ids), prompt.tobytes(), peer=peer))
 
     async def until_it_waits(self):
         while not self.begun.is_set():

@@ -39,32 +39,47 @@ def test_a_lease_ends_once_and_only_for_its_owner(hub):
         other.commit(reserved)
 
 
-def test_a_session_keeps_its_read_leases_with_its_pings_and_no_other_s(make_hub):
-    hub = make_hub(read_lease_s=10, silence_s=1000)
-    member, other, text = hub.join(), hub.join("other"), tokens(1, 64)
-    member.store(text)
-    kept, left = member.lookup(text), member.lookup(text)
-    hub.now += 6
-    member.ask(wire.Ping, reading=(kept.lease, 7))
-    other.ask(wire.Ping, reading=(left.lease,))
-    hub.now += 6
-    hub.service.tick()
-    member.ask(wire.Release, lease=kept.lease)
-    with pytest.raises(LeaseError, match="does not hold"):
-        member.ask(wire.Release, lease=left.lease)
-
-
-def test_expired_leases_end(make_hub):
-    hub = make_hub(read_lease_s=10, write_lease_s=10, silence_s=1000)
+def test_leases_last_as_long_as_their_session_pings(make_hub):
+    hub = make_hub(silence_s=15)
     member, text = hub.join(), tokens(1, 64)
     member.store(text)
     found, reserved = member.lookup(text), member.reserve(tokens(2, 64))
-    hub.now += 11
+    for _ in range(100):
+        hub.now += 10
+        member.ask(wire.Ping)
+        hub.service.tick()
+    ages = hub.service.stats().gauges
+    assert ages["oldest_read_lease_seconds"] == ages["oldest_write_lease_seconds"] == 1000, "a leak shows"
+    member.ask(wire.Release, lease=found.lease)
+    member.commit(reserved)
+    found, reserved = member.lookup(text), member.reserve(tokens(3, 64))
+    hub.now += 16
     hub.service.tick()
+    assert len(hub.state.reads.leases) == len(hub.state.writes.leases) == 0
+    member.join()
     for kind, lease in ((wire.Release, found.lease), (wire.Abort, reserved.lease)):
         with pytest.raises(LeaseError, match="must not be used"):
             member.ask(kind, lease=lease)
     hub.state.check_integrity()
+
+
+def test_a_lookup_that_was_given_up_leaves_no_lease(hub):
+    member, other, text = hub.join(), hub.join("other"), tokens(1, 64)
+    member.store(text)
+    found = member.lookup(text)
+    other.ask(wire.Ping, abandoned=(found.lease, 7))
+    assert len(hub.state.reads.leases) == 1, "another session's"
+    member.ask(wire.Ping, abandoned=(found.lease, 7))
+    assert len(hub.state.reads.leases) == 0
+    hub.state.check_integrity()
+
+
+def test_two_lookups_with_one_lease_are_refused(hub):
+    member, text = hub.join(), tokens(1, 64)
+    member.store(text)
+    found = member.lookup(text)
+    with pytest.raises(InvalidInput, match="holds already"):
+        member.ask(wire.Lookup, [text.tobytes()], lease=found.lease)
 
 
 def test_a_dead_rank_ends_the_writes_of_its_engine(hub):

@@ -71,7 +71,7 @@ def test_a_plan_survives_the_way_to_workers_in_other_processes():
     plan = StepPlan(HubPlace(HubAddress("ipc:///x", PluginChoice("unix", {"max_pending": 9})), space), budget=64)
     tokens, variant = np.arange(12, dtype=np.uint32), Variant("adapter", "salt")
     plan.loads.append(LoadJob("r", variant, tokens, (blocks,), decision, 7, 8, (Segment(Span(2, 12), 64, 3, 40),)))
-    right = WriteRight(5, 6, 7, "nonce", 8, 9.5)
+    right = WriteRight(5, 7, "nonce", 8)
     plan.saves.append(SaveJob("r", right, (Slot(Span(0, 8), 64),), Span(3, 8), (blocks,)))
     plan.cancelled.add("gone")
     plan.ending.add("done")

@@ -51,7 +51,7 @@ class Hub:
 
 
 def right_to(lease, end):
-    return WriteRight(lease=lease, number=lease, epoch=1, arena="", end=end, deadline=1e9)
+    return WriteRight(lease=lease, epoch=1, arena="", end=end)
 
 
 answers = st.tuples(

@@ -45,15 +45,16 @@ def test_a_lookup_is_sent_on_arrival_and_its_answer_is_kept(engine):
         assert engine.side.matched(request, 0) == (127, True)
 
 
-def test_an_expired_lease_causes_a_new_lookup():
-    with HubInThread(HubConfig(arena_gib=0.01, read_lease_s=0.3, metrics=""), HOST) as hub:
+def test_a_new_session_causes_a_new_lookup():
+    """The lease ended with the session before."""
+    with HubInThread(HubConfig(arena_gib=0.01, metrics=""), HOST) as hub:
         engine = PlayedEngine(hub)
         engine.serve("a", text(0, 96))
         request = engine.request("b", text(1, 32) + text(0, 96))
         engine.side.arrived(request)
         assert engine.side.matched(request, 0) == (127, True)
         lookup = engine.side._requests["b"].lookup
-        time.sleep(0.4)
+        engine.side.executor.registered._join()
         assert engine.side.matched(request, 0) == (127, True)
         assert engine.side._requests["b"].lookup is not lookup
         engine.close()

@@ -87,12 +87,11 @@ class ReadHandlers(Handlers):
         self._count(cut)
         in_arena = [found for found in cut if found.chunk.offset is not None]
         missing = [found for found in cut if found.chunk.offset is None]
-        lease = self._grant(session, in_arena) if message.acquire else None
+        lease = self._grant(session, message.lease, in_arena)
         self._load({found.chunk for found in missing})
         return wire.Found(
             matches=tuple(whole_matches(in_arena)),
             lease=lease.id if lease else None,
-            expires_s=self.config.read_lease_s if lease else 0.0,
             pieces=lease.pieces if lease else (),
             on_the_way=spans_of(missing),
         )
@@ -101,8 +100,8 @@ class ReadHandlers(Handlers):
         for found in chunk_matches:
             self.counters.totals[f"tokens_{fate_of(found.match)}"] += found.end - found.start
 
-    def _grant(self, session: Session, ready: list[ChunkMatch]) -> ReadLease | None:
-        lease = self.state.acquire(session, ready, self.clock() + self.config.read_lease_s)
+    def _grant(self, session: Session, id: int | None, ready: list[ChunkMatch]) -> ReadLease | None:
+        lease = None if id is None else self.state.reads.grant(id, session, self.clock(), ready)
         if lease and self.tier:
             self.tier.writer.reused(lease.chunks)
         return lease

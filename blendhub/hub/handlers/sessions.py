@@ -11,7 +11,7 @@ from blendhub.hub.leases.sessions import ProcessWatcher, Session
 
 PONG = wire.Pong()
 SHORTEST_PING_S = 0.01
-PINGS_PER_TERM = 5
+PINGS_PER_SILENCE = 5
 
 
 class SessionHandlers(Handlers):
@@ -34,7 +34,7 @@ class SessionHandlers(Handlers):
             session=session.id,
             epoch=self.state.sessions.epoch,
             arena=self.state.cache.arena.name,
-            ping_every_s=max(min(self.config.silence_s, self.config.read_lease_s) / PINGS_PER_TERM, SHORTEST_PING_S),
+            ping_every_s=max(self.config.silence_s / PINGS_PER_SILENCE, SHORTEST_PING_S),
         )
 
     def _unregister(self, session: Session, message: wire.Unregister, payload: Sequence[Buffer]) -> Answer:
@@ -42,8 +42,7 @@ class SessionHandlers(Handlers):
         return DONE
 
     def _ping(self, session: Session, message: wire.Ping, payload: Sequence[Buffer]) -> Answer:
-        self.state.acknowledge(session, message.acknowledged)
-        self.state.reads.extend(session, message.reading, self.clock() + self.config.read_lease_s)
+        self.state.ping(session, message.acknowledged, message.abandoned)
         return wire.Pong(revoked=tuple(session.revoked)) if session.revoked else PONG
 
     def _audited(self, session: Session, message: wire.Audited, payload: Sequence[Buffer]) -> Answer:
@@ -54,4 +53,4 @@ class SessionHandlers(Handlers):
         if message.nonce != self.state.cache.arena.name.nonce:
             raise InvalidInput("the mapped segment is not this hub's arena; map the one that Registered names")
         first, granted = self.state.attach(session, message.mapping)
-        return wire.MayWrite(first=first, granted=granted, longest_lease_s=self.config.write_lease_s)
+        return wire.MayWrite(first=first, granted=granted)

@@ -49,9 +49,7 @@ class WriteHandlers(Handlers):
             span=lease.span,
             run=lease.run.id,
             lease=lease.id,
-            number=lease.number,
             slots=lease.slots,
-            expires_s=self.config.write_lease_s,
         )
 
     async def _allocate(
@@ -68,13 +66,12 @@ class WriteHandlers(Handlers):
         give_up_at = self.clock() + WAIT_FOR_STORE_S
         while True:
             self.check_session(message)
-            deadline = self.clock() + self.config.write_lease_s
             full = ArenaFull(
                 f"every slot is being read, written or saved (the arena has {self.state.cache.arena.describe()}); try "
                 "again later, or give the hub a larger arena_gib"
             )
             try:
-                lease = self.state.reserve(session, index, tokens, span, origin, run, deadline)
+                lease = self.state.reserve(session, index, tokens, span, origin, run, self.clock())
             except ArenaFull as error:
                 lease, full = None, error
             if lease:

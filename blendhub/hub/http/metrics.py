@@ -46,6 +46,8 @@ GAUGES: Mapping[str, str] = MappingProxyType(
         "engines": "Engines of the registered processes",
         "read_leases": "Current leases to read",
         "write_leases": "Current leases to write",
+        "oldest_read_lease_seconds": "Age of the oldest lease to read; if it only grows, a client leaks leases",
+        "oldest_write_lease_seconds": "Age of the oldest lease to write; if it only grows, a client leaks leases",
         "store_bytes": "Bytes in the store",
         "store_waiting_chunks": "Chunks that wait to be saved",
         "store_later_chunks": "Chunks that are saved when the store is available again, unless they are evicted before",

@@ -1,8 +1,9 @@
 """Read leases: chunks that stay in their slots while an engine copies them."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from blendhub.contracts import Segment
+from blendhub.core.errors import InvalidInput
 from blendhub.core.spans import Span
 from blendhub.hub.index.namespace_index import ChunkMatch
 from blendhub.hub.leases.sessions import Session
@@ -14,8 +15,8 @@ from blendhub.hub.memory.cache import Cache
 class ReadLease(Lease):
     __slots__ = ("_chunk_matches", "chunks")
 
-    def __init__(self, id: int, session: Session, deadline: float, chunk_matches: Sequence[ChunkMatch]) -> None:
-        super().__init__(id, session, deadline)
+    def __init__(self, id: int, session: Session, now: float, chunk_matches: Sequence[ChunkMatch]) -> None:
+        super().__init__(id, session, now)
         self._chunk_matches = chunk_matches
         self.chunks = list(dict.fromkeys(found.chunk for found in chunk_matches))
 
@@ -32,24 +33,21 @@ class ReadLeases:
         self.leases: Leases[ReadLease] = Leases()
         self._cache = cache
 
-    def grant(
-        self, id: int, session: Session, deadline: float, chunk_matches: Sequence[ChunkMatch]
-    ) -> ReadLease | None:
-        """A lease on chunks, which are all in the arena; None for none. Raises Busy if the session has too many."""
+    def grant(self, id: int, session: Session, now: float, chunk_matches: Sequence[ChunkMatch]) -> ReadLease | None:
+        """A lease on chunks, which are all in the arena; None for none. Raises Busy if the session has too many, and
+        InvalidInput for an id that another lease has.
+        """
         if not chunk_matches:
             return None
         self.leases.check(session, MOST_READ_LEASES)
-        lease = ReadLease(id, session, deadline, chunk_matches)
+        if id in self.leases:
+            raise InvalidInput(f"lease {id} holds already; each lookup draws another id")
+        lease = ReadLease(id, session, now, chunk_matches)
         for chunk in lease.chunks:
             self._cache.pin(chunk)
             self._cache.policy.of(chunk).touch(chunk)
         self.leases.add(lease)
         return lease
-
-    def extend(self, session: Session, leases: Iterable[int], deadline: float) -> None:
-        """Extend leases of the session that hold; it copies under them, for longer than it was expected."""
-        for lease in leases:
-            self.leases.extend(lease, session.id, deadline)
 
     def end(self, lease: ReadLease) -> None:
         self.leases.end(lease)

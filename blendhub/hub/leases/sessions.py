@@ -52,6 +52,9 @@ class SessionTable:
     def __len__(self) -> int:
         return len(self._by_id)
 
+    def __contains__(self, id: int) -> bool:
+        return id in self._by_id
+
     def __iter__(self) -> Iterator[Session]:
         return iter(self._by_id.values())
 

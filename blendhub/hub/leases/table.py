@@ -1,6 +1,5 @@
-"""Leases: the right of a session to use slots until a deadline. Callers pass the time; nothing here reads a clock."""
+"""Leases: the right of a session to use slots for as long as the session lives."""
 
-import itertools
 from collections import Counter
 from collections.abc import Iterator
 from typing import Generic, TypeVar
@@ -12,15 +11,15 @@ T = TypeVar("T", bound="Lease")
 
 
 class Lease:
-    """The right to use named slots until a deadline. Subclasses name the slots and their use."""
+    """The right to use named slots until the lease or its session ends. Subclasses name the slots and their use."""
 
-    __slots__ = ("deadline", "engine", "id", "session")
+    __slots__ = ("engine", "granted_at", "id", "session")
 
-    def __init__(self, id: int, session: Session, deadline: float) -> None:
+    def __init__(self, id: int, session: Session, now: float) -> None:
         self.id = id
         self.session = session.id
         self.engine = session.engine.name
-        self.deadline = deadline
+        self.granted_at = now
 
 
 class Leases(Generic[T]):
@@ -38,8 +37,8 @@ class Leases(Generic[T]):
     def __iter__(self) -> Iterator[T]:
         return iter(self._by_id.values())
 
-    def __contains__(self, lease: T) -> bool:
-        return lease.id in self._by_id
+    def __contains__(self, id: int) -> bool:
+        return id in self._by_id
 
     def check(self, session: Session, most: int) -> None:
         """Raise Busy if a session has as many leases as it may have."""
@@ -50,14 +49,6 @@ class Leases(Generic[T]):
         self._by_id[lease.id] = lease
         self._by_engine.setdefault(lease.engine, {})[lease.id] = lease
         self._numbers[lease.session] += 1
-
-    def extend(self, id: int, session: int, deadline: float) -> None:
-        """Extend a lease of the session; nothing to do if it has ended."""
-        lease = self._by_id.get(id)
-        if lease and lease.session == session:
-            # Moved to the end, where the leases are that hold longest.
-            self._by_id[id] = self._by_id.pop(id)
-            lease.deadline = deadline
 
     def of_engine(self, id: int, engine: str) -> T:
         """The lease, if a session of that engine holds it."""
@@ -79,14 +70,20 @@ class Leases(Generic[T]):
     def all_of_engine(self, engine: str) -> list[T]:
         return list(self._by_engine.get(engine, {}).values())
 
-    def expired(self, now: float) -> list[T]:
-        # They all last equally long, so the first one that holds is followed by others that hold.
-        return list(itertools.takewhile(lambda lease: lease.deadline <= now, self))
+    def of_session(self, id: int, session: Session) -> T | None:
+        """The lease, if the session holds it."""
+        lease = self._by_id.get(id)
+        return lease if lease and lease.session == session.id else None
+
+    def oldest_age(self, now: float) -> float:
+        """How long the oldest lease has held; 0 without leases."""
+        oldest = next(iter(self), None)
+        return now - oldest.granted_at if oldest else 0.0
 
     def _found(self, id: int) -> T:
         try:
             return self._by_id[id]
         except KeyError:
             raise LeaseError(
-                f"lease {id} does not hold: it ended, expired or never existed; data read under it must not be used"
+                f"lease {id} does not hold: it or its session has ended; data read under it must not be used"
             ) from None

@@ -18,21 +18,18 @@ from blendhub.hub.stores.store_tier import StoreTier
 class WriteLease(Lease):
     """Slots for the next chunks of a run."""
 
-    __slots__ = ("committed", "number", "published", "run", "slots", "tokens")
+    __slots__ = ("committed", "published", "run", "slots", "tokens")
 
     def __init__(
         self,
         id: int,
-        number: int,
         session: Session,
-        deadline: float,
+        now: float,
         run: Run,
         tokens: Tokens,
         slots: tuple[Slot, ...],
     ) -> None:
-        super().__init__(id, session, deadline)
-        self.number = number
-        """The lease's number; later leases have larger numbers."""
+        super().__init__(id, session, now)
         self.run = run
         self.tokens = tokens
         self.slots = slots
@@ -82,9 +79,8 @@ class WriteLeases:
     def reserve(
         self,
         id: int,
-        number: int,
         session: Session,
-        deadline: float,
+        now: float,
         run: Run,
         tokens: Tokens,
         span: Span,
@@ -112,7 +108,7 @@ class WriteLeases:
         if 2 * len(kept) < len(tokens):
             # A view would keep all the tokens that the message brought.
             kept = as_tokens(kept.copy())
-        lease = WriteLease(id, number, session, deadline, run, kept, tuple(slots))
+        lease = WriteLease(id, session, now, run, kept, tuple(slots))
         self.leases.add(lease)
         run.index.growing.add(run)
         return lease

@@ -237,7 +237,7 @@ class LoadScheduler:
     def loaded(self, request: str, state: RequestState | None, result: LoadResult) -> None:
         """Take note of how a load has ended; ``state`` is None if the request has ended, too."""
         reading = self._reading.pop(request, None)
-        if reading:
+        if reading and result.error:
             reading.end()
         if state and not result.error:
             self._scratch.loaded(request)

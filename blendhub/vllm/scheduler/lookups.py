@@ -20,12 +20,9 @@ from blendhub.vllm.watching.stats import Times
 STORE_SHARE = 0.8
 """The share of the timeout that the hub may spend on reading matches from its store."""
 
-RENEW_S = 1.0
-"""How often the leases of requests that wait for their turn are looked at."""
-
 
 class Reading:
-    """The lease of a lookup while workers copy what it covers. The session with the hub extends it until ``end``."""
+    """The lease of a lookup while workers copy what it covers."""
 
     def __init__(self, client: HubClient, found: Found, epoch: int) -> None:
         assert found.lease is not None
@@ -33,10 +30,11 @@ class Reading:
         self.epoch = epoch
         self.pieces = found.pieces
         self._client = client
-        client.kept_leases.add(self.lease)
 
     def end(self) -> None:
-        self._client.kept_leases.discard(self.lease)
+        """End the lease of a load that failed; it may have ended. That of another load was ended by its workers."""
+        with contextlib.suppress(BlendHubError):
+            self._client.submit_release(self.lease)
 
 
 class PendingLookup:
@@ -73,7 +71,7 @@ class PendingLookup:
         self._timeout_s = timeout_s
         self._begun_at = self.sent_at = time.monotonic()
         self._client: HubClient | None = None
-        self._epoch = 0
+        self._epoch = self._registration = 0
         self._reply: PendingReply[Found] | None = None
         self._found: Found | None = None
         self._error: BlendHubError | None = None
@@ -87,6 +85,7 @@ class PendingLookup:
             client = self._executor.client()
             if client:
                 self._client, self._epoch, self.sent_at = client, client.epoch, time.monotonic()
+                self._registration = client.registrations
                 self._reply = self._submit(client)
         except BlendHubError as error:
             self._error = error
@@ -132,21 +131,12 @@ class PendingLookup:
             raise self._error
 
     @property
-    def has_expired(self) -> bool:
-        """Whether the lease on the matches has expired."""
-        found = self._found
-        return found is not None and found.lease is not None and time.monotonic() > self.sent_at + found.expires_s
-
-    @property
-    def expires_soon(self) -> bool:
-        """Whether half of the lease's time has passed."""
-        with contextlib.suppress(BlendHubError):
-            self.answer()
-        found = self._found
-        return found is not None and found.lease is not None and time.monotonic() > self.sent_at + found.expires_s / 2
+    def has_ended(self) -> bool:
+        """Whether the lease on the matches has ended with the session that it was asked for in."""
+        return bool(self._found and self._client and self._client.registrations != self._registration)
 
     def begin_reading(self) -> Reading:
-        """Leave the lease to the workers, which release it; it holds until then, or until ``end``."""
+        """Leave the lease to the workers, which release it once all of them have copied."""
         assert self._client and self._found and self._found.lease is not None
         self._reply = None
         return Reading(self._client, self._found, self._epoch)
@@ -184,7 +174,6 @@ class Lookups:
         self._times = times
         self._unsent: list[RequestState] = []
         """Requests whose lookups wait for a session with the hub."""
-        self._renew_at = 0.0
 
     def send(self, state: RequestState, local: int | None = None, *, waits_for_store: bool = True) -> None:
         """Look up a request, or look it up again. What vLLM has is neither leased nor fetched from the store.
@@ -208,7 +197,7 @@ class Lookups:
             self._unsent.append(state)
 
     def begin_step(self) -> None:
-        """Send the lookups that waited for a session, and renew leases: vLLM asks for requests only at their turn."""
+        """Send the lookups that waited for a session: vLLM asks for requests only at their turn."""
         self._wait_left_s = self._wait_s
         waiting, self._unsent = self._unsent, []
         for state in waiting:
@@ -216,11 +205,11 @@ class Lookups:
                 state.lookup.send()
                 if not state.lookup.is_sent:
                     self._unsent.append(state)
-        if time.monotonic() >= self._renew_at:
-            self._renew_at = time.monotonic() + RENEW_S
-            for state in self._requests.values():
-                if state.stage in (Stage.LOOKING_UP, Stage.FOUND) and state.lookup and state.lookup.expires_soon:
-                    self.send(state)
+        for state in self._requests.values():
+            # A lookup that the hub did not answer is noticed now, and the session is mended before the request's turn.
+            if state.stage is Stage.LOOKING_UP and state.lookup:
+                with contextlib.suppress(BlendHubError):
+                    state.lookup.answer()
 
     def has_found(self, state: RequestState, local: int) -> bool:
         """Whether the hub has said what it has behind the first ``local`` tokens. Raises if it did not in time.
@@ -229,8 +218,8 @@ class Lookups:
         """
         is_first, state.had_its_turn = not state.had_its_turn, True
         lookup = state.lookup
-        # It was preempted and lost its blocks, the lease has expired, or vLLM has evicted what it had.
-        if state.stage is Stage.LOADED or (lookup and (lookup.has_expired or local < lookup.skip_prefix)):
+        # It was preempted and lost its blocks, its session has ended, or vLLM has evicted what it had.
+        if state.stage is Stage.LOADED or (lookup and (lookup.has_ended or local < lookup.skip_prefix)):
             self.send(state, local)
         if state.stage is not Stage.LOOKING_UP:
             return True

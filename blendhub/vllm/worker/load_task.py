@@ -101,7 +101,7 @@ class LoadTask:
             client = self._client or self._open()
             if client:
                 self._releasing = client.submit_release(self.job.lease, timeout=self._timeout_s)
-        except Exception as error:  # then the lease ends by its deadline
+        except Exception as error:  # then the scheduler releases it
             self.fail(error)
 
     def _begin_copy(self) -> None:
