@@ -47,7 +47,6 @@ class Analyze(Command):
             help="of vLLM's own cache; default: the largest arena",
         )
         add("--token-costs", metavar="E,M", help="of exact and moved tokens on your server, relative to a computed one")
-        add("--show-text", action="store_true", help="show how reused texts and system prompts begin")
         add("--json", action="store_true", help="print what was found for programs")
 
     def run(self, arguments: argparse.Namespace) -> int:
@@ -82,10 +81,9 @@ class Analyze(Command):
             read_share=logs.position / logs.size if logs.size else None,
             kv_bytes=known or USUAL,
             kv_bytes_known=known is not None,
-            vllm_cache_tokens=cache,
             seconds=seconds,
         )
-        found = collect(analyzer, logs.broken, about, encoder.decode if arguments.show_text else None)
+        found = collect(analyzer, logs.broken, about)
         as_json = msgspec.json.format(msgspec.json.encode(found)).decode()
         print(as_json if arguments.json else as_text(found), flush=True)
         return INTERRUPTED if interrupted else 0

@@ -48,12 +48,10 @@ def test_a_log_of_chats_from_end_to_end(analyze):
     code, shown, _ = analyze(as_lines(60), "--bytes")
     assert code == 0
     assert "BlendHub would help" in shown and "2026-03-02 08:00 to 2026-03-0" in shown
-    assert "by day" in shown and "by system prompt (2 of 2)" in shown
     code, printed, _ = analyze(as_lines(60), "--bytes", "--json")
     found = msgspec.json.decode(printed, type=Findings)
     assert code == 0 and found.shares.anywhere > 0.5 > found.shares.prefix > 0
     assert f"{found.shares.anywhere:.1%}" in shown and f"{found.shares.tokens:,}" in shown
-    assert sum(day.shares.requests for day in found.days) == found.shares.requests
     assert found.arenas[-1].anywhere == found.shares.anywhere
     assert [arena.anywhere for arena in found.arenas] == sorted(arena.anywhere for arena in found.arenas)
     (flag,) = re.findall(r"--kv-transfer-config '(.*)'", shown)
@@ -69,15 +67,6 @@ def test_times_are_those_of_the_users_server_if_its_costs_are_given(analyze):
     alike = analyze(as_lines(60), "--bytes", "--token-costs", "0.5,0.5", "--json")[1]
     found = msgspec.json.decode(alike, type=Findings)
     assert found.first_token.mean == pytest.approx(1 - 0.5 * found.shares.anywhere)
-
-
-def test_texts_are_shown_only_where_that_is_asked_for(analyze):
-    secret = "zebra <script>alert(1)</script> "
-    log = "".join(json.dumps({"prompt": f"{secret * 30}{number}"}) + "\n" for number in range(5))
-    for arguments in (("--bytes",), ("--bytes", "--json")):
-        _, shown, _ = analyze(log, *arguments)
-        assert "zebra" not in shown
-    assert "zebra <script>" in analyze(log, "--bytes", "--show-text")[1]
 
 
 def test_logs_of_token_ids_need_no_tokenizer(analyze):
@@ -139,7 +128,7 @@ def test_a_tokenizer_and_a_chat_template(analyze, tokenizer):
     text = "Anna lives in Rome . " * 40
     chats = [[{"role": "user", "content": text}], [{"role": "tool", "content": text}]]
     log = "".join(json.dumps({"messages": chat}) + "\n" for chat in chats) + json.dumps({"prompt": text}) + "\n"
-    code, printed, _ = analyze(log, "--tokenizer", tokenizer, "--chat-template", template, "--json", "--show-text")
+    code, printed, _ = analyze(log, "--tokenizer", tokenizer, "--chat-template", template, "--json")
     assert code == 0
     found = msgspec.json.decode(printed, type=Findings)
     assert found.shares.tokens == 200 + 201, "a prompt begins with a special token, which a template writes itself"

@@ -1,63 +1,12 @@
-"""What is counted stays bounded, and loses nothing that counts; times are those that were measured."""
+"""Counts in bounded memory, and times that are those that were measured."""
 
 import re
 from pathlib import Path
 
-import numpy as np
 import pytest
 from blendhub_tools.analysis import tallies
 from blendhub_tools.analysis.lines import MOST_NAMED, MOST_REASONS, BrokenLines, Place
-from blendhub_tools.analysis.tallies import Groups, ReusedTokens, Texts
 from blendhub_tools.analysis.tokenizing import kv_bytes_of
-
-from blendhub.core.spans import Match, Span
-
-TOKENS = np.arange(10_000, dtype=np.uint32)
-SEEN = Place("log", 1)
-
-
-def match(run, source, start, length):
-    return Match(Span(start, start + length), run, source, False)
-
-
-def test_of_too_many_groups_the_largest_stay_and_the_rest_is_summed():
-    groups = Groups(most=10)
-    for number in range(100):
-        groups.add("large", ReusedTokens(1, 1000, 1, 2, 3), SEEN, TOKENS)
-        groups.add(f"small {number}", ReusedTokens(1, 10, 0, 0, 1), SEEN, TOKENS)
-    assert len(groups.by_name) <= 10
-    assert groups.by_name["large"].share == ReusedTokens(100, 100_000, 100, 200, 300)
-    rest = [group.share for name, group in groups.by_name.items() if name != "large"] + [groups.others]
-    assert sum(share.tokens for share in rest) == 1000 and sum(share.requests for share in rest) == 100
-
-
-def test_of_too_many_texts_those_that_saved_most_stay():
-    texts = Texts(most=10)
-    for number in range(100):
-        texts.add(match(1, 0, 0, 500), TOKENS, SEEN)
-        texts.add(match(2, 40 * number, 5000 + 40 * number, 20), TOKENS, SEEN)
-    first = texts.most_reused(3)[0]
-    assert (first.tokens, first.reuses, first.first_seen) == (500, 100, SEEN)
-    assert first.head[:3] == (0, 1, 2)
-
-
-def test_ends_that_differ_by_chance_make_no_other_text():
-    texts = Texts()
-    for length in (500, 502, 499):
-        texts.add(match(1, 100, 100, length), TOKENS, SEEN)
-    texts.add(match(1, 700, 700, 500), TOKENS, SEEN)
-    texts.add(match(9, 0, 700, 480), TOKENS, SEEN)
-    found = texts.most_reused(5)
-    assert sorted(text.reuses for text in found) == [2, 3]
-
-
-def test_a_text_has_the_same_name_in_every_analysis():
-    names = set()
-    for run in (1, 7):
-        texts = Texts()
-        texts.add(match(run, 10 * run, 100, 64), TOKENS, SEEN)
-        names.add(texts.most_reused(1)[0].id)
-    assert len(names) == 1
 
 
 def test_broken_lines_of_any_number_take_bounded_memory():

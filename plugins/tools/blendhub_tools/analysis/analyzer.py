@@ -4,7 +4,6 @@ import contextlib
 import gc
 import time
 from collections.abc import Callable, Iterator, Sequence
-from datetime import UTC, datetime
 
 import msgspec
 
@@ -16,7 +15,7 @@ from blendhub_tools.analysis.formats import Prompt
 from blendhub_tools.analysis.lines import BrokenLine
 from blendhub_tools.analysis.logs import Logs
 from blendhub_tools.analysis.replay import CHUNK_TOKENS, MOST_SLOTS, PrefixCache, Replay
-from blendhub_tools.analysis.tallies import HEAD_TOKENS, MEASURED, Costs, Groups, Ratios, ReusedTokens, Texts, name_of
+from blendhub_tools.analysis.tallies import MEASURED, Costs, Ratios, ReusedTokens
 from blendhub_tools.analysis.tokenizing import Encoder
 
 
@@ -31,41 +30,24 @@ class Analyzer:
         self.arenas = [Replay(host, DEFAULT_MATCHERS, size) for size in sizes]
         self.prefix_cache = PrefixCache(vllm_cache_tokens or MOST_SLOTS * CHUNK_TOKENS)
         self.total = ReusedTokens()
-        self.days = Groups()
-        self.systems = Groups()
-        self.texts = Texts()
         self.edits = Edits()
         self.costs = costs
         self.ratios = Ratios()
-        self.first: float | None = None
-        self.last: float | None = None
-        """The times of the first and the last prompt."""
+        self.times: tuple[float, float] | None = None
+        """Of the first and the last prompt."""
 
     def add(self, prompt: Prompt, tokens: Tokens) -> None:
-        place, largest = prompt.place, self.arenas[-1]
         prefix = self.prefix_cache.play(tokens)
         for arena in self.arenas[:-1]:
-            arena.play(tokens, place)
-        reused, matches = largest.play(tokens, place)
-        share = ReusedTokens(1, len(tokens), prefix, reused.exact, reused.moved + reused.settled)
-        self.total.add(share)
+            arena.play(tokens)
+        reused, matches = self.arenas[-1].play(tokens)
+        self.total.add(len(tokens), prefix, reused.exact, reused.moved + reused.settled)
         if (begins := prompt.conversation) is not None:
-            self.edits.add(name_of(begins.encode()), len(tokens), prefix, matches)
-        self.systems.add(_system(prompt, tokens), share, place, tokens)
+            self.edits.add(hash(begins), len(tokens), prefix, matches)
         if prompt.time is not None:
-            self.first = prompt.time if self.first is None else min(self.first, prompt.time)
-            self.last = prompt.time if self.last is None else max(self.last, prompt.time)
-            self.days.add(datetime.fromtimestamp(prompt.time, UTC).strftime("%Y-%m-%d"), share, place, tokens)
+            first, last = self.times or (prompt.time, prompt.time)
+            self.times = min(first, prompt.time), max(last, prompt.time)
         self.ratios.add(self.costs.ratio(len(tokens), *reused))
-        for match in matches:
-            self.texts.add(match, tokens, largest.places.get(match.run, place))
-
-
-def _system(prompt: Prompt, tokens: Tokens) -> str:
-    """The system prompt's name: by its text or, where a log does not separate it, by how the prompt begins."""
-    if prompt.system is not None:
-        return name_of(prompt.system.encode())
-    return name_of(tokens[:HEAD_TOKENS].tobytes())
 
 
 BATCH = 256
@@ -76,8 +58,6 @@ NEVER = 2**31 - 1
 YOUNG_OBJECTS = 50_000
 """New objects before the next collection: about those of a hundred prompts, which leave hardly any cycles."""
 
-Progress = Callable[[], object]
-
 
 class Seconds(msgspec.Struct):
     """How long each part of the work took."""
@@ -87,7 +67,7 @@ class Seconds(msgspec.Struct):
     playing: float = 0.0
 
 
-def play(logs: Logs, encoder: Encoder, analyzer: Analyzer, seconds: Seconds, progress: Progress) -> bool:
+def play(logs: Logs, encoder: Encoder, analyzer: Analyzer, seconds: Seconds, progress: Callable[[], object]) -> bool:
     """Play all prompts of the logs, and add up the time; returns whether Ctrl-C ended that early."""
     clock = time.perf_counter
     done = clock()

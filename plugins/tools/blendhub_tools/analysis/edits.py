@@ -19,11 +19,11 @@ class Edits:
         """Their tokens from the first one that has changed, to the last one that was seen before."""
         self.moved = 0
         """The number of these tokens that the hub reuses; a prefix cache reuses none of them."""
-        self._lengths: dict[str, int] = {}
+        self._lengths: dict[int, int] = {}
         """The length of the last prompt of each conversation; the one that was silent longest comes first."""
         self._most = most
 
-    def add(self, conversation: str, n_tokens: int, prefix: int, matches: Sequence[Match]) -> None:
+    def add(self, conversation: int, n_tokens: int, prefix: int, matches: Sequence[Match]) -> None:
         """A prompt of which a prefix cache reuses the first ``prefix`` tokens, and the hub these matches."""
         before = self._lengths.get(conversation, 0)
         put_last(self._lengths, conversation, n_tokens, self._most)

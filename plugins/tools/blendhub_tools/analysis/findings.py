@@ -1,18 +1,16 @@
 """The findings of an analysis as plain data, and the advice: the report and ``--json`` show these."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
-import numpy as np
 
-from blendhub.core.tokens import Tokens, as_tokens
 from blendhub.system.served_vllm import transfer_config
 from blendhub_tools.analysis.analyzer import Analyzer, Seconds
 from blendhub_tools.analysis.lines import BrokenLines
 from blendhub_tools.analysis.replay import CHUNK_TOKENS
-from blendhub_tools.analysis.tallies import Costs, Group, ReusedTokens
+from blendhub_tools.analysis.tallies import Costs
 
 
 class ReuseShares(msgspec.Struct, frozen=True):
@@ -28,14 +26,6 @@ class ReuseShares(msgspec.Struct, frozen=True):
     """The share that the hub reuses, wherever the text stands."""
 
 
-class NamedShares(msgspec.Struct, frozen=True):
-    name: str
-    shares: ReuseShares
-    first_seen: str
-    text: str | None = None
-    """The beginning of the text; None if texts are not shown."""
-
-
 class ArenaFound(msgspec.Struct, frozen=True):
     """What an arena of one size would reuse."""
 
@@ -45,14 +35,6 @@ class ArenaFound(msgspec.Struct, frozen=True):
     anywhere: float
     first_token_ratio: float
     evictions: int
-
-
-class TextFound(msgspec.Struct, frozen=True):
-    id: str
-    tokens: int
-    reuses: int
-    first_seen: str
-    text: str | None = None
 
 
 class EditsFound(msgspec.Struct, frozen=True):
@@ -66,14 +48,13 @@ class EditsFound(msgspec.Struct, frozen=True):
 
 
 class FirstToken(msgspec.Struct, frozen=True):
-    """Times to the first token, relative to full prefills."""
+    """Times to the first token, relative to full prefills: of all prompts together, and quantiles over prompts."""
 
     costs: Costs
     prefix_cache: float
     mean: float
     median: float
     ninetieth: float
-    """The ratio that nine of ten prompts reach or stay below."""
 
 
 class About(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,7 +69,6 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
     """The KV of one token, in bytes."""
     kv_bytes_known: bool
     """Whether ``kv_bytes`` is known; if not, it is the size for many models of 8 billion weights."""
-    vllm_cache_tokens: int | None
     seconds: Seconds
 
 
@@ -108,11 +88,6 @@ class Findings(msgspec.Struct, frozen=True, kw_only=True):
     last: str | None
     """The times of the first and the last prompt."""
     shares: ReuseShares
-    days: list[NamedShares]
-    systems: list[NamedShares]
-    """The system prompts with the most tokens, and how many there are."""
-    n_systems: int
-    texts: list[TextFound]
     arenas: list[ArenaFound]
     edits: EditsFound
     first_token: FirstToken
@@ -129,15 +104,44 @@ NEARLY_ALL = 0.95
 """The share of the largest arena's reuse that the advised arena must reach."""
 
 
+def collect(seen: Analyzer, broken: BrokenLines, about: About) -> Findings:
+    """Everything that was found."""
+    total, edits, n_tokens = seen.total, seen.edits, seen.total.tokens
+    shares = ReuseShares(
+        total.requests, n_tokens, total.prefix / n_tokens, total.exact / n_tokens, total.anywhere / n_tokens
+    )
+    arenas = _arenas(seen, about.kv_bytes)
+    mean = seen.costs.ratio(n_tokens, *seen.arenas[-1].reused)
+    settings: dict[str, Any] = {"hub": {"arena_gib": float(f"{advised_arena(arenas).gib:.3g}")}}
+    if shares.anywhere - shares.exact < WORTH_MOVING:
+        settings["mode"] = "exact"
+    first, last = (_moment(time) for time in seen.times or (None, None))
+    return Findings(
+        about=about,
+        verdict=verdict(shares),
+        first=first,
+        last=last,
+        shares=shares,
+        arenas=arenas,
+        edits=EditsFound(edits.prompts, edits.behind / n_tokens, edits.moved / (edits.behind or 1)),
+        first_token=FirstToken(
+            seen.costs, 1 - shares.prefix, mean, seen.ratios.quantile(0.5), seen.ratios.quantile(0.9)
+        ),
+        broken=Broken(
+            len(broken), dict(broken.reasons.most_common()), [f"{place} {reason}" for place, reason in broken.named]
+        ),
+        config=transfer_config(settings),
+    )
+
+
 def verdict(shares: ReuseShares) -> str:
     """One sentence that says whether a hub will help."""
-    gain = shares.anywhere - shares.prefix
     found = (
         f"{shares.anywhere:.0%} of the prompt tokens were seen before; a prefix cache would reuse {shares.prefix:.0%}"
     )
     if shares.anywhere < WORTH_IT:
         return f"BlendHub would not help here: {found}."
-    if gain < WORTH_IT:
+    if shares.anywhere - shares.prefix < WORTH_IT:
         return f"BlendHub would reuse little more than a prefix cache: {found}."
     if shares.anywhere - shares.exact < WORTH_MOVING:
         return f"BlendHub would help with exact reuse alone: {found}."
@@ -147,63 +151,6 @@ def verdict(shares: ReuseShares) -> str:
 def advised_arena(arenas: Sequence[ArenaFound]) -> ArenaFound:
     """The smallest arena that reuses nearly as much as the largest one."""
     return next(arena for arena in arenas if arena.anywhere >= NEARLY_ALL * arenas[-1].anywhere)
-
-
-def advised_config(shares: ReuseShares, arenas: Sequence[ArenaFound]) -> dict[str, Any]:
-    """The value of ``--kv-transfer-config`` for such prompts."""
-    settings: dict[str, Any] = {"hub": {"arena_gib": float(f"{advised_arena(arenas).gib:.3g}")}}
-    if shares.anywhere - shares.exact < WORTH_MOVING:
-        settings["mode"] = "exact"
-    return transfer_config(settings)
-
-
-MOST_SHOWN = 12
-"""The most system prompts, and the most texts, that are shown."""
-
-Show = Callable[[Tokens], str]
-
-
-def collect(seen: Analyzer, broken: BrokenLines, about: About, show: Show | None = None) -> Findings:
-    """Everything that was found. ``show`` makes text of tokens; None: no text is shown."""
-    shares = _shares(seen.total)
-    arenas = _arenas(seen, about.kv_bytes)
-    systems = sorted(seen.systems.by_name.items(), key=lambda item: -item[1].share.tokens)
-    return Findings(
-        about=about,
-        verdict=verdict(shares),
-        first=_moment(seen.first),
-        last=_moment(seen.last),
-        shares=shares,
-        days=[_named(name, group) for name, group in sorted(seen.days.by_name.items())],
-        systems=[_named(name, group, show) for name, group in systems[:MOST_SHOWN]],
-        n_systems=len(systems),
-        texts=[
-            TextFound(one.id, one.tokens, one.reuses, str(one.first_seen), _shown(one.head, show))
-            for one in seen.texts.most_reused(MOST_SHOWN)
-        ],
-        arenas=arenas,
-        edits=_edits(seen),
-        first_token=_first_token(seen),
-        broken=Broken(
-            len(broken), dict(broken.reasons.most_common()), [f"{place} {reason}" for place, reason in broken.named]
-        ),
-        config=advised_config(shares, arenas),
-    )
-
-
-def _shares(counted: ReusedTokens) -> ReuseShares:
-    tokens = counted.tokens or 1
-    return ReuseShares(
-        counted.requests,
-        counted.tokens,
-        counted.prefix / tokens,
-        counted.exact / tokens,
-        counted.anywhere / tokens,
-    )
-
-
-def _named(name: str, group: Group, show: Show | None = None) -> NamedShares:
-    return NamedShares(name, _shares(group.share), str(group.first_seen), _shown(group.head, show))
 
 
 def _arenas(seen: Analyzer, kv_bytes: int) -> list[ArenaFound]:
@@ -227,22 +174,5 @@ def _arenas(seen: Analyzer, kv_bytes: int) -> list[ArenaFound]:
     return arenas
 
 
-def _edits(seen: Analyzer) -> EditsFound:
-    edits = seen.edits
-    return EditsFound(edits.prompts, edits.behind / (seen.total.tokens or 1), edits.moved / (edits.behind or 1))
-
-
-def _first_token(seen: Analyzer) -> FirstToken:
-    """The time to the first token of all prompts together; the quantiles are over single prompts."""
-    total = seen.total
-    prefix_cache = 1 - total.prefix / (total.tokens or 1)
-    mean = seen.costs.ratio(total.tokens, *seen.arenas[-1].reused)
-    return FirstToken(seen.costs, prefix_cache, mean, seen.ratios.quantile(0.5), seen.ratios.quantile(0.9))
-
-
 def _moment(time: float | None) -> str | None:
     return None if time is None else datetime.fromtimestamp(time, UTC).strftime("%Y-%m-%d %H:%M")
-
-
-def _shown(head: tuple[int, ...], show: Show | None) -> str | None:
-    return show(as_tokens(np.array(head, np.uint32))) if show else None

@@ -3,7 +3,7 @@
 import ast
 import re
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -12,8 +12,6 @@ import numpy as np
 
 from blendhub.core.tokens import Tokens, as_tokens
 from blendhub_tools.analysis.lines import BrokenLine, Place, decoded
-
-SYSTEM = ("system", "developer")
 
 
 class Prompt(msgspec.Struct):
@@ -32,21 +30,14 @@ class Prompt(msgspec.Struct):
         """The approximate size of the prompt in bytes."""
         if self.ids is not None:
             return self.ids.nbytes
-        texts = [self.text] if self.text is not None else [str(one.get("content")) for one in self.messages or ()]
-        return sum(map(len, texts))
-
-    @property
-    def system(self) -> str | None:
-        """The system prompt; None where there is none, or where the log does not separate it."""
-        first = self.messages[0] if self.messages else {}
-        return first.get("content") if first.get("role") in SYSTEM else None
+        return len(self.text or "") + sum(len(message["content"]) for message in self.messages or ())
 
     @property
     def conversation(self) -> str | None:
         """How the conversation begins, up to its first message of a user; None where the log has no messages."""
         messages = self.messages or []
-        first = next((n for n, one in enumerate(messages) if one.get("role") == "user"), None)
-        return None if first is None else "\0".join(one.get("content") or "" for one in messages[: first + 1])
+        first = next((n for n, message in enumerate(messages) if message["role"] == "user"), None)
+        return None if first is None else "\0".join(message["content"] for message in messages[: first + 1])
 
 
 def read_text(place: Place, line: bytes) -> list[Prompt]:
@@ -58,10 +49,9 @@ def token_ids(given: Any) -> Tokens:
     if not isinstance(given, list) or not given:
         raise BrokenLine("its token ids are no list, or an empty one")
     try:
-        ids = array("I", given)
+        return as_tokens(np.frombuffer(array("I", given), np.uint32))
     except (TypeError, OverflowError):
         raise BrokenLine("its token ids are not all integers from 0 to 2**32 - 1") from None
-    return as_tokens(np.frombuffer(ids, np.uint32))
 
 
 EARLIEST, LATEST = 946_684_800.0, 4_102_444_800.0
@@ -70,27 +60,15 @@ EARLIEST, LATEST = 946_684_800.0, 4_102_444_800.0
 
 def as_time(given: Any) -> float | None:
     """A time in any unit from seconds to nanoseconds, or as ISO 8601 writes it; None if it is none."""
-    if isinstance(given, str):
-        try:
-            parsed = datetime.fromisoformat(given)
-        except ValueError:
-            return _number_as_time(given)
-        return (parsed if parsed.tzinfo else parsed.replace(tzinfo=UTC)).timestamp()
-    return _number_as_time(given)
-
-
-def _number_as_time(given: Any) -> float | None:
-    if isinstance(given, bool) or given is None:
-        return None
     try:
-        seconds = float(given)
+        if isinstance(given, str) and not given.replace(".", "", 1).isdecimal():
+            moment = datetime.fromisoformat(given)
+            return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+        seconds = float("nan") if isinstance(given, bool) else float(given)
     except (TypeError, ValueError, OverflowError):
         return None
-    for _ in range(4):
-        if EARLIEST <= seconds < LATEST:
-            return seconds
-        seconds /= 1000
-    return None
+    units = (seconds / 1000**power for power in range(4))
+    return next((time for time in units if EARLIEST <= time < LATEST), None)
 
 
 INSIDE = ("body", "request", "request_body", "params", "kwargs", "input")
@@ -103,31 +81,32 @@ WANTED = ("messages", "prompt", "prompt_token_ids")
 
 
 def read_json(place: Place, line: bytes) -> list[Prompt]:
-    """The prompts of a line."""
+    """The prompts of a line; a completion request may have several."""
     try:
-        return _prompts_in(place, msgspec.json.decode(decoded(line)))
+        given = msgspec.json.decode(decoded(line))
     except msgspec.DecodeError as error:
         end = " (cut off?)" if "truncated" in str(error) else ""
         raise BrokenLine(f"is not JSON{end}") from None
     except RecursionError:
         raise BrokenLine("is nested too deeply") from None
-
-
-def _prompts_in(place: Place, given: Any) -> list[Prompt]:
     if isinstance(given, list):
         return [Prompt(place, ids=token_ids(given))]
     if not isinstance(given, Mapping):
-        raise BrokenLine(f"is {_kind_of(given)}, not a request")
+        raise BrokenLine("is not a request")
     body = _body(given)
     time = next((seen for one in (given, body) for key in TIMES if (seen := as_time(one.get(key))) is not None), None)
     for key in IDS:
         if isinstance(body.get(key), list):
             return [Prompt(place, time, ids=token_ids(body[key]))]
-    messages = _chat(body)
-    if messages is not None:
+    if body.get("prompt") is None or body.get("messages") is not None:
         tools = body.get("tools")
-        return [Prompt(place, time, messages=messages, tools=tools if isinstance(tools, list) else None)]
-    return [_completion(place, time, one) for one in _completions(body["prompt"])]
+        return [Prompt(place, time, messages=_chat(body), tools=tools if isinstance(tools, list) else None)]
+    prompts = body["prompt"]
+    several = prompts if isinstance(prompts, list) and prompts and not isinstance(prompts[0], int) else [prompts]
+    return [
+        Prompt(place, time, text=prompt) if isinstance(prompt, str) else Prompt(place, time, ids=token_ids(prompt))
+        for prompt in several
+    ]
 
 
 def _body(given: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -151,29 +130,18 @@ def _has_prompt(body: Mapping[str, Any]) -> bool:
     return named or isinstance(body.get("input"), str | list) or any(isinstance(body.get(key), list) for key in IDS)
 
 
-def _chat(body: Mapping[str, Any]) -> list[dict[str, Any]] | None:
-    """The messages of a chat; None if the body is no chat."""
-    if body.get("messages") is not None:
-        given, system = body["messages"], body.get("system")
-    elif body.get("prompt") is None:
-        # OpenAI's newer endpoint, "responses".
+def _chat(body: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The messages of a chat, also of OpenAI's newer endpoint, "responses"."""
+    given, system = body.get("messages"), body.get("system")
+    if given is None:
         given, system = body["input"], body.get("instructions")
         given = [{"role": "user", "content": given}] if isinstance(given, str) else given
-    else:
-        return None
-    messages = _messages(given)
-    return [{"role": "system", "content": _content(system)}, *messages] if system else messages
-
-
-def _messages(given: Any) -> list[dict[str, Any]]:
     if not isinstance(given, list) or not given:
         raise BrokenLine("its messages are no list, or an empty one")
-    messages = []
-    for one in given:
-        if not isinstance(one, dict) or not isinstance(one.get("role"), str):
-            raise BrokenLine("a message of it has no role")
-        messages.append({**one, "content": _content(one.get("content"))})
-    return messages
+    if not all(isinstance(message, dict) and isinstance(message.get("role"), str) for message in given):
+        raise BrokenLine("a message of it has no role")
+    messages = [{**message, "content": _content(message.get("content"))} for message in given]
+    return [{"role": "system", "content": _content(system)}, *messages] if system else messages
 
 
 def _content(given: Any) -> str:
@@ -181,35 +149,9 @@ def _content(given: Any) -> str:
     if given is None or isinstance(given, str):
         return given or ""
     if not isinstance(given, list):
-        raise BrokenLine(f"the content of a message is {_kind_of(given)}")
-    return "\n".join(_texts(given))
-
-
-def _texts(parts: Iterable[Any]) -> Iterable[str]:
-    for part in parts:
-        text = part.get("text") if isinstance(part, Mapping) else part
-        if isinstance(text, str):
-            yield text
-
-
-def _completions(given: Any) -> Sequence[Any]:
-    """The prompts of a completion request, which may ask for several."""
-    if isinstance(given, list) and given and not isinstance(given[0], int):
-        return given
-    return [given]
-
-
-def _completion(place: Place, time: float | None, given: Any) -> Prompt:
-    if isinstance(given, str):
-        return Prompt(place, time, text=given)
-    if isinstance(given, list):
-        return Prompt(place, time, ids=token_ids(given))
-    raise BrokenLine(f"its prompt is {_kind_of(given)}")
-
-
-def _kind_of(given: Any) -> str:
-    kinds = {dict: "an object", list: "a list", str: "a text", bool: "true or false", type(None): "null"}
-    return kinds.get(type(given), "a number")
+        raise BrokenLine("the content of a message is no text")
+    texts = (part.get("text") if isinstance(part, Mapping) else part for part in given)
+    return "\n".join(text for text in texts if isinstance(text, str))
 
 
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
@@ -238,13 +180,15 @@ class VLLMLog:
             return []
         ids = WRITTEN_IDS.search(text, begin.end())
         written = PROMPT.search(text, begin.end())
-        time = self._time(text)
         if ids and ids["ids"]:
             self._has_prompts = True
-            return [Prompt(place, time, ids=token_ids([int(one) for one in ids["ids"].split(",")]))]
+            return [Prompt(place, self._time(text), ids=token_ids([int(one) for one in ids["ids"].split(",")]))]
         if written and written["text"] != "None":
             self._has_prompts = True
-            return [Prompt(place, time, text=_unquoted(written["text"]))]
+            try:
+                return [Prompt(place, self._time(text), text=str(ast.literal_eval(written["text"])))]
+            except (SyntaxError, ValueError):
+                raise BrokenLine("its prompt is cut off or not written as Python writes texts") from None
         # Recent versions log each request twice: with its prompt at the level DEBUG, then without.
         if self._has_prompts:
             return []
@@ -252,22 +196,12 @@ class VLLMLog:
 
     def _time(self, text: str) -> float | None:
         found = WRITTEN_TIME.search(text)
-        if found is None:
-            return None
         try:
-            moment = datetime.strptime(f"{found['year'] or self._year}-{found['rest']}", "%Y-%m-%d %H:%M:%S")
+            return as_time(f"{found['year'] or self._year}-{found['rest']}") if found else None
         except ValueError:
             return None
-        return moment.replace(tzinfo=UTC).timestamp()
 
 
 def is_vllm_log(line: str) -> bool:
     """Whether a line is one of such a log."""
     return bool(WRITTEN_TIME.search(COLOUR.sub("", line)))
-
-
-def _unquoted(text: str) -> str:
-    try:
-        return str(ast.literal_eval(text))
-    except (SyntaxError, ValueError):
-        raise BrokenLine("its prompt is cut off or not written as Python writes texts") from None

@@ -20,7 +20,6 @@ from blendhub.hub.limits import MOST_SLOTS_OF_AN_ARENA
 from blendhub.hub.memory.arena import Arena
 from blendhub.hub.memory.cache import Cache
 from blendhub.hub.memory.extents import Extents
-from blendhub_tools.analysis.lines import Place
 
 CHUNK_TOKENS = 256
 MOST_SLOTS = MOST_SLOTS_OF_AN_ARENA
@@ -63,11 +62,9 @@ class Replay:
         self.slots = slots
         self.reused = Reused()
         """Of all prompts."""
-        self.places: dict[int, Place] = {}
-        """Where in the logs each run was computed."""
         self._ids = itertools.count(1)
 
-    def play(self, tokens: Tokens, place: Place) -> tuple[Reused, list[Match]]:
+    def play(self, tokens: Tokens) -> tuple[Reused, list[Match]]:
         """Look a prompt up as an engine would, and store what is new in it."""
         matches = self.index.match(tokens, 0.0)
         chunks = dict.fromkeys(part.chunk for part in self.index.cut_at_chunks(matches))
@@ -75,7 +72,7 @@ class Replay:
         for chunk in chunks:
             self.cache.pin(chunk)
             self.cache.policy.of(chunk).touch(chunk)
-        self._store(tokens, matches, place)
+        self._store(tokens, matches)
         for chunk in chunks:
             self.cache.unpin(chunk)
         exact, moved, settled = 0, 0, 0
@@ -88,21 +85,20 @@ class Replay:
         self.reused = Reused(self.reused.exact + exact, self.reused.moved + moved, self.reused.settled + settled)
         return Reused(exact, moved, settled), matches
 
-    def _store(self, tokens: Tokens, matches: Sequence[Match], place: Place) -> None:
+    def _store(self, tokens: Tokens, matches: Sequence[Match]) -> None:
         """Store what is computed, and what is blended, as engines do."""
         n = len(tokens)
         approximate = next((match.span.start for match in matches if not match.exact), n)
         for gap in gaps(Span(0, n), (match.span for match in matches)):
             if gap.end <= approximate:
-                self._store_run(tokens, gap, Origin(), place)
+                self._store_run(tokens, gap, Origin())
             elif gap.end == n or len(gap) >= MIN_SAVED_TOKENS:
-                self._store_run(tokens, gap, Origin(exact=False), place)
+                self._store_run(tokens, gap, Origin(exact=False))
         moved = [match.span for match in matches if match.moved]
         if moved:
-            blended = Origin(exact=False, blended=True)
-            self._store_run(tokens, Span(moved[0].start, moved[-1].end), blended, place)
+            self._store_run(tokens, Span(moved[0].start, moved[-1].end), Origin(exact=False, blended=True))
 
-    def _store_run(self, tokens: Tokens, span: Span, origin: Origin, place: Place) -> None:
+    def _store_run(self, tokens: Tokens, span: Span, origin: Origin) -> None:
         namespace = self.index.namespace
         id = next(self._ids)
         run = Run(id, self.index, span.start, origin, RunKey(self.index.digest, str(id)))
@@ -118,9 +114,6 @@ class Replay:
         self.index.publish(run, tokens, chunks)
         for chunk, offset in zip(chunks, offsets, strict=True):
             self.cache.insert(chunk, offset)
-        self.places[id] = place
-        if len(self.places) > 2 * len(self.index.runs) + 1000:
-            self.places = {run: self.places[run] for run in self.index.runs}
 
 
 BLOCK_TOKENS = 32

@@ -1,143 +1,29 @@
-"""The numbers that are counted while prompts are played, in bounded memory, and the times they stand for."""
-
-from copy import copy
-from hashlib import blake2b
+"""Counts over many prompts: what is reused of them, and the times that follow from it."""
 
 import msgspec
 
-from blendhub.core.spans import Match
-from blendhub.core.tokens import Tokens
-from blendhub_tools.analysis.lines import Place
-
-HEAD_TOKENS = 64
-"""The number of a text's first tokens that are kept, to show how the text begins."""
-
 
 class ReusedTokens(msgspec.Struct):
-    """Prompts, and how many of their tokens could be reused."""
+    """Prompts, their tokens, and how many of these are reused."""
 
     requests: int = 0
     tokens: int = 0
     prefix: int = 0
-    """The tokens that a prefix cache reuses."""
+    """By a prefix cache alone."""
     exact: int = 0
     moved: int = 0
-    """The tokens that the hub reuses: bit for bit, and at another place or behind other text."""
+    """By the hub: bit for bit, and at another place or behind other text."""
 
-    def add(self, other: "ReusedTokens") -> None:
-        self.requests += other.requests
-        self.tokens += other.tokens
-        self.prefix += other.prefix
-        self.exact += other.exact
-        self.moved += other.moved
+    def add(self, tokens: int, prefix: int, exact: int, moved: int) -> None:
+        self.requests += 1
+        self.tokens += tokens
+        self.prefix += prefix
+        self.exact += exact
+        self.moved += moved
 
     @property
     def anywhere(self) -> int:
         return self.exact + self.moved
-
-
-class Group(msgspec.Struct):
-    """Prompts that have something in common."""
-
-    first_seen: Place
-    head: tuple[int, ...]
-    """The first tokens of the first prompt of the group."""
-    share: ReusedTokens = msgspec.field(default_factory=ReusedTokens)
-
-
-class Groups:
-    """Groups by name. If there are too many, those with the fewest tokens become one."""
-
-    def __init__(self, most: int = 4096) -> None:
-        self.by_name: dict[str, Group] = {}
-        self.others = ReusedTokens()
-        self._most = most
-
-    def add(self, name: str, share: ReusedTokens, seen: Place, tokens: Tokens) -> None:
-        """A prompt of the group ``name``."""
-        group = self.by_name.get(name)
-        if group is None:
-            if len(self.by_name) >= self._most:
-                self._fold()
-            group = self.by_name[name] = Group(seen, head_of(tokens))
-        group.share.add(share)
-
-    def _fold(self) -> None:
-        largest = sorted(self.by_name, key=lambda name: -self.by_name[name].share.tokens)
-        for name in largest[self._most // 2 :]:
-            self.others.add(self.by_name.pop(name).share)
-
-
-class ReusedText(msgspec.Struct):
-    """A text that was reused."""
-
-    id: str
-    """A name made from the text's tokens, so that every analysis gives the text the same id."""
-    tokens: int
-    head: tuple[int, ...]
-    first_seen: Place
-    run: int
-    start: int
-    reuses: int = 0
-
-    @property
-    def reused(self) -> int:
-        return self.reuses * self.tokens
-
-
-class Texts:
-    """The texts that are reused most. If there are too many, those that were reused least are forgotten."""
-
-    def __init__(self, most: int = 2**15) -> None:
-        self._texts: dict[tuple[int, int, int], ReusedText] = {}
-        self._most = most
-
-    def add(self, match: Match, tokens: Tokens, seen: Place) -> None:
-        """A match in a prompt of these tokens, whose text was first seen there."""
-        length = len(match.span)
-        key = (match.run, match.source_start, length)
-        known = self._texts.get(key)
-        if known is None:
-            if len(self._texts) >= self._most:
-                self._forget()
-            text = tokens[match.span.start : match.span.end]
-            name = name_of(text.tobytes())
-            known = self._texts[key] = ReusedText(name, length, head_of(text), seen, match.run, match.source_start)
-        known.reuses += 1
-
-    def most_reused(self, most: int) -> list[ReusedText]:
-        """The texts that saved the most tokens, without texts that nearly equal one of these."""
-        ranked = sorted(self._texts.values(), key=lambda text: -text.reused)
-        chosen: dict[tuple[int, ...], ReusedText] = {}
-        by_run: dict[int, list[ReusedText]] = {}
-        for text in ranked:
-            # Stored twice, after an eviction, it has another run.
-            same = next((one for one in by_run.get(text.run, ()) if _overlap(one, text)), chosen.get(text.head))
-            if same:
-                same.reuses += text.reuses
-            elif len(chosen) < most:
-                chosen[text.head] = kept = copy(text)
-                by_run.setdefault(text.run, []).append(kept)
-        return sorted(chosen.values(), key=lambda text: -text.reused)
-
-    def _forget(self) -> None:
-        ranked = sorted(self._texts.items(), key=lambda item: -item[1].reused)
-        self._texts = dict(ranked[: self._most // 2])
-
-
-def _overlap(one: ReusedText, other: ReusedText) -> bool:
-    """Whether two texts of a run have most of their tokens in common: their ends may be alike by chance."""
-    common = min(one.start + one.tokens, other.start + other.tokens) - max(one.start, other.start)
-    return 2 * common > max(one.tokens, other.tokens)
-
-
-def name_of(content: bytes) -> str:
-    """A short name for a text: always the same name for one text, and it tells nothing about the content."""
-    return blake2b(content, digest_size=4).hexdigest()
-
-
-def head_of(tokens: Tokens) -> tuple[int, ...]:
-    return tuple(tokens[:HEAD_TOKENS].tolist())
 
 
 DOCUMENTS, DOCUMENT, BETWEEN, QUESTION = 7, 512, 26, 64

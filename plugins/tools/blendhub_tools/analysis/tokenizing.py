@@ -60,10 +60,6 @@ class Encoder(ABC):
     def encode_texts(self, prompts: Sequence[Prompt]) -> list[Encoded]:
         """The tokens of each prompt with text or messages, or the reason why it has none."""
 
-    @abstractmethod
-    def decode(self, tokens: Tokens) -> str:
-        """The text of tokens."""
-
     def kv_bytes(self) -> int | None:
         """The KV of a token of the tokenizer's model; None if that is not known."""
         return None
@@ -86,18 +82,12 @@ class IdsOnly(Encoder):
             "or count each byte as a token with --bytes"
         )
 
-    def decode(self, tokens: Tokens) -> str:
-        return " ".join(map(str, tokens.tolist()))
-
 
 class ByteEncoder(Encoder):
     """An encoder with one token a byte. Shares are close to a real tokenizer's, whose tokens have about four bytes."""
 
     def encode_texts(self, prompts: Sequence[Prompt]) -> list[Encoded]:
         return [as_tokens(np.frombuffer(_plain(prompt).encode(), np.uint8).astype(np.uint32)) for prompt in prompts]
-
-    def decode(self, tokens: Tokens) -> str:
-        return bytes(tokens[tokens < 256].astype(np.uint8)).decode(errors="replace")
 
 
 def _plain(prompt: Prompt) -> str:
@@ -140,9 +130,6 @@ class Pretrained(Encoder):
                 for at, one in zip(texts, ids["input_ids"], strict=True):
                     encoded[at] = as_tokens(np.array(one, np.uint32))
         return encoded
-
-    def decode(self, tokens: Tokens) -> str:
-        return str(self._tokenizer.decode(tokens.tolist()))
 
     def kv_bytes(self) -> int | None:
         with contextlib.suppress(Exception):
