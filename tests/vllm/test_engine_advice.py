@@ -3,7 +3,6 @@
 import json
 import random
 import shutil
-import struct
 
 import pytest
 
@@ -55,24 +54,6 @@ def test_what_holds_an_agreement_is_found_and_its_configuration_is_one_that_vllm
     assert said in page and flag in page and "| first_k | 1 | 100% | 10 | 100.0% | 100.0%" in page
     assert card.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
     assert sorted(one.name for one in tmp_path.iterdir()) == ["card.md", "card.png", "data.jsonl", "model"]
-
-
-@pytest.mark.parametrize(
-    ("shape", "kept", "complaint"),
-    [(8, 0.5, "model.safetensors is cut short or damaged"), (2**40, 1, "GiB of memory: measure on a larger machine")],
-    ids=["cut short", "too large"],
-)
-def test_a_model_whose_files_cannot_be_served_is_one_line_and_no_card(shape, kept, complaint, tmp_path, capfd):
-    header = json.dumps({"w": {"dtype": "F32", "shape": [shape], "data_offsets": [0, 4 * shape]}}).encode()
-    with (tmp_path / "model.safetensors").open("wb") as file:
-        file.write(struct.pack("<Q", len(header)) + header)
-        file.truncate(file.tell() + int(4 * shape * kept))  # a hole: it takes no place
-    (tmp_path / "data.jsonl").write_text(json.dumps({"documents": [[1]], "question": [2]}))
-    flags = ["--model", str(tmp_path), "--data", str(tmp_path / "data.jsonl"), "--selectors", "first_k"]
-    assert main(["advise", *flags, "--card", str(tmp_path / "card.md")]) == 2
-    error = capfd.readouterr().err
-    assert error.startswith("blendhub: ") and complaint in error and error.count("\n") == 1
-    assert sorted(one.name for one in tmp_path.iterdir()) == ["data.jsonl", "model.safetensors"]
 
 
 def test_a_model_that_vllm_cannot_serve_ends_with_vllm_s_words(tmp_path, capfd):

@@ -88,7 +88,6 @@ class Advise(Command):
             data=arguments.data,
             has_answers=bool(questions[0].answers),
             tokens=tokens,
-            settings=settings,
             served=how,
             measured=measured,
         )

@@ -3,11 +3,9 @@
 import importlib.util
 import os
 import statistics
-import tempfile
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -27,7 +25,6 @@ class Measurement(msgspec.Struct, frozen=True):
     data: Path
     has_answers: bool
     tokens: int
-    settings: dict[str, Any]
     served: Served
     measured: list[Measured]
 
@@ -45,16 +42,11 @@ def check_place(file: Path) -> None:
 def write_card(file: Path, made: Measurement, advised: str) -> bool:
     """Write the card, and beside it the curve; whether it could be drawn. ``advised`` is the advice in words."""
     curve = file.with_suffix(".png") if importlib.util.find_spec("matplotlib") else None
-    # Whole files only: an engine may read the card at any time.
-    with tempfile.TemporaryDirectory(dir=file.absolute().parent, prefix=f".{file.name}.") as place:
-        if curve:
-            from blendhub_tools.advice.curve import draw
+    if curve:
+        from blendhub_tools.advice.curve import draw
 
-            draw(made.measured, made.tokens, Path(place, "curve"))
-        Path(place, "card").write_text("\n".join(_page(made, advised, curve)), encoding="utf-8")
-        if curve:
-            Path(place, "curve").rename(curve)
-        Path(place, "card").rename(file)
+        draw(made.measured, made.tokens, curve)
+    file.write_text("\n".join(_page(made, advised, curve)), encoding="utf-8")
     return curve is not None
 
 
