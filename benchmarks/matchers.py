@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.peer import PeerProcess
-from benchmarks.report import Row, arguments, finish, missing_row, row
+from benchmarks.report import Planned, Row, arguments, finish, row, rows_of
 from benchmarks.timing import progress, seconds
 from blendhub import PluginHost, Span
 from blendhub.contracts import Matcher
@@ -28,27 +28,33 @@ VOCABULARY = 150_000
 Array = npt.NDArray[np.uint32]
 
 
+ORACLE = 16
+"""The brute force calls a token reusable if it lies in a stored stretch of at least this many tokens."""
+BESIDE_PEER = {
+    "coverage_peer": Planned("the peer's share, at its chunks of 256 tokens", "", better="higher"),
+    "coverage_vs_peer": Planned("our share, relative to the peer's", "x", 1.3, "higher"),
+    "match_vs_peer": Planned("the peer's time, relative to ours, same prompt and stored tokens", "x", 5.0, "higher"),
+    "add_vs_peer": Planned("the peer's time, relative to ours, storing all chunks", "x", 1.0, "higher"),
+    "discard_vs_peer": Planned("the peer's time, relative to ours, discarding all chunks", "x", 1.0, "higher"),
+}
+
+
 def main() -> None:
     options = arguments(__doc__ or "")
     core = min(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {core})
     scale = 20 if options.quick else 1
-    rows: list[Row] = []
+    beside: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory() as folder:
         peer = Peer(options.peer_python, core, Path(folder)) if options.peer_python else None
-        rows += coverage(peer, documents=400 // scale, prompts=50 // scale)
-        rows += speed(peer, chunks=100_000 // scale)
-        rows.append(memory(chunks=1_000_000 // scale))
-        rows += retained(chunks=600_000 // scale)
-    if peer is None:
-        rows += [
-            missing_row(id, "not measured: name the peer's interpreter with --peer-python", "x", bar)
-            for id, bar in PEER_BARS.items()
+        rows = [
+            coverage(peer, beside, documents=400 // scale, prompts=50 // scale),
+            speed(peer, beside, chunks=100_000 // scale),
+            memory(chunks=1_000_000 // scale),
+            retained(chunks=600_000 // scale),
         ]
+    rows += rows_of(BESIDE_PEER, beside, "needs --peer-python")
     finish("matchers", rows, ["python", "numpy", "numba", "blendhub", "blendhub-matchers"], options.json)
-
-
-PEER_BARS = {"match_vs_peer": 5.0, "coverage_vs_peer": 1.3, "add_vs_peer": 1.0, "discard_vs_peer": 1.0}
 
 
 class Peer(PeerProcess):
@@ -70,7 +76,7 @@ def new_matcher() -> Matcher:
     return matcher
 
 
-def coverage(peer: Peer | None, documents: int, prompts: int) -> list[Row]:
+def coverage(peer: Peer | None, beside: dict[str, list[float]], documents: int, prompts: int) -> Row:
     """Documents stored inside earlier prompts, found again in new orders; held against brute force."""
     random = np.random.default_rng(1)
     texts = [_text(random, int(length)) for length in random.integers(300, 1500, documents)]
@@ -86,31 +92,25 @@ def coverage(peer: Peer | None, documents: int, prompts: int) -> list[Row]:
     if peer:
         peer("reset")
         peer("store_texts", peer.file("stored", np.concatenate(stored)), [len(one) for one in stored])
-    known = {window for sequence in stored for window in _windows(sequence)}
+    known_windows = {window for sequence in stored for window in _windows(sequence)}
     ours, theirs = [], []
     for _ in progress(range(prompts), "coverage"):
         parts = []
         for document in random.choice(documents, 8, replace=False):
             parts += [texts[document], _text(random, int(random.integers(20, 200)))]
         prompt = np.concatenate(parts)
-        shared = _covered(len(prompt), [(at, at + ORACLE) for at, w in enumerate(_windows(prompt)) if w in known])
+        shared = _covered(
+            len(prompt), [(at, at + ORACLE) for at, w in enumerate(_windows(prompt)) if w in known_windows]
+        )
         found = _covered(len(prompt), [(m.span.start, m.span.end) for m in matcher.match(prompt)])
         ours.append(float((found & shared).sum() / shared.sum()))
         if peer:
             ranges = peer("covered", peer.file("prompt", prompt))
             theirs.append(float((_covered(len(prompt), ranges) & shared).sum() / shared.sum()))
-    rows = [row("coverage", "share of the truly reusable tokens that is found", "", ours, 0.97)]
     if theirs:
-        rows.append(row("coverage_peer", "the peer's share, at its chunks of 256 tokens", "", theirs))
-        ratio = [statistics.mean(ours) / statistics.mean(theirs)]
-        rows.append(
-            row("coverage_vs_peer", "our share, relative to the peer's", "x", ratio, PEER_BARS["coverage_vs_peer"])
-        )
-    return rows
-
-
-ORACLE = 16
-"""The brute force calls a token reusable if it lies in a stored stretch of at least this many tokens."""
+        beside["coverage_peer"] = theirs
+        beside["coverage_vs_peer"] = [statistics.mean(ours) / statistics.mean(theirs)]
+    return row("coverage", "share of the truly reusable tokens that is found", "", ours, 0.97)
 
 
 def _windows(tokens: Array) -> Iterator[bytes]:
@@ -157,43 +157,30 @@ def _half_stored_prompt(runs: int) -> Array:
     return np.concatenate([part for number in picked for part in (_run(int(number)), _run(2**40 + int(number)))])
 
 
-def speed(peer: Peer | None, chunks: int) -> list[Row]:
+def speed(peer: Peer | None, beside: dict[str, list[float]], chunks: int) -> Row:
     """One large index: matching, adding and discarding, in turn with the peer."""
     runs = chunks // RUN_CHUNKS
     matcher = new_matcher()
+    ours = _fill(matcher, 0, runs)
     prompt = _half_stored_prompt(runs)
-    everything = np.stack([_run(number) for number in range(runs)]) if peer else None
-    added, discarded = [], []
-    for _ in progress(range(3), "add and discard"):
-        for run in range(runs) if len(matcher) else ():
-            matcher.discard(run, Span(0, RUN_CHUNKS * CHUNK))
-        ours = _fill(matcher, 0, runs)
-        if peer and everything is not None:
+    if peer:
+        everything = np.stack([_run(number) for number in range(runs)])
+        for _ in progress(range(3), "add and discard"):
             peer("reset")
-            added.append(peer("add", peer.file("runs", everything)) / ours)
+            beside.setdefault("add_vs_peer", []).append(peer("add", peer.file("runs", everything)) / ours)
             theirs = peer("discard", runs, RUN_CHUNKS * CHUNK)
             peer("add", peer.file("runs", everything))
             removed = new_matcher()
-            _fill(removed, 0, runs)
-            ours = seconds(partial(_discard, removed, runs))
-            discarded.append(theirs / ours)
-    matched, ratios = [], []
-    path = peer.file("prompt", prompt) if peer else ""
+            ours = _fill(removed, 0, runs)
+            beside.setdefault("discard_vs_peer", []).append(theirs / seconds(partial(_discard, removed, runs)))
+    matched = []
     for _ in progress(range(15), "match"):
-        ours = seconds(lambda: matcher.match(prompt))
-        matched.append(len(prompt) / ours / 1e6)
+        taken = seconds(lambda: matcher.match(prompt))
+        matched.append(len(prompt) / taken / 1e6)
         if peer:
-            ratios.append(peer("match", path) / ours)
+            beside.setdefault("match_vs_peer", []).append(peer("match", peer.file("prompt", prompt)) / taken)
     what = f"match of 32,768 tokens, half of them stored, {chunks:,} chunks of 256, one core"
-    rows = [row("match_mtok_s", what, "Mtok/s", matched, 10.0)]
-    for id, what, values in (
-        ("match_vs_peer", "the peer's time, relative to ours, same prompt, same stored tokens", ratios),
-        ("add_vs_peer", f"the peer's time, relative to ours, storing {chunks:,} chunks", added),
-        ("discard_vs_peer", f"the peer's time, relative to ours, discarding {chunks:,} chunks", discarded),
-    ):
-        if values:
-            rows.append(row(id, what, "x", values, PEER_BARS[id]))
-    return rows
+    return row("match_mtok_s", what, "Mtok/s", matched, 10.0)
 
 
 def memory(chunks: int) -> Row:
@@ -210,7 +197,7 @@ def memory(chunks: int) -> Row:
     return row("bytes_per_token", what, "bytes", [worst], 6.0, "lower")
 
 
-def retained(chunks: int) -> list[Row]:
+def retained(chunks: int) -> Row:
     """Every chunk that was ever stored is found again, each token of it."""
     matcher = new_matcher()
     runs = chunks // RUN_CHUNKS
@@ -223,7 +210,7 @@ def retained(chunks: int) -> list[Row]:
         mask = _covered(len(prompt), [(m.span.start, m.span.end) for m in matcher.match(prompt)])
         found += int(mask.reshape(-1, CHUNK).all(axis=1).sum())
     what = f"share of {chunks:,} stored chunks that are still found whole"
-    return [row("retained", what, "", [found / chunks], 1.0)]
+    return row("retained", what, "", [found / chunks], 1.0)
 
 
 if __name__ == "__main__":

@@ -6,9 +6,9 @@ import re
 import shlex
 import subprocess
 import sys
-import urllib.request
 from pathlib import Path
 
+import httpx
 import pytest
 
 from harness.engines import Server
@@ -40,11 +40,9 @@ def evaluated(port: int, out: Path, *more: str) -> float:
     return result
 
 
-def moved_tokens(port: int) -> float:
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as reply:
-        return sum(
-            map(float, re.findall(r"^vllm:blendhub_tokens_moved_total\{.*\} (\S+)$", reply.read().decode(), re.M))
-        )
+def moved_tokens(server: Server) -> float:
+    metrics = httpx.get(f"{server.url}/metrics").text
+    return sum(map(float, re.findall(r"^vllm:blendhub_tokens_moved_total\{.*\} (\S+)$", metrics, re.M)))
 
 
 @pytest.mark.slow
@@ -56,7 +54,7 @@ def test_lm_eval_measures_answers_with_reuse_and_without(tmp_path):
     with Server(make_real_model(), tmp_path / "log", CONNECTOR, max_model_len=2048) as server:
         server.wait_until_up()
         blended = evaluated(server.port, tmp_path / "blended")
-        moved = moved_tokens(server.port)
+        moved = moved_tokens(server)
         full = evaluated(server.port, tmp_path / "full", *FULL_PREFILL)
-        assert moved_tokens(server.port) == moved > 1000
+        assert moved_tokens(server) == moved > 1000
     assert full > 0.3 and abs(blended - full) <= 0.25

@@ -154,9 +154,8 @@ def test_no_benchmark_audits():
     pytest.importorskip("vllm", reason="the benchmarks serve with vLLM; `make setup` installs it")
     from benchmarks import agents, ttft
     from benchmarks.load import __main__ as load
-    from benchmarks.models import __main__ as models
 
-    for settings in (agents.SETTINGS, load.SETTINGS, models.SETTINGS, serving.SETTINGS, ttft.settings()):
+    for settings in (agents.SETTINGS, load.SETTINGS, serving.SETTINGS, ttft.settings()):
         assert settings["audit_share"] == 0
 
 
