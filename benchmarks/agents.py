@@ -209,7 +209,7 @@ class Reply(NamedTuple):
     """The log-probabilities of the likeliest first tokens."""
 
 
-class Asked(NamedTuple):
+class Replies(NamedTuple):
     """One step's answers."""
 
     step: Step
@@ -228,14 +228,14 @@ class Servers:
         self._plain, self._blending, self._pause_s = plain, blending, pause_s
         self._salts = count()
 
-    def replay(self, steps: Iterable[Step], said: str, tokens: int = 1) -> list[Asked]:
+    def replay(self, steps: Iterable[Step], said: str, tokens: int = 1) -> list[Replies]:
         """No step finds what another script has left."""
         salt, asked = f"{said} {next(self._salts)}", []
         for step in progress(list(steps), said):
             cached = self._ask(self._plain, step, salt, tokens)
             ours = self._ask(self._blending, step, salt, tokens)
             full = self._ask(self._plain, step, f"alone {next(self._salts)}", tokens) if step.is_edited else None
-            asked.append(Asked(step, cached, ours, full))
+            asked.append(Replies(step, cached, ours, full))
         return asked
 
     def _ask(self, server: Server, step: Step, salt: str, tokens: int) -> Reply:
@@ -292,16 +292,20 @@ def times(real: Path, quick: bool) -> Iterator[Row]:
         with serving(model, IDLE_S) as servers:
             servers.replay(clear(next(conversations("training", 6))), "warm up")
             for name, script in SCRIPTS.items():
-                asked: list[Asked] = []
-                while sum(one.step.is_edited for one in asked) < least:
+                asked: list[Replies] = []
+                while sum(replies.step.is_edited for replies in asked) < least:
                     steps = servers.replay(script(next(those)), name)
                     asked += steps
-                    usual += [one.ours.seconds / one.cached.seconds for one in steps[1:] if not one.step.is_edited]
-                edited = [one.ours.seconds / one.full.seconds for one in asked if one.full]
+                    usual += [
+                        replies.ours.seconds / replies.cached.seconds
+                        for replies in steps[1:]
+                        if not replies.step.is_edited
+                    ]
+                edited = [replies.ours.seconds / replies.full.seconds for replies in asked if replies.full]
                 what = f"{name}: time to the first token of {len(edited)} edited prompts, relative to full prefill"
                 yield row(f"{name}_edited", what, "x", edited, BARS.get(name), "lower")
                 ours, theirs = (sum(reply.computed_tokens for reply in those) for those in zip(
-                    *((one.ours, one.cached) for one in asked), strict=True))  # fmt: skip
+                    *((replies.ours, replies.cached) for replies in asked), strict=True))  # fmt: skip
                 what = f"{name}: prompt tokens computed in all turns, relative to vLLM's prefix cache ({theirs:,})"
                 bar = 0.35 if name == "clear" else None
                 computed.append(measured_row(f"{name}_computed", what, "x", ours / theirs, bar, "lower"))
@@ -322,8 +326,8 @@ def answers(real: Path, quick: bool) -> Iterator[Row]:
                 losses[name].append([divergence(full.first, ours.first) for full, ours in pairs])
                 edited = edited + pairs
             steps = list(edits10(conversation))
-            once = [*(step for step in steps if not step.is_edited), steps[-1]]
-            ((full, ours),) = _edited(servers.replay(once, "at once", ANSWER_TOKENS))
+            merged = [*(step for step in steps if not step.is_edited), steps[-1]]
+            ((full, ours),) = _edited(servers.replay(merged, "at once", ANSWER_TOKENS))
             at_once.append(divergence(full.first, ours.first))
     reference = statistics.mean(divergence(full.first, ours.first) for full, ours in moved)
     for name, mean, bar in [
@@ -332,17 +336,17 @@ def answers(real: Path, quick: bool) -> Iterator[Row]:
     ]:
         what = f"{name}: KL of the first token to full prefill, edited prompts"
         yield measured_row(f"{name}_kl", what, "nats", mean, bar, "lower")
-    one, ten = statistics.mean(at_once), statistics.mean(those[-1] for those in losses["edits10"])
-    what = f"KL of the first token after {EDITS} edits, relative to one edit that leads to the same prompt ({one:.4f})"
-    yield measured_row("edits10_drift", what, "x", ten / one if one else None, 1.5, "lower")
+    once, ten = statistics.mean(at_once), statistics.mean(those[-1] for those in losses["edits10"])
+    what = f"KL of the first token after {EDITS} edits, relative to one edit that leads to the same prompt ({once:.4f})"
+    yield measured_row("edits10_drift", what, "x", ten / once if once else None, 1.5, "lower")
     what = f"edited prompts whose {ANSWER_TOKENS} tokens are full prefill's"
     same = statistics.mean(full.tokens == ours.tokens for full, ours in edited)
     yield measured_row("same_answers", what, "share", same)
 
 
-def _edited(asked: Sequence[Asked]) -> list[tuple[Reply, Reply]]:
+def _edited(asked: Sequence[Replies]) -> list[tuple[Reply, Reply]]:
     """The answers of full prefill and of BlendHub to edited prompts."""
-    return [(one.full, one.ours) for one in asked if one.full]
+    return [(replies.full, replies.ours) for replies in asked if replies.full]
 
 
 def main() -> None:

@@ -87,17 +87,17 @@ def _wait(is_so: Callable[[], bool], what: str, patience_s: float = PATIENCE_S) 
 def finding(server: RedisServer, place: Path, *, quick: bool) -> Iterator[Row]:
     """From the commit of a chunk on one hub to the first lookup on another that finds it."""
     n = FOUND_A_SECOND * (2 if quick else 30)
-    with _hub(server, place, "found") as one, _hub(server, place, "found") as other:
-        _wait(lambda: min(one.gauge("fleet_hubs"), other.gauge("fleet_hubs")) >= 2, "that two hubs see each other")
-        _found_after(one, other, range(FOUND_A_SECOND))  # the first ones warm up
-        taken = sorted(_found_after(one, other, range(FOUND_A_SECOND, FOUND_A_SECOND + n)))
+    with _hub(server, place, "found") as writer, _hub(server, place, "found") as finder:
+        _wait(lambda: min(writer.gauge("fleet_hubs"), finder.gauge("fleet_hubs")) >= 2, "that two hubs see each other")
+        _found_after(writer, finder, range(FOUND_A_SECOND))  # the first ones warm up
+        taken = sorted(_found_after(writer, finder, range(FOUND_A_SECOND, FOUND_A_SECOND + n)))
     what = f"from commit on one hub to a match on the other, chunks of {CHUNK} tokens, {FOUND_A_SECOND} a second"
     yield row("found_elsewhere_ms", f"{what}; median", "ms", [1e3 * after for after in taken], 50, "lower")
     p99 = 1e3 * taken[len(taken) * 99 // 100]
     yield row("found_elsewhere_p99_ms", "the same, 99 of 100 are faster", "ms", [p99], 250, "lower")
 
 
-def _found_after(one: BenchedHub, other: BenchedHub, seeds: range) -> list[float]:
+def _found_after(writer: BenchedHub, finder: BenchedHub, seeds: range) -> list[float]:
     waiting: deque[tuple[float, np.ndarray]] = deque()
 
     def write() -> None:
@@ -105,21 +105,21 @@ def _found_after(one: BenchedHub, other: BenchedHub, seeds: range) -> list[float
         for place, seed in enumerate(seeds):
             time.sleep(max(0.0, began + place / FOUND_A_SECOND - time.perf_counter()))
             tokens, at = random_text(seed, CHUNK), time.perf_counter()
-            one.store(tokens)
+            writer.store(tokens)
             waiting.append((at, tokens))
 
-    writer = threading.Thread(target=write)
-    writer.start()
+    thread = threading.Thread(target=write)
+    thread.start()
     taken: list[float] = []
     deadline = time.monotonic() + len(seeds) / FOUND_A_SECOND + PATIENCE_S
     while len(taken) < len(seeds):
-        if waiting and other.knows(waiting[0][1]):
+        if waiting and finder.knows(waiting[0][1]):
             taken.append(time.perf_counter() - waiting.popleft()[0])
         elif time.monotonic() > deadline:
             raise TimeoutError(f"{len(seeds) - len(taken)} chunks of {len(seeds)} were not found")
         else:
             time.sleep(0.001)
-    writer.join()
+    thread.join()
     return taken
 
 

@@ -44,8 +44,8 @@ def main() -> None:
     ways = passes.ways_of(options.method, options.recompute_ratio)
     settings, engine_options = engine_arguments(model, prompts, len(ways), options)
     with Engine(model, settings, **engine_options) as engine:
-        found = passes.run(engine, prompts, writer, ways, options.passes, options.at_once)
-    finish("holes", figures.rows(found), PACKAGES, options.json, found)
+        results = passes.run(engine, prompts, writer, ways, options.passes, options.at_once)
+    finish("holes", figures.rows(results), PACKAGES, options.json, results)
 
 
 def parsed(arguments: Sequence[str] | None = None) -> tuple[argparse.ArgumentParser, argparse.Namespace]:

@@ -69,7 +69,7 @@ class Measured(msgspec.Struct):
     passes: list[Pass]
 
 
-Found: TypeAlias = dict[str, Measured]
+Results: TypeAlias = dict[str, Measured]
 """What was measured, by the label of the way."""
 
 
@@ -114,9 +114,9 @@ FIGURES = {
 }
 
 
-def rows(found: Found) -> list[Row]:
+def rows(results: Results) -> list[Row]:
     made = []
-    for label, measured in found.items():
+    for label, measured in results.items():
         what = f"{label}: time of what is computed before the queries"
         made.append(measured_row(f"{label}_before", what, "s", measured.computed_before_s, better="lower"))
         for number, run in enumerate(measured.passes, 1):
@@ -124,9 +124,9 @@ def rows(found: Found) -> list[Row]:
                 what = f"{label}, pass {number}: {figure.what}"
                 id = f"{label}_pass_{number}_{name}"
                 made.append(measured_row(id, what, figure.unit, figure.of(run), better=figure.better))
-            if label != "full" and "full" in found:
+            if label != "full" and "full" in results:
                 ours, full = (
-                    statistics.median(one.all("first_token_s")) for one in (run, found["full"].passes[number - 1])
+                    statistics.median(one.all("first_token_s")) for one in (run, results["full"].passes[number - 1])
                 )
                 what = f"{label}, pass {number}: median time to first token, relative to full prefill"
                 made.append(measured_row(f"{label}_pass_{number}_ttft_by_full", what, "x", ours / full, better="lower"))

@@ -7,7 +7,7 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 
-from benchmarks.holes.figures import PHASES, Answered, Found, Measured, Pass
+from benchmarks.holes.figures import PHASES, Answered, Measured, Pass, Results
 from benchmarks.holes.prompts import Prompt, Writer, before
 from benchmarks.holes.scores import f1, rouge_l
 from benchmarks.quality.measure import reported
@@ -49,9 +49,9 @@ def ways_of(methods: Sequence[Method], ratios: Sequence[float]) -> list[Way]:
 
 def run(
     engine: Engine, prompts: Sequence[Prompt], writer: Writer, ways: Sequence[Way], passes: int, at_once: AtOnce
-) -> Found:
+) -> Results:
     """All ways in turn, each with nothing stored at its begin."""
-    found: Found = {}
+    results: Results = {}
     for way in ways:
         asked = way.asked()
         # A full prefill reads nothing that was stored.
@@ -59,7 +59,7 @@ def run(
         begun = time.perf_counter()
         for batch in progress(_batches(units, at_once), f"{way.label}: what is computed before"):
             engine.ask(*batch, mode="exact", cache_salt=asked["cache_salt"])
-        found[way.label] = Measured(time.perf_counter() - begun, [])
+        results[way.label] = Measured(time.perf_counter() - begun, [])
         for number in range(1, passes + 1):
             engine.forget()
             asking = progress(_batches(prompts, at_once), f"{way.label}: pass {number}")
@@ -68,7 +68,7 @@ def run(
             answers = [answer for batch in asking for answer in engine.ask(*(one.tokens for one in batch), **request)]
             seconds, spent = time.perf_counter() - begun, Counter(engine.call("counts"))
             spent.subtract(counted)
-            found[way.label].passes.append(
+            results[way.label].passes.append(
                 Pass(
                     [answered(*pair, writer) for pair in zip(prompts, answers, strict=True)],
                     spent["requests_with_holes"],
@@ -76,7 +76,7 @@ def run(
                     seconds,
                 )
             )
-    return found
+    return results
 
 
 def _batches(those: Sequence[Any], at_once: AtOnce) -> list[Sequence[Any]]:

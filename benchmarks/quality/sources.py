@@ -49,11 +49,11 @@ def manual(half: Half) -> list[list[str]]:
 
 def requests(half: Half) -> list[Request]:
     """Requests with one right function. Those of the two halves have no set of functions in common."""
-    right = {one["id"]: one["ground_truth"] for one in _read("possible_answer/BFCL_v4_live_multiple.json")}
+    right = {entry["id"]: entry["ground_truth"] for entry in _read("possible_answer/BFCL_v4_live_multiple.json")}
     found = []
-    for one in _read("BFCL_v4_live_multiple.json"):
-        (said,), answer = one["question"], right[one["id"]]
-        functions = {function["name"]: json.dumps(function) for function in one["function"]}
+    for entry in _read("BFCL_v4_live_multiple.json"):
+        (said,), answer = entry["question"], right[entry["id"]]
+        functions = {function["name"]: json.dumps(function) for function in entry["function"]}
         ours = crc32(" ".join(sorted(functions)).encode()) % 2 == _part(half)
         short = max(map(len, functions.values())) < FUNCTION_CHARACTERS and len(said[-1]["content"]) < 400
         if ours and short and len(said) == 1 and len(answer) == 1:
@@ -65,17 +65,17 @@ def dialogues(half: Half) -> list[Dialogue]:
     """Dialogues with calls of functions. The data has no results: parts of the state that the functions work on do."""
     described: dict[str, str] = {}
     for file in sorted((BFCL / "multi_turn_func_doc").glob("*.json")):
-        for one in _lines(file):
-            described[one["name"]] = json.dumps({"name": one["name"], "description": one["description"]})
-    calls = {one["id"]: one["ground_truth"] for one in _read("possible_answer/BFCL_v4_multi_turn_base.json")}
+        for entry in _lines(file):
+            described[entry["name"]] = json.dumps({"name": entry["name"], "description": entry["description"]})
+    calls = {entry["id"]: entry["ground_truth"] for entry in _read("possible_answer/BFCL_v4_multi_turn_base.json")}
     found = []
-    for number, one in enumerate(_read("BFCL_v4_multi_turn_base.json")):
+    for number, entry in enumerate(_read("BFCL_v4_multi_turn_base.json")):
         if number % 2 == _part(half):
-            names = dict.fromkeys(path.split(".")[-1] for path in one["path"])
+            names = dict.fromkeys(path.split(".")[-1] for path in entry["path"])
             functions = {name: described[name] for name in names if name in described}
-            results = _results(json.dumps(one["initial_config"]), len(one["question"]))
-            said = [turn[0]["content"] if turn else "" for turn in one["question"]]
-            called = ["; ".join(turn) for turn in calls[one["id"]]]
+            results = _results(json.dumps(entry["initial_config"]), len(entry["question"]))
+            said = [turn[0]["content"] if turn else "" for turn in entry["question"]]
+            called = ["; ".join(turn) for turn in calls[entry["id"]]]
             turns = [Turn(*turn) for turn in zip(said, called, results, strict=True) if turn[0] and turn[1]]
             found.append(Dialogue(functions, turns))
     return found

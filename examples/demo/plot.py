@@ -18,14 +18,14 @@ BAR = 0.8
 
 def draw(measured: Sequence[Measured], file: Path) -> None:
     """For each of the first prompts, a bar for each way."""
-    shown = [one for one in measured if one.prompt <= MOST_PROMPTS]
+    shown = [serving for serving in measured if serving.prompt <= MOST_PROMPTS]
     figure = Figure(figsize=(13, 1.6 + 0.3 * len(shown)), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
-    heights = [row + one.prompt / 2 for row, one in enumerate(shown)]
-    for height, one in zip(heights, shown, strict=True):
-        _draw_bar(axes, height, one)
-    axes.set_yticks(heights, [f"prompt {one.prompt}, {WAYS[one.way][0]}" for one in shown])
+    heights = [row + serving.prompt / 2 for row, serving in enumerate(shown)]
+    for height, serving in zip(heights, shown, strict=True):
+        _draw_bar(axes, height, serving)
+    axes.set_yticks(heights, [f"prompt {serving.prompt}, {WAYS[serving.way][0]}" for serving in shown])
     axes.invert_yaxis()
     axes.margins(x=0.01, y=0.02)
     axes.spines[["top", "right", "left"]].set_visible(False)
@@ -41,11 +41,11 @@ def draw(measured: Sequence[Measured], file: Path) -> None:
     figure.savefig(file, dpi=150)
 
 
-def _draw_bar(axes: Axes, height: float, one: Measured) -> None:
+def _draw_bar(axes: Axes, height: float, serving: Measured) -> None:
     for fate in Fate:
-        spans = [(stretch.span.start, len(stretch.span)) for stretch in one.plan if stretch.fate is fate]
+        spans = [(stretch.span.start, len(stretch.span)) for stretch in serving.plan if stretch.fate is fate]
         axes.broken_barh(spans, (height - BAR / 2, BAR), color=COLOURS[fate], linewidth=0)
-    seconds = statistics.median(said.first_token_s for said in one.said)
+    seconds = statistics.median(said.first_token_s for said in serving.said)
     axes.annotate(
-        f"{1e3 * seconds:.0f} ms", (one.plan[-1].span.end, height), (4, 0), textcoords="offset points", va="center"
+        f"{1e3 * seconds:.0f} ms", (serving.plan[-1].span.end, height), (4, 0), textcoords="offset points", va="center"
     )

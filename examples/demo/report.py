@@ -30,14 +30,14 @@ class Report(msgspec.Struct):
 
     def said(self, way: str) -> list[Said]:
         """The answers of one way, in the order of the questions."""
-        return [said for one in self.measured if one.way == way for said in one.said]
+        return [said for serving in self.measured if serving.way == way for said in serving.said]
 
 
 def make_report(measured: list[Measured]) -> Report:
     report = Report({}, measured)
     for way, (title, _) in WAYS.items():
         pairs = list(zip(report.said("full"), report.said(way), strict=True))
-        counts = [count(one.plan) for one in measured if one.way == way]
+        counts = [count(serving.plan) for serving in measured if serving.way == way]
         report.ways[way] = Figures(
             title=title,
             first_token_s=statistics.median(ours.first_token_s for _, ours in pairs),

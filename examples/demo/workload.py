@@ -33,9 +33,9 @@ class Workload:
         # The first prompt is for warming up.
         for _ in range(1 + n_prompts):
             persons = list(islice(everyone, DOCUMENTS))
-            known = [asked for one in persons for asked in one.questions]
-            asked = rng.sample(known, min(n_questions, len(known)))
-            case = case_of(chat, ONE_WORD, [f"Document: {one.text}\n\n" for one in persons], asked)
+            all_asked = [asked for person in persons for asked in person.questions]
+            asked = rng.sample(all_asked, min(n_questions, len(all_asked)))
+            case = case_of(chat, ONE_WORD, [f"Document: {person.text}\n\n" for person in persons], asked)
             self._cases.append(case)
             self._questions.append(
                 [Question(one.question, asks.tokens) for one, asks in zip(asked, case.questions, strict=True)]

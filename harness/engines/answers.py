@@ -47,32 +47,32 @@ class Beside:
         self.ended_s: float = answer["ended_s"]
 
 
-def deviation(given: KV, expected: KV) -> float:
+def deviation(kv: KV, expected: KV) -> float:
     """The distance of KV from the expected KV, relative to the size of the latter."""
-    return float(np.linalg.norm(given - expected) / np.linalg.norm(expected))
+    return float(np.linalg.norm(kv - expected) / np.linalg.norm(expected))
 
 
-def largest_difference(given: KV, expected: KV) -> float:
+def largest_difference(kv: KV, expected: KV) -> float:
     """The largest difference of a number, relative to the largest number."""
-    return float(np.abs(given - expected).max() / np.abs(expected).max())
+    return float(np.abs(kv - expected).max() / np.abs(expected).max())
 
 
-def disagreement(given: Sequence[Answer], expected: Sequence[Answer]) -> float:
+def disagreement(answers: Sequence[Answer], expected: Sequence[Answer]) -> float:
     """The largest difference of a likely token's log-probability, as far as answers continue the same text.
 
     Tokens themselves are equal only between engines of the same kind, asked one prompt after the other: where two are
     almost equally likely, rounding decides, and the rest of the two answers cannot be compared.
     """
-    return max(_disagreement(*pair) for pair in zip(given, expected, strict=True))
+    return max(_disagreement(*pair) for pair in zip(answers, expected, strict=True))
 
 
-def _disagreement(given: Answer, expected: Answer) -> float:
+def _disagreement(answer: Answer, expected: Answer) -> float:
     worst = 0.0
     for ours, theirs, token, other in zip(
-        given.logprobs, expected.logprobs, given.tokens, expected.tokens, strict=True
+        answer.logprobs, expected.logprobs, answer.tokens, expected.tokens, strict=True
     ):
         likely = {*_most_likely(ours), *_most_likely(theirs)}
-        worst = max(worst, *(abs(ours.get(one, -math.inf) - theirs.get(one, -math.inf)) for one in likely))
+        worst = max(worst, *(abs(ours.get(t, -math.inf) - theirs.get(t, -math.inf)) for t in likely))
         if token != other:
             break
     return worst

@@ -112,8 +112,8 @@ def measured(reused, hole, first_token_s):
 
 
 def test_rows_are_shares_of_all_prompts_the_greatest_of_one_and_times_beside_full_prefill():
-    found = {"blend_15": Measured(5.0, [measured(4, 2, 0.1)]), "full": Measured(0.0, [measured(0, 0, 0.4)])}
-    values = {row.id: row.value for row in rows(found)}
+    results = {"blend_15": Measured(5.0, [measured(4, 2, 0.1)]), "full": Measured(0.0, [measured(0, 0, 0.4)])}
+    values = {row.id: row.value for row in rows(results)}
     expected = {"hit_rate": 0.5, "computed": 0.6, "in_holes": 0.3, "most_reused": 0.6, "largest_hole": 0.4}
     expected |= {"with_holes": 2 / 3, "e2e": 1.0, "a_query": 2.0, "load": 1.0, "ttft_by_full": 0.25}
     assert {id: values[f"blend_15_pass_1_{id}"] for id in expected} == pytest.approx(expected)

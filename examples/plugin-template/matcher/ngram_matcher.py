@@ -68,12 +68,12 @@ class NgramMatcher(Matcher):
     def add(self, run: int, tokens: Tokens, span: Span, exact: bool = True) -> None:
         with self._lock:
             self._runs.check_add(run, span)
-            known = self._texts.setdefault(run, StoredTokens(span.start))
-            before = len(known)
-            known.grow(tokens, span, exact)
-            self._n_kept += len(known) - before
+            entry = self._texts.setdefault(run, StoredTokens(span.start))
+            before = len(entry)
+            entry.grow(tokens, span, exact)
+            self._n_kept += len(entry) - before
             # The window that this span completes may have begun before it.
-            for text, place in self._windows(run, Span(max(known.start, span.start - self._window + 1), span.end)):
+            for text, place in self._windows(run, Span(max(entry.start, span.start - self._window + 1), span.end)):
                 self._places.setdefault(text, {})[place] = None
                 self._n_windows += 1
             self._runs.add(run, span)
@@ -81,17 +81,17 @@ class NgramMatcher(Matcher):
     def discard(self, run: int, span: Span) -> None:
         with self._lock:
             self._runs.discard(run, span)
-            known = self._texts[run]
-            around = Span(max(known.start, span.start - self._window + 1), min(len(known), span.end + self._window - 1))
+            entry = self._texts[run]
+            around = Span(max(entry.start, span.start - self._window + 1), min(len(entry), span.end + self._window - 1))
             for text, place in self._windows(run, around):
                 places = self._places[text]
                 del places[place]
                 self._n_windows -= 1
                 if not places:
                     del self._places[text]
-            known.stored[span.start : span.end] = False
+            entry.stored[span.start : span.end] = False
             if run not in self._runs:
-                self._n_kept -= len(known)
+                self._n_kept -= len(entry)
                 del self._texts[run]
 
     def match(self, tokens: Tokens) -> list[Match]:
@@ -122,33 +122,33 @@ class NgramMatcher(Matcher):
 
     def _windows(self, run: int, span: Span) -> list[tuple[bytes, tuple[int, int]]]:
         """The windows of the run that lie whole in ``span`` and are stored whole: their text and their place."""
-        known, width = self._texts[run], self._window
-        first = known.start + -(-(span.start - known.start) // width) * width
+        entry, width = self._texts[run], self._window
+        first = entry.start + -(-(span.start - entry.start) // width) * width
         return [
-            (known.tokens[start : start + width].tobytes(), (run, start))
+            (entry.tokens[start : start + width].tobytes(), (run, start))
             for start in range(first, span.end - width + 1, width)
-            if known.stored[start : start + width].all()
+            if entry.stored[start : start + width].all()
         ]
 
     def _stretch(self, run: int, source: int, prompt: Tokens, at: int, covered: int) -> Match:
         """The longest stretch through a window that agrees, back to what is covered and on to a difference."""
-        known = self._texts[run]
+        entry = self._texts[run]
         back = min(source, at - covered)
-        ahead = min(len(known) - source, len(prompt) - at)
+        ahead = min(len(entry) - source, len(prompt) - at)
         theirs = slice(source - back, source + ahead)
-        agrees = (known.tokens[theirs] == prompt[at - back : at + ahead]) & known.stored[theirs]
+        agrees = (entry.tokens[theirs] == prompt[at - back : at + ahead]) & entry.stored[theirs]
         differs = np.flatnonzero(~agrees)
         left, right = differs[differs < back], differs[differs > back]
         first = int(left[-1]) + 1 if len(left) else 0
         last = int(right[0]) if len(right) else len(agrees)
         span = Span(at - back + first, at - back + last)
         start = source - back + first
-        return Match(span, run, start, start == span.start and _is_exact(known, span, prompt))
+        return Match(span, run, start, start == span.start and _is_exact(entry, span, prompt))
 
 
-def _is_exact(known: StoredTokens, span: Span, prompt: Tokens) -> bool:
-    same_prefix = np.array_equal(known.tokens[: span.end], prompt[: span.end])
-    return same_prefix and bool(known.exact[span.start : span.end].all())
+def _is_exact(entry: StoredTokens, span: Span, prompt: Tokens) -> bool:
+    same_prefix = np.array_equal(entry.tokens[: span.end], prompt[: span.end])
+    return same_prefix and bool(entry.exact[span.start : span.end].all())
 
 
 @hookimpl
