@@ -57,7 +57,8 @@ class Register(Message, frozen=True):
     process: ProcessId
     namespace: Namespace
     client: Id
-    """A random number that the client keeps. Its earlier session ends: it writes under no lease of that one."""
+    """A random number that the client keeps. When it registers anew, its earlier session ends: the client no longer
+    writes under the leases of that session."""
 
 
 class FromSession(Message, frozen=True):

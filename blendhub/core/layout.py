@@ -100,7 +100,7 @@ class Variant(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
     cache_salt: Text = ""
 
     def __post_init__(self) -> None:
-        # Requests choose both texts, so that what no message can hold is found here, and not when one is sent.
+        # A request chooses both texts. A text that no message can carry is refused here, before anything is sent.
         for name, text in (("lora", self.lora), ("cache_salt", self.cache_salt)):
             if len(text) > LONGEST_TEXT:
                 raise InvalidInput(f"{name} has {len(text):,} characters, and at most {LONGEST_TEXT:,} are possible")

@@ -35,8 +35,10 @@ class Hub:
     """``async with Hub(config):`` serves on the running event loop."""
 
     def __init__(self, config: HubConfig, host: PluginHost | None = None, private: PluginChoice | None = None) -> None:
-        """``private``: the transport of an endpoint for this user alone, before those of the configuration. By default
-        there is one if the configuration names no endpoint."""
+        """``private``: the transport of an endpoint that the hub makes in a directory of its own, and lists first.
+
+        Without it, the hub makes such an endpoint only if the configuration names none.
+        """
         self.config = config
         self._host = host or PluginHost.discover()
         self._private = private or (None if config.listen else DEFAULT_TRANSPORT)

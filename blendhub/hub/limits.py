@@ -33,8 +33,8 @@ AT_ONCE = 256
 """Chunks that are dropped before other requests have their turn."""
 
 MOST_WAITING_SAVES = 2**16
-"""Chunks that wait for the store, and those that wait until it is there again. With one more, one is not saved: it is
-lost when it is evicted, and counted."""
+"""The most chunks that wait to be saved, and the most that wait until the store answers again. The hub does not save a
+further chunk, and counts it: the chunk is lost when it is evicted."""
 
 CHUNKS_A_PIECE = 16
 """Chunks of another hub that become matchable before other requests have their turn."""

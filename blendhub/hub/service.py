@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, get_args
+from typing import Any, cast, get_args
 
 from blendhub.client import wire
 from blendhub.contracts import Envelope, Service
@@ -64,14 +64,21 @@ class HubService(Service):
             wire.Explain: explaining.explain,
             wire.Preview: explaining.preview,
             wire.Forget: self.forget,
+            wire.Stats: lambda message, payload: self.stats(),
         }
         """The handlers of requests that need no session."""
 
     def handle(self, peer: Peer, request: Envelope) -> Envelope | Awaitable[Envelope]:
-        started = self._clock()
-        kind = KINDS[type(request.message)]
+        started, message = self._clock(), cast(Any, request.message)
+        kind = KINDS[type(message)]
         try:
-            answer = self._answer(peer, request, started)
+            if isinstance(message, wire.FromSession):
+                session = self.state.sessions.get(message.session, message.epoch, started)
+                answer = self._handlers[type(message)](session, message, request.payload)
+            elif isinstance(message, wire.Register):
+                answer = self._sessions.register(peer, message, self._watch)
+            else:
+                answer = self._open_handlers[type(message)](message, request.payload)
         except BlendHubError as error:
             self._count_refusal(kind, error)
             raise
@@ -96,17 +103,6 @@ class HubService(Service):
         """Delete what all requests with a cache salt stored."""
         await self._deletion.delete(message.salt)
         return DONE
-
-    def _answer(self, peer: Peer, request: Envelope, now: float) -> Answer | Awaitable[Answer]:
-        message: Any = request.message
-        handler = self._handlers.get(type(message))
-        if handler:
-            session = self.state.sessions.get(message.session, message.epoch, now)
-            return handler(session, message, request.payload)
-        if isinstance(message, wire.Register):
-            return self._sessions.register(peer, message, self._watch)
-        open_handler = self._open_handlers.get(type(message))
-        return open_handler(message, request.payload) if open_handler else self.stats()
 
     async def _finish_later(self, kind: str, started: float, answer: Awaitable[Answer]) -> Envelope:
         try:

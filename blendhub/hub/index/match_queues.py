@@ -42,7 +42,7 @@ class MatchQueue:
     """The work on one namespace. All methods are for the loop's thread."""
 
     def __init__(self, threads: "MatchThreads", owner: str) -> None:
-        """``owner`` shares the threads with other owners in turns, whatever the number of its queues."""
+        """``owner``: the engine's namespace. The owners take turns at the threads, however many queues each has."""
         self.owner = owner
         self._threads = threads
         self._jobs: deque[_Job] = deque()

@@ -93,7 +93,7 @@ class Run:
         self.origin = origin
         self.key = key or RunKey(index.digest, secrets.token_hex(16))
         self.foreign = foreign
-        """Whether another hub computed it. It does not grow here: its name is that hub's."""
+        """Whether another hub computed the run. Only that hub, which named the run, lets it grow."""
         self.listed = 0
         """The last snapshot of a shared store that had chunks of it, or after which some were saved."""
         self.tokens: Tokens | None = None
@@ -246,10 +246,11 @@ class NamespaceIndex:
         return chunk_matches
 
     def examine(self, tokens: Tokens, span: Span, run: Run | None, *, blended: bool) -> tuple[int, bool]:
-        """The parts of the span that are new; part of a queue's work.
+        """How much of the span needs no second copy; part of a queue's work.
 
-        The position up to which it is stored exactly already, from its start, and whether its tokens from there on
-        continue the run. ``blended``: settled is enough, however much of it was recomputed, so that one copy is kept.
+        Returns the position up to which the span is stored exactly, counted from its start, and whether ``run`` ends
+        at that position with the same tokens, so that it may grow. For ``blended`` KV, settled KV counts like exact KV,
+        however much of it was recomputed.
         """
         reached = span.start
         for match in self.match(tokens[: span.end], 0.0 if blended else None):
@@ -300,7 +301,8 @@ class NamespaceIndex:
     def _store(self, run: Run, tokens: Tokens, span: Span, missing: list[Span]) -> None:
         for matcher in self._matchers_of(run.origin):
             matcher.add(run.id, tokens, span, run.origin.exact)
-        self._settled.add(run, tokens, span)
+        if not run.origin.exact:
+            self._settled.add(run.id, run.origin.ratio, tokens, span)
         run.note_tokens(tokens, span.end)
         for gap in missing:
             self._discard(run, gap)
@@ -308,7 +310,7 @@ class NamespaceIndex:
     def _discard(self, run: Run, span: Span) -> None:
         for matcher in self._matchers_of(run.origin):
             matcher.discard(run.id, span)
-        self._settled.discard(run, span)
+        self._settled.discard(run.id, span)
 
     def _matchers_of(self, origin: Origin) -> list[Matcher]:
         """The matchers that find KV of this origin."""
@@ -322,7 +324,10 @@ class NamespaceIndex:
             movable = sum(len(chunk.span) for chunk in chunks if not chunk.run.origin.blended)
             known = [len(matcher) for matcher in self._matchers]
             assert known == [movable] * len(known), "a matcher knows other tokens than the index"
-            self._settled.check_integrity(self.runs.values())
+            inexact = [run for run in self.runs.values() if not run.origin.exact]
+            self._settled.check_integrity(
+                {run.id: sum(len(chunk.span) for chunk in run.chunks.values()) for run in inexact}
+            )
         for run in self.runs.values():
             assert run.chunks, "the index keeps a run without chunks"
             assert all(chunk.run is run and run.chunks[start] is chunk for start, chunk in run.chunks.items())

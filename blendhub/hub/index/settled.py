@@ -4,15 +4,11 @@ One more matcher of the namespace's own that finds prefixes has all runs that ar
 means just that: same tokens, same positions, same whole prefix.
 """
 
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
 
 from blendhub.contracts import Matcher
 from blendhub.core.spans import Match, Span
 from blendhub.core.tokens import Tokens
-
-if TYPE_CHECKING:
-    from blendhub.hub.index.namespace_index import Run
 
 
 class _Held:
@@ -53,24 +49,25 @@ class SettledMatches:
             if match.exact and self._held[match.run].ratio >= least_ratio
         ]
 
-    def add(self, run: "Run", tokens: Tokens, span: Span) -> None:
-        if run.origin.exact or not self._new_matcher:
+    def add(self, run: int, ratio: float, tokens: Tokens, span: Span) -> None:
+        """Add KV of a run that is not exact, of which this share was recomputed."""
+        if not self._new_matcher:
             return
         self._matcher = self._matcher or self._new_matcher()
-        self._matcher.add(run.id, tokens, span)
-        self._held.setdefault(run.id, _Held(run.origin.ratio)).tokens += len(span)
+        self._matcher.add(run, tokens, span)
+        self._held.setdefault(run, _Held(ratio)).tokens += len(span)
 
-    def discard(self, run: "Run", span: Span) -> None:
-        held = self._held.get(run.id)
+    def discard(self, run: int, span: Span) -> None:
+        held = self._held.get(run)
         if held is None or not self._matcher:
             return
-        self._matcher.discard(run.id, span)
+        self._matcher.discard(run, span)
         held.tokens -= len(span)
         if not held.tokens:
-            del self._held[run.id]
+            del self._held[run]
 
-    def check_integrity(self, runs: Iterable["Run"]) -> None:
-        stored = {run.id: sum(len(chunk.span) for chunk in run.chunks.values()) for run in runs if not run.origin.exact}
+    def check_integrity(self, stored: Mapping[int, int]) -> None:
+        """``stored``: the tokens of each run that is not exact."""
         if not self.can_match:
             assert not self._held
             return

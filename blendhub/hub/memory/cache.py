@@ -138,9 +138,10 @@ class Cache:
         return found
 
     def _around(self, start: int, size: int) -> tuple[int, list[int]]:
-        """How much room the extent and its evictable neighbours make in one piece, up to ``size``, and their starts.
+        """The bytes that the extent at ``start`` and its evictable neighbours make in one piece, up to ``size``, and
+        the starts of these extents, that extent's first.
 
-        The first start is the given one. If there is too little room, so there is around each of the others.
+        If they make less than ``size``, searching from any of them would find the same extents again.
         """
         extents = self.arena.extents
         first = last = start

@@ -10,7 +10,7 @@ from blendhub.hub.memory.segments import free_shared_bytes, unreserved_bytes
 OF_AVAILABLE = 0.25
 OF_SHARED = 0.5
 MOST_BYTES = 64 * 2**30
-"""A larger arena takes minutes to reserve and to pin; who has a use for it asks for it."""
+"""A larger arena takes minutes to reserve and to pin, so the hub makes one only if the configuration asks for it."""
 
 
 def default_arena_bytes(engines: int = 1) -> int:
