@@ -2,9 +2,7 @@
 
 import io
 import json
-import os
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
 
@@ -123,15 +121,6 @@ def test_a_response_without_positions_is_looked_up_by_its_id(explain):
     assert explain("-", stdin=body()).splitlines()[1] == STRIP
 
 
-def test_a_response_without_reuse_needs_no_positions(capsys, monkeypatch):
-    nothing = body(exact_tokens=0, moved_tokens=0, recomputed_tokens=0, hole_tokens=0, reason="mode is off")
-    monkeypatch.setattr(sys, "stdin", io.StringIO(nothing))
-    monkeypatch.setenv("COLUMNS", "80")
-    assert main(["explain", "-", "--endpoint", "ipc:///nowhere/hub.sock"]) == 0
-    shown = capsys.readouterr().out.splitlines()
-    assert shown[1] == "V" * 8 + "." * 72 and shown[-1] == "why: mode is off"
-
-
 @pytest.mark.parametrize("form", ["json", "numbers", "response"])
 def test_a_prompt_shows_what_would_be_reused_of_it_now(explain, tmp_path, form):
     ids = [*range(64), *DOCUMENT.tolist(), *range(5000, 5064)]
@@ -146,12 +135,6 @@ def test_a_prompt_shows_what_would_be_reused_of_it_now(explain, tmp_path, form):
     assert source.split()[:3] == ["64", "to", "320"] and source.endswith("0 to 256  moved")
     assert [re.split(r"  +", line.strip())[0] for line in lines[-2:]] == ["0 to 64", "320 to 384"]
     assert all(line.endswith(Why.NOTHING_STORED.sentence) for line in lines[-2:])
-
-
-def test_a_prompt_of_which_nothing_is_stored(explain, tmp_path):
-    (tmp_path / "ids").write_text("[1, 2, 3]")
-    lines = explain("--token-ids", str(tmp_path / "ids"), "--cache-salt", "another").splitlines()
-    assert lines[1] == "..." and lines[-1] == "why: nothing of it is stored"
 
 
 @pytest.mark.slow
@@ -196,20 +179,6 @@ def test_a_mistake_is_one_line_and_exit_code_2(hub, client, capsys, monkeypatch,
 def test_without_a_hub_it_says_how_to_start_one(capsys, tmp_path):
     assert main(["explain", "cmpl-7", "--endpoint", f"ipc://{tmp_path}/hub.sock"]) == 2
     assert "is the hub running? Start it with: blendhub serve" in capsys.readouterr().err
-
-
-def test_in_a_terminal_the_strip_has_the_colours_of_the_page(hub, client):
-    ours, theirs = os.openpty()
-    done = subprocess.run(
-        [sys.executable, "-m", "blendhub.cli", "explain", "cmpl-7", "--endpoint", hub.endpoint],
-        stdout=theirs,
-        env={**os.environ, "TERM": "xterm-256color", "COLORTERM": "truecolor", "COLUMNS": "80"},
-        timeout=100,
-    )
-    shown = os.read(ours, 2**16).decode()
-    os.close(ours)
-    os.close(theirs)
-    assert done.returncode == 0 and "48;2;0;158;115" in shown  # moved, kept
 
 
 def test_a_strip_in_parts_keeps_the_fate_that_most_of_each_part_has():

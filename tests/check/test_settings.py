@@ -2,9 +2,6 @@
 
 import io
 import json
-import resource
-import subprocess
-import sys
 from dataclasses import fields
 from typing import Any
 
@@ -118,52 +115,20 @@ def test_the_device_that_vllm_runs_on_is_looked_for_if_it_is_named(capsys):
     assert checked(capsys, config({"device": {"name": "cpu"}}), "--device", "hmm") == (0, [FINE])
 
 
-@pytest.mark.parametrize("name", ["flag.json", "serve.json", "serve.yaml", "nested.yml", "-"])
+@pytest.mark.parametrize("name", ["flag.json", "serve.yaml", "nested.yml", "-"])
 def test_files_and_standard_input_are_read_like_the_flag_itself(capsys, tmp_path, monkeypatch, name):
-    wrong = config({"selector": {"name": "hkdv"}})
-    text = {
-        "flag.json": json.dumps(wrong),
-        "-": json.dumps(wrong),
-        "serve.json": json.dumps({"model": "m", "kv_transfer_config": wrong}),
-        "serve.yaml": f"model: m\nkv-transfer-config: '{json.dumps(wrong)}'\n",
-        "nested.yml": f"model: m\nkv_transfer_config: {json.dumps(wrong)}\n",
-    }[name]
-    if name.endswith(("yaml", "yml")):
-        pytest.importorskip("yaml", reason="reading YAML needs PyYAML, which comes with vLLM")
-    monkeypatch.setattr("sys.stdin", io.StringIO(text))
-    (tmp_path / "file").mkdir()
-    (tmp_path / name).write_text(text)
-    code, lines = checked(capsys, "-" if name == "-" else str(tmp_path / name))
-    assert code == 1
-    (line,) = lines
-    assert line.startswith(f"{WHERE}.selector: no selector 'hkdv'")
+    pytest.importorskip("yaml", reason="reading YAML needs PyYAML, which comes with vLLM: `make setup` installs it")
+    wrong = json.dumps(config({"selector": {"name": "hkdv"}}))
+    text = {"serve.yaml": f"model: m\nkv-transfer-config: '{wrong}'", "nested.yml": f"kv_transfer_config: {wrong}"}
+    monkeypatch.setattr("sys.stdin", io.StringIO(wrong))
+    (tmp_path / name).write_text(text.get(name, wrong))
+    code, (line,) = checked(capsys, "-" if name == "-" else str(tmp_path / name))
+    assert code == 1 and line.startswith(f"{WHERE}.selector: no selector 'hkdv'")
 
 
 def test_a_file_that_is_not_there_is_no_mistake_of_the_configuration(capsys, tmp_path):
     assert main(["check", str(tmp_path / "nothing.json")]) == 2
     assert "cannot read" in capsys.readouterr().err
-
-
-def test_it_takes_less_than_a_second_and_imports_nothing_heavy():
-    code = """
-import sys
-from blendhub.cli import main
-code = main(["check", sys.argv[1], "--only", "settings", "--only", "plugins"])
-sys.exit(code if not {"torch", "vllm", "numba", "zmq"} & sys.modules.keys() else 9)
-"""
-    took = []
-    for _ in range(3):
-        before = processor_s()
-        assert subprocess.run([sys.executable, "-c", code, json.dumps(config({}))]).returncode == 0
-        took.append(processor_s() - before)
-    # Not by the clock: others may keep the machine busy.
-    assert min(took) < 1.5, took
-
-
-def processor_s() -> float:
-    """What ended children have used."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
 
 
 def test_vllm_s_own_keys_are_those_of_vllm():

@@ -76,12 +76,6 @@ def test_logs_of_token_ids_need_no_tokenizer(analyze):
     assert "anywhere, by the hub             49." in shown
 
 
-def test_little_reuse_is_said_and_not_advertised(analyze):
-    log = "".join(f"{os.urandom(100).hex()}\n" for _ in range(20))
-    _, shown, _ = analyze(log, "--bytes")
-    assert "BlendHub would not help here" in shown
-
-
 def test_broken_lines_do_not_stop_an_analysis(analyze):
     good = json.dumps({"prompt": "x" * 300})
     code, shown, _ = analyze(f"{good}\n{{cut\n{good}\n{{}}\n", "--bytes")
@@ -147,12 +141,6 @@ def test_arguments_of_tools_are_objects_for_the_template_as_in_vllm(analyze, tok
     _, printed, _ = analyze(log, *arguments)
     found = msgspec.json.decode(printed, type=Findings)
     assert not found.broken.number and found.shares.tokens == 40
-
-
-def test_a_chat_without_a_template_says_what_to_name(analyze, tokenizer):
-    pytest.importorskip("transformers", reason="only --tokenizer needs it: pip install transformers")
-    code, _, error = analyze(json.dumps({"messages": [{"role": "user", "content": "x"}]}), "--tokenizer", tokenizer)
-    assert code == 2 and "log:1 is a chat" in error and "--chat-template FILE" in error
 
 
 @pytest.mark.parametrize("output", ["text", "json", "by hand"])

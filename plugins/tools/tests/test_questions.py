@@ -49,12 +49,6 @@ def test_published_shapes_are_read(entry, answers, documents, lines, tmp_path):
     assert read_questions(file) == [read] * 3 and read_questions(file, 2) == [read] * 2
 
 
-def test_lines_behind_the_last_that_is_asked_for_are_not_read(tmp_path):
-    file = tmp_path / "data.jsonl"
-    file.write_text(json.dumps(PLAIN) + "\n{")
-    assert len(read_questions(file, 1)) == 1
-
-
 @pytest.mark.parametrize(
     "entry, complaint",
     [
@@ -74,23 +68,6 @@ def test_an_entry_of_no_known_shape_is_named(entry, complaint, tmp_path):
         file.write_text(text)
         with pytest.raises(InvalidInput, match=f"data.json, {place} has .*({complaint}).*should have entries like"):
             read_questions(file)
-
-
-@pytest.mark.parametrize(
-    "text, complaint",
-    [
-        (b"", "has no questions"),
-        (b"[]", "has no questions"),
-        (b"[1", "data.json is not JSON"),
-        (json.dumps(PLAIN).encode() + b"\n{", "data.json, line 2 is not JSON"),
-        (b"\xff", "cannot read"),
-    ],
-)
-def test_a_file_that_cannot_be_read_is_named(text, complaint, tmp_path):
-    file = tmp_path / "data.json"
-    file.write_bytes(text)
-    with pytest.raises(InvalidInput, match=f"{complaint}.*should have entries like"):
-        read_questions(file)
 
 
 def test_answers_that_only_some_questions_have_are_a_mistake(tmp_path):
