@@ -106,7 +106,7 @@ class Warming:
         """How many of the first contexts are not stored now."""
         left, until = self.first, time.monotonic() + STORED_WITHIN_S
         while True:
-            left = [one for one in left if self._server.compute(one.prompt, store=False) > one.new // 2]
+            left = [context for context in left if self._server.compute(context.prompt, store=False) > context.new // 2]
             if not left or time.monotonic() > until:
                 return len(left)
             time.sleep(0.2)

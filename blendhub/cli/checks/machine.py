@@ -128,7 +128,7 @@ def _answers(client: HubClient, endpoint: str) -> Finding:
         times.append(time.perf_counter() - started)
     seconds = sorted(times)[SAMPLES // 2]
     answered = f"the hub at {endpoint} answers within {seconds * 1e3:.1f} ms"
-    return warn(f"{answered}, which is late", "top") if seconds > SLOW_S else ok(answered)
+    return warn(f"{answered}, which is late", "top -bn1 | head -20") if seconds > SLOW_S else ok(answered)
 
 
 def trouble_in(stats: HubStats) -> Iterator[Finding]:

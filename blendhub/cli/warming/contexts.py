@@ -85,13 +85,13 @@ class Contexts:
             drawn = random.Random(str(parts[number])).randrange(number)
             longer = [*paths[drawn], drawn]
             most = min(COMPANY_TOKENS, self._room - len(parts[number]))
-            paths.append(longer if sum(len(parts[one]) for one in longer) <= most else [drawn])
+            paths.append(longer if sum(len(parts[other]) for other in longer) <= most else [drawn])
         paths[0] = [1] if len(parts) > 1 else []
         for length in sorted({len(path) for path in paths} - {0}):
             yield [self._behind(path, number, parts) for number, path in enumerate(paths) if len(path) == length]
 
     def _behind(self, path: list[int], number: int, parts: Sequence[Sequence[int]]) -> Context:
-        before = [token for one in path for token in (*parts[one], *self._between)]
+        before = [token for other in path for token in (*parts[other], *self._between)]
         part = parts[number]
         return Context([*self._begin, *before[: self._room - len(part)], *part], len(part))
 

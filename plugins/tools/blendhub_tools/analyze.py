@@ -83,9 +83,9 @@ class Analyze(Command):
             kv_bytes_known=known is not None,
             seconds=seconds,
         )
-        found = collect(analyzer, logs.broken, about)
-        as_json = msgspec.json.format(msgspec.json.encode(found)).decode()
-        print(as_json if arguments.json else as_text(found), flush=True)
+        findings = collect(analyzer, logs.broken, about)
+        as_json = msgspec.json.format(msgspec.json.encode(findings)).decode()
+        print(as_json if arguments.json else as_text(findings), flush=True)
         return INTERRUPTED if interrupted else 0
 
 

@@ -136,16 +136,16 @@ def collect(seen: Analyzer, broken: BrokenLines, about: About) -> Findings:
 
 def verdict(shares: ReuseShares) -> str:
     """One sentence that says whether a hub will help."""
-    found = (
+    seen = (
         f"{shares.anywhere:.0%} of the prompt tokens were seen before; a prefix cache would reuse {shares.prefix:.0%}"
     )
     if shares.anywhere < WORTH_IT:
-        return f"BlendHub would not help here: {found}."
+        return f"BlendHub would not help here: {seen}."
     if shares.anywhere - shares.prefix < WORTH_IT:
-        return f"BlendHub would reuse little more than a prefix cache: {found}."
+        return f"BlendHub would reuse little more than a prefix cache: {seen}."
     if shares.anywhere - shares.exact < WORTH_MOVING:
-        return f"BlendHub would help with exact reuse alone: {found}."
-    return f"BlendHub would help: {found}."
+        return f"BlendHub would help with exact reuse alone: {seen}."
+    return f"BlendHub would help: {seen}."
 
 
 def advised_arena(arenas: Sequence[ArenaFound]) -> ArenaFound:

@@ -10,18 +10,18 @@ WORTH_NAMING = 0.01
 """The share of the tokens behind edits from which on it is named."""
 
 
-def as_text(found: Findings) -> str:
-    return "\n".join(line for part in (_summary, _arenas, _times, _broken, _end) for line in part(found))
+def as_text(findings: Findings) -> str:
+    return "\n".join(line for part in (_summary, _arenas, _times, _broken, _end) for line in part(findings))
 
 
-def _summary(found: Findings) -> Iterator[str]:
-    about, shares, edits = found.about, found.shares, found.edits
-    when = f"{found.first} to {found.last} UTC" if found.first else "without times"
+def _summary(findings: Findings) -> Iterator[str]:
+    about, shares, edits = findings.about, findings.shares, findings.edits
+    when = f"{findings.first} to {findings.last} UTC" if findings.first else "without times"
     yield f"{shares.requests:,} prompts with {shares.tokens:,} tokens ({about.tokenizer}), {when}"
     if about.interrupted:
         read = "" if about.read_share is None else f" after {about.read_share:.0%} of the files"
         yield f"interrupted{read}: this is what was seen until then"
-    yield from ("", found.verdict, "")
+    yield from ("", findings.verdict, "")
     for name, share in (
         ("as a prefix, by a prefix cache", shares.prefix),
         ("exactly, by the hub", shares.exact),
@@ -37,23 +37,23 @@ def _summary(found: Findings) -> Iterator[str]:
         yield f"{edits.moved:.0%} of these tokens move; a prefix cache reuses none of them."
 
 
-def _arenas(found: Findings) -> Iterator[str]:
-    advised = advised_arena(found.arenas)
+def _arenas(findings: Findings) -> Iterator[str]:
+    advised = advised_arena(findings.arenas)
     yield ""
     yield f"{'share reused by size of the arena':<42}{'tokens':>14}  exact  anywhere  first token"
-    for arena in found.arenas:
+    for arena in findings.arenas:
         name = f"{arena.gib:,.4g} GiB{', advised' if arena is advised else ''}"
         ratio = f"{arena.first_token_ratio:.2f} x"
         yield f"  {name:<40}{arena.tokens:>14,}  {arena.exact:>5.1%}  {arena.anywhere:>8.1%}  {ratio:>11}"
-    known = "" if found.about.kv_bytes_known else ", which is assumed: --kv-bytes-per-token says yours"
+    known = "" if findings.about.kv_bytes_known else ", which is assumed: --kv-bytes-per-token says yours"
     yield (
         f"  {advised.gib:,.4g} GiB, {advised.tokens:,} tokens, reuse {advised.anywhere:.1%}: nearly what the largest "
-        f"would. Sizes are for {found.about.kv_bytes / 1024:,.4g} KiB of KV a token{known}."
+        f"would. Sizes are for {findings.about.kv_bytes / 1024:,.4g} KiB of KV a token{known}."
     )
 
 
-def _times(found: Findings) -> Iterator[str]:
-    first = found.first_token
+def _times(findings: Findings) -> Iterator[str]:
+    first = findings.first_token
     yield from ("", "expected time to the first token, relative to full prefill")
     yield (
         f"  prefix cache {first.prefix_cache:.2f} x, BlendHub {first.mean:.2f} x: half of the prompts at most "
@@ -62,18 +62,18 @@ def _times(found: Findings) -> Iterator[str]:
     yield f"  {first.costs.sentence()}"
 
 
-def _broken(found: Findings) -> Iterator[str]:
-    if found.broken.number:
-        yield from ("", f"lines that could not be played: {found.broken.number:,}")
-        yield from (f"  {number:>9,}  {_plain(reason)}" for reason, number in found.broken.reasons.items())
+def _broken(findings: Findings) -> Iterator[str]:
+    if findings.broken.number:
+        yield from ("", f"lines that could not be played: {findings.broken.number:,}")
+        yield from (f"  {number:>9,}  {_plain(reason)}" for reason, number in findings.broken.reasons.items())
         yield "  the first ones:"
-        yield from (f"    {_plain(named)}" for named in found.broken.named)
+        yield from (f"    {_plain(named)}" for named in findings.broken.named)
 
 
-def _end(found: Findings) -> Iterator[str]:
-    seconds = found.about.seconds
-    speed = found.shares.tokens / max(seconds.playing, 1e-9) / 1e6
-    yield from ("", "to serve such prompts:", "", server_command(found.config), "")
+def _end(findings: Findings) -> Iterator[str]:
+    seconds = findings.about.seconds
+    speed = findings.shares.tokens / max(seconds.playing, 1e-9) / 1e6
+    yield from ("", "to serve such prompts:", "", server_command(findings.config), "")
     yield (
         f"reading took {seconds.reading:.1f} s, tokenising {seconds.tokenising:.1f} s, "
         f"playing {seconds.playing:.1f} s: {speed:.1f} million tokens a second"
