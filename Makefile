@@ -47,7 +47,7 @@ test $$result = passed
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: help setup docs test test-fast test-long test-vllm lint imported size format dist bench quality model-card gpu-pack gpu-check npu-check demo agent-demo fleet-demo clean
+.PHONY: help setup docs test test-fast test-long test-vllm lint imported tables size format dist bench quality model-card gpu-pack gpu-check npu-check demo agent-demo fleet-demo clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -105,6 +105,9 @@ lint: setup ## Check style and types
 # mypy takes one core for a minute. Beside it the other one compiles what two processes would compile each for itself.
 imported: setup
 	@$(BIN)/python -m tests.imported > /dev/null
+
+tables: setup ## Write the tables of docs/ that follow from the code
+	@$(BIN)/python -m tests.tables
 
 size: setup ## Lines and types of each folder beside their bounds, and how many tests there are
 	@$(BIN)/python -m tests.size

@@ -16,18 +16,14 @@ import pytest
 
 from blendhub import PluginHost
 from blendhub.cli.check import CHECKS, EXIT_CODES
-from blendhub.core.plugin_choice import PluginChoice
 from blendhub.framework import hookspecs
 from blendhub.framework.builtin_plugins import HOMES, install_command
-from blendhub.framework.options import describe_options
-from blendhub.hub import limits
-from blendhub.outcome import report as outcome_report
 from blendhub.outcome.fates import COLOURS, LETTERS, WHY, Fate
 from blendhub.outcome.reasons import SENTENCES, Why
 from blendhub.testing import SUITES
-from blendhub.vllm.settings import RequestSettings, ReusePolicy, Settings, read_request, read_settings
+from blendhub.vllm.settings import RequestSettings, read_request, read_settings
 from blendhub.vllm.transfer_config import mistakes_in_transfer_config
-from tests.metric_names import OF_HUB
+from tests import tables
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -58,53 +54,9 @@ def test_every_hook_is_implemented_by_something_built_in_or_by_the_tests_of_obse
     assert not HOOKS.keys() - implemented
 
 
-STRUCTS = [
-    hookspecs.PluginSpec,
-    hookspecs.Unavailable,
-    hookspecs.EngineInfo,
-    outcome_report.RequestReport,
-    outcome_report.ReusedSpans,
-    outcome_report.AuditOutcome,
-]
-
-
-@pytest.mark.parametrize("struct", STRUCTS, ids=lambda struct: struct.__name__)
-def test_the_fields_of_specs_are_documented(struct):
-    section = read(DOCS / "hooks.md").split(f"### {struct.__name__}\n")[1].split("\n#")[0]
-    rows = re.findall(r"^\| `(\w+)` \| (required|optional) \|", section, re.M)
-    fields = [(field.name, "required" if field.required else "optional") for field in msgspec.structs.fields(struct)]
-    assert rows == fields
-
-
-def sections_of_options() -> dict[str, str]:
-    """What options.md must say about each built-in plugin."""
-    ours = {tomllib.loads(read(project))["project"]["name"] for project in PROJECTS}
-    sections = {}
-    for plugin in PluginHost.discover().plugins():
-        if plugin.distribution in ours and plugin.kind not in (None, "command"):
-            rows = [
-                f"| `{option['name']}` | {option['type']}{_bounds(option['bounds'])} | `{option['default']!r}` "
-                f"| {option['description']} |"
-                for option in plugin.options
-            ]
-            table = ["| option | type | default | meaning |", "|---|---|---|---|", *rows]
-            sections[f"{plugin.kind} {plugin.name}"] = "\n".join(table) if rows else "It has no options."
-    return sections
-
-
-def _bounds(bounds: dict) -> str:
-    return "".join(f", {name} {limit}" for name, limit in bounds.items())
-
-
-def test_the_options_of_every_built_in_plugin_are_documented():
-    documented = {}
-    for section in read(DOCS / "options.md").split("\n## `")[1:]:
-        title, text = section.split("`\n", 1)
-        documented[title] = text.strip()
-    expected = sections_of_options()
-    assert set(documented) == set(expected)
-    for title, text in expected.items():
-        assert documented[title].endswith(text), f"docs/options.md should say of `{title}`:\n\n{text}\n"
+@pytest.mark.parametrize("page", tables.pages())
+def test_the_tables_that_follow_from_the_code_are_those_of_make_tables(page):
+    assert read(DOCS / page) == tables.generated(page)
 
 
 def test_every_dependency_is_documented():
@@ -145,60 +97,6 @@ def table_under(heading: str, page: str) -> list[str]:
     section = read(DOCS / page).split(f"\n{heading}\n")[1].split("\n#")[0]
     lines = dropwhile(lambda line: not line.startswith("|"), section.splitlines())
     return list(takewhile(lambda line: line.startswith("|"), lines))[2:]
-
-
-def as_written(value: object) -> object:
-    """A default as a person would write it: only what differs from the defaults within it."""
-    if isinstance(value, tuple):
-        return [as_written(one) for one in value]
-    if not isinstance(value, msgspec.Struct):
-        return value
-    fields = msgspec.structs.fields(value)
-    values = {field.name: getattr(value, field.name) for field in fields}
-    return {field.name: as_written(values[field.name]) for field in fields if values[field.name] != _default(field)}
-
-
-def _default(field: msgspec.structs.FieldInfo) -> object:
-    return field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
-
-
-def rows_of(struct: type[msgspec.Struct]) -> list[str]:
-    defaults = {field.name: _default(field) for field in msgspec.structs.fields(struct)}
-    rows = []
-    for option in describe_options(struct):
-        default = defaults[option["name"]]
-        bounds = _bounds({name: limit for name, limit in option["bounds"].items() if name != "enum"})
-        shown = "none" if default in (None, msgspec.NODEFAULT) else f"`{json.dumps(as_written(default))}`"
-        type_name = option["type"].removesuffix(" or null").replace("any", "object")
-        rows.append(f"| `{option['name']}` | {type_name}{bounds} | {shown} | {option['description']} |")
-    return rows
-
-
-@pytest.mark.parametrize(
-    "heading, struct",
-    [
-        ("### `blendhub`", Settings),
-        ("### `transport`, `device`, `selector`, and each of `matchers`", PluginChoice),
-        ("### `policy`", ReusePolicy),
-        ("## Settings of a request", RequestSettings),
-    ],
-    ids=["settings", "choice", "policy", "request"],
-)
-def test_every_setting_of_the_adapter_is_documented(heading, struct):
-    assert table_under(heading, "settings.md") == rows_of(struct), "\n".join(rows_of(struct))
-
-
-def test_every_metric_of_the_hub_is_documented():
-    rows = [f"| `blendhub_{name}` | {about} |" for name, about in OF_HUB.items()]
-    assert table_under("## The hub's metrics", "watch.md") == rows, "\n".join(rows)
-
-
-def test_every_metric_of_the_adapter_is_documented():
-    pytest.importorskip("vllm", reason=NEEDS_VLLM)
-    from tests.metric_names_of_vllm import OF_ENGINE
-
-    rows = [f"| `vllm:blendhub_{name}` | {about.removesuffix('.')} |" for name, about in OF_ENGINE.items()]
-    assert table_under("## Metrics", "reports.md") == rows, "\n".join(rows)
 
 
 def test_every_field_of_the_report_is_documented():
@@ -293,12 +191,6 @@ EXAMPLES = [(page, code) for page in PAGES for code in re.findall(r"```python\n(
 def test_examples_run(page, code, tmp_path):
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, f"{page.name}:\n{code}\n{done.stderr}"
-
-
-def test_the_limits_of_a_hub_are_documented_with_their_values():
-    bounds = {name: value for name, value in vars(limits).items() if name.isupper() and name != "MOST_MATCHES"}
-    rows = re.findall(r"^\| `([A-Z_]+)` \| ([\d.,]+) \|", read(DOCS / "hub-keys.md"), re.M)
-    assert rows == [(name, f"{value:,}") for name, value in bounds.items()]
 
 
 def test_every_check_and_exit_code_of_blendhub_check_is_documented():

@@ -1,0 +1,129 @@
+"""The tables of docs/ that follow from the code: ``python -m tests.tables``, which is ``make tables``, writes them.
+
+What a field or a limit means is written in the table itself; its name, its place and its value come from the code.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from blendhub import PluginHost
+from blendhub.core.plugin_choice import PluginChoice
+from blendhub.framework import hookspecs
+from blendhub.framework.builtin_plugins import HOMES
+from blendhub.framework.options import describe_options
+from blendhub.hub import limits
+from blendhub.hub.config import HubConfig, Listen, StoreChoice
+from blendhub.outcome import report
+from blendhub.vllm.settings import RequestSettings, ReusePolicy, Settings
+from tests.metric_names import OF_HUB
+
+DOCS = Path(__file__).parent.parent / "docs"
+STRUCTS: list[type[msgspec.Struct]] = [
+    *(hookspecs.PluginSpec, hookspecs.Unavailable, hookspecs.EngineInfo),
+    *(report.RequestReport, report.ReusedSpans, report.AuditOutcome),
+]
+
+Rows = Callable[[list[str]], list[str]]
+"""The rows of a table, made of those that stand there."""
+
+
+def rows_of_options(struct: type[msgspec.Struct], _: list[str]) -> list[str]:
+    defaults = {field.name: default_of(field) for field in msgspec.structs.fields(struct)}
+    rows = []
+    for option in describe_options(struct):
+        bounds = "".join(f", {name} {limit}" for name, limit in option["bounds"].items() if name != "enum")
+        default = defaults[option["name"]]
+        shown = "none" if default in (None, msgspec.NODEFAULT) else f"`{json.dumps(as_written(default))}`"
+        kind = option["type"].removesuffix(" or null").replace("any", "object")
+        rows.append(f"| `{option['name']}` | {kind}{bounds} | {shown} | {option['description']} |")
+    return rows
+
+
+def as_written(value: object) -> object:
+    """A default as a person would write it: only what differs from the defaults within it."""
+    if isinstance(value, tuple):
+        return [as_written(part) for part in value]
+    if not isinstance(value, msgspec.Struct):
+        return value
+    fields = msgspec.structs.fields(value)
+    values = {field.name: getattr(value, field.name) for field in fields}
+    return {field.name: as_written(values[field.name]) for field in fields if values[field.name] != default_of(field)}
+
+
+def default_of(field: msgspec.structs.FieldInfo) -> object:
+    return field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
+
+
+def rows_of_fields(struct: type[msgspec.Struct], rows: list[str]) -> list[str]:
+    needed = {field.name: "required" if field.required else "optional" for field in msgspec.structs.fields(struct)}
+    return _with_meanings(needed.items(), rows)
+
+
+def rows_of_limits(rows: list[str]) -> list[str]:
+    bounds = {name: value for name, value in vars(limits).items() if name.isupper() and name != "MOST_MATCHES"}
+    return _with_meanings(((name, f"{value:,}") for name, value in bounds.items()), rows)
+
+
+def _with_meanings(facts: Iterable[tuple[str, Any]], rows: list[str]) -> list[str]:
+    meanings = {row.split("`")[1]: row.rsplit(" | ", 1)[1] for row in rows}
+    return [f"| `{name}` | {fact} | {meanings.get(name, 'to be written |')}" for name, fact in facts]
+
+
+def tables() -> dict[tuple[str, str], Rows]:
+    """Each table, by its page and the heading that it stands under."""
+    made: dict[tuple[str, str], Rows] = {
+        ("settings.md", "### `blendhub`"): partial(rows_of_options, Settings),
+        ("settings.md", "### `transport`, `device`, `selector`, and each of `matchers`"): partial(
+            rows_of_options, PluginChoice
+        ),
+        ("settings.md", "### `policy`"): partial(rows_of_options, ReusePolicy),
+        ("settings.md", "## Settings of a request"): partial(rows_of_options, RequestSettings),
+        ("hub-keys.md", "### `hub.toml`"): partial(rows_of_options, HubConfig),
+        ("hub-keys.md", "### `[[listen]]`"): partial(rows_of_options, Listen),
+        ("hub-keys.md", "### `[store]`"): partial(rows_of_options, StoreChoice),
+        ("hub-keys.md", "## Limits"): rows_of_limits,
+        ("watch.md", "## The hub's metrics"): lambda _: [
+            f"| `blendhub_{name}` | {about} |" for name, about in OF_HUB.items()
+        ],
+    }
+    host = PluginHost.discover()
+    for kind, name in HOMES:
+        options = host.offered(kind, name).options
+        if msgspec.structs.fields(options):
+            made["options.md", f"## `{kind} {name}`"] = partial(rows_of_options, options)
+    made |= {("hooks.md", f"### {struct.__name__}"): partial(rows_of_fields, struct) for struct in STRUCTS}
+    try:
+        from tests.metric_names_of_vllm import OF_ENGINE
+    except ImportError:  # without vLLM, what is written stays
+        return made
+    engine = [f"| `vllm:blendhub_{name}` | {about.removesuffix('.')} |" for name, about in OF_ENGINE.items()]
+    return made | {("reports.md", "## Metrics"): lambda _: engine}
+
+
+def generated(page: str) -> str:
+    """The text of a page with its tables as they should be."""
+    text = (DOCS / page).read_text(encoding="utf-8")
+    for (on, heading), rows in tables().items():
+        if on == page:
+            at = f"\n{text}".index(f"\n{heading}\n")
+            start = text.index("\n", text.index("\n|--", at) + 1) + 1
+            old = re.match(r"(?:\|.*\n)*", text[start:])
+            assert old, heading
+            written = "".join(f"{row}\n" for row in rows(old[0].splitlines()))
+            text = text[:start] + written + text[start + len(old[0]) :]
+    return text
+
+
+def pages() -> list[str]:
+    return sorted({page for page, _ in tables()})
+
+
+if __name__ == "__main__":
+    for each in pages():
+        (DOCS / each).write_text(generated(each), encoding="utf-8")
