@@ -19,3 +19,8 @@ def passes(module: str, fault: str, test: str, folder: Path) -> bool:
     )
     assert code in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED), f"pytest ended with {code!r}"
     return code == pytest.ExitCode.OK
+
+
+def all_tests(suite: type) -> set[str]:
+    """The tests of a suite, each of which a faulty plugin has to prove."""
+    return {name for name in dir(suite) if name.startswith("test_")}

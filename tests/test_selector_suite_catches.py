@@ -12,7 +12,7 @@ import pytest
 from blendhub import Span
 from blendhub.contracts import Selection, Selector
 from blendhub.testing import SelectorSuite
-from tests.suite_runs import passes
+from tests.suite_runs import all_tests, passes
 
 pytestmark = pytest.mark.slow
 
@@ -220,8 +220,35 @@ class SubtractsInPlace(Sound):
         return score
 
 
+class ProbesTheLastLayer(Sound):
+    probe_layer = -1
+
+
+class ProbesTwiceOfAll(Sound):
+    probe_share = 2.0
+
+
+class ScoresWithoutAProbe(SoundWithoutProbe):
+    score = Sound.score
+
+
+class SeesNoDifference(Sound):
+    def score(self, fresh: Any, stored: Any) -> Any:
+        return super().score(fresh, fresh)
+
+
+class SeesDifferencesEverywhere(Sound):
+    def score(self, fresh: Any, stored: Any) -> Any:
+        return super().score(fresh, stored) + 1
+
+
 IN_ORDER = "test_picks_are_in_order_and_within_the_budget"
 FAULTS = [
+    (ProbesTheLastLayer, "test_the_probe_layer_is_a_layer"),
+    (ProbesTwiceOfAll, "test_the_probe_share_is_a_share"),
+    (ScoresWithoutAProbe, "test_without_a_probe_there_is_no_score"),
+    (SeesNoDifference, "test_kv_that_differs_has_a_score"),
+    (SeesDifferencesEverywhere, "test_equal_kv_has_the_score_0"),
     (RoundsUpToBlocks, IN_ORDER),
     (RoundsUpToBlocks, "test_any_moved_spans"),
     (SparesTheLast, IN_ORDER),
@@ -257,6 +284,10 @@ def suite_of(fault: str) -> type[SelectorSuite]:
             return globals()[fault]()
 
     return Suite
+
+
+def test_a_faulty_selector_proves_each_test() -> None:
+    assert {test for _, test in FAULTS} == all_tests(SelectorSuite)
 
 
 @pytest.mark.parametrize("sound", ["Sound", "SoundWithoutProbe", "SoundByAttention"])

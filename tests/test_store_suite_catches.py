@@ -2,18 +2,21 @@
 
 import secrets
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from blendhub_stores.disk import DiskStore
 from blendhub_stores.options import DiskOptions
+from msgspec.structs import replace
 
 from blendhub.contracts import RunKey, Store, StoredRun
 from blendhub.contracts.transport import Buffer
 from blendhub.core.errors import StoreFailed
 from blendhub.core.spans import Span
 from blendhub.testing import StoreSuite
-from tests.suite_runs import passes
+from tests.suite_runs import all_tests, passes
 
 pytestmark = pytest.mark.slow
 
@@ -93,7 +96,125 @@ class AnswersAfterItWasClosed(Sound):
             return False
 
 
+class WritesInPlace(Sound):
+    def __init__(self, path: Path, capacity: int) -> None:
+        super().__init__(path, capacity)
+        draft_of = self._directory.draft_of
+
+        @contextmanager
+        def file_itself(entry: Any) -> Iterator[str]:
+            with draft_of(entry):
+                file = self._directory.file_of(entry)
+                Path(file).unlink(missing_ok=True)
+                yield file
+
+        self._directory.draft_of = file_itself  # type: ignore[method-assign]
+
+
+class ListsTheChunksItWasGiven(Sound):
+    def save_run(self, run: StoredRun) -> list[tuple[RunKey, Span]]:
+        self.given = run.chunks
+        return super().save_run(run)
+
+    def runs(self) -> Iterator[StoredRun]:
+        return (replace(run, chunks=self.given or run.chunks) for run in super().runs())
+
+
+class KeepsTheFirstVersion(Sound):
+    def save_run(self, run: StoredRun) -> list[tuple[RunKey, Span]]:
+        return [] if self._catalogue.n_tokens(run.key) else super().save_run(run)
+
+
+class NamesFilesAsRuns(Sound):
+    def __init__(self, path: Path, capacity: int) -> None:
+        super().__init__(path, capacity)
+        self._directory.file_of = lambda entry: f"{path}/{entry[0].run}-{entry[1]}"  # type: ignore[method-assign]
+
+
+class ForgetsTheOrderOfUse(Sound):
+    def __init__(self, path: Path, capacity: int) -> None:
+        super().__init__(path, capacity)
+        for entry in reversed(list(self._catalogue._longest_unused_first)):
+            self._catalogue.touch(entry)
+
+
+class DropsTheRunThatGrows(Sound):
+    def __init__(self, path: Path, capacity: int) -> None:
+        super().__init__(path, capacity)
+        discard = self._catalogue.discard
+        self._catalogue.discard = lambda entry, keep=None: discard(entry)  # type: ignore[method-assign, misc]
+
+
+class KeepsRunsWithoutChunks(Sound):
+    def save_run(self, run: StoredRun) -> list[tuple[RunKey, Span]]:
+        dropped = super().save_run(run)
+        self._catalogue._longest_unused_first.pop((run.key, None), None)
+        return dropped
+
+
+class DropsAllForWhatCannotFit(Sound):
+    def save(self, run: RunKey, span: Span, shards: Sequence[Buffer]) -> list[tuple[RunKey, Span]]:
+        if sum(map(len, shards)) >= self.capacity:
+            for chunk in self._catalogue.chunks(run):
+                self.discard(run, chunk)
+        return super().save(run, span, shards)
+
+
+class KeepsWhatASmallerOneMayNot(Sound):
+    def __init__(self, path: Path, capacity: int) -> None:
+        super().__init__(path, 2 * capacity)
+        self._catalogue.capacity = capacity
+
+
+class DropsTheTokensAlone(Sound):
+    def _drop_damaged(self, entry: Any, version: Any, error: Exception) -> None:
+        if entry[1] is None:
+            self._corrupted += 1
+        else:
+            super()._drop_damaged(entry, version, error)
+
+
+class RemovesFilesOfOthers(Sound):
+    def __init__(self, path: Path, capacity: int) -> None:
+        for file in path.rglob("*.*"):
+            if file.is_file() and file.suffix not in (".run", ".kv"):
+                file.unlink()
+        super().__init__(path, capacity)
+
+
+class FailsWhenClosedTwice(Sound):
+    def close(self) -> None:
+        self._check_open()
+        super().close()
+
+
+class ClosesAtOnce(Sound):
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._directory.close()
+
+
 FAULTS = [
+    (WritesInPlace, "test_a_killed_writer_leaves_chunks_whole_or_absent"),
+    (WritesInPlace, "test_a_write_that_fails_changes_nothing_else"),
+    (WritesInPlace, "test_threads_on_the_same_chunks_see_them_whole"),
+    (ListsTheChunksItWasGiven, "test_the_chunks_given_with_a_run_are_ignored"),
+    (KeepsTheFirstVersion, "test_saving_a_run_again_replaces_it_and_keeps_its_chunks"),
+    (NamesFilesAsRuns, "test_names_do_not_lead_out_of_the_store"),
+    (ForgetsTheOrderOfUse, "test_the_order_of_use_survives_a_restart"),
+    (DropsTheRunThatGrows, "test_growing_a_run_may_cost_its_own_chunks_but_not_the_run"),
+    (KeepsRunsWithoutChunks, "test_runs_without_chunks_do_not_fill_the_store"),
+    (DropsAllForWhatCannotFit, "test_what_can_never_fit_is_refused_and_changes_nothing"),
+    (KeepsWhatASmallerOneMayNot, "test_a_smaller_capacity_is_kept_from_the_start"),
+    (ServesWhatIsDamaged, "test_no_flipped_bit_and_no_missing_end_escapes"),
+    (ServesWhatIsDamaged, "test_a_missing_file_is_not_served"),
+    (DropsTheTokensAlone, "test_a_run_with_damaged_tokens_goes_with_its_chunks"),
+    (RemovesFilesOfOthers, "test_files_of_others_are_left_alone"),
+    (SaysNothingOfWhatItDrops, "test_any_history_in_a_tight_store"),
+    (FailsWhenClosedTwice, "test_closing_twice_is_fine"),
+    (HoldsMoreThanItMay, "test_threads_in_a_store_too_small_for_them"),
+    (ClosesAtOnce, "test_closing_waits_for_saves_under_way"),
     (LoadsWhatItDoesNotHave, "test_any_history_in_a_roomy_store"),
     (ServesWhatIsDamaged, "test_a_damaged_chunk_is_never_served"),
     (ServesWhatIsDamaged, "test_swapped_files_are_not_served"),
@@ -116,6 +237,10 @@ def suite_of(fault: str) -> type[StoreSuite]:
             return globals()[fault](path, capacity)
 
     return Suite
+
+
+def test_a_faulty_store_proves_each_test() -> None:
+    assert {test for _, test in FAULTS} == all_tests(StoreSuite)
 
 
 @pytest.mark.usefixtures("without_shrinking")

@@ -13,7 +13,7 @@ from blendhub.core.errors import InvalidInput
 from blendhub.core.tokens import as_tokens
 from blendhub.testing import MatcherSuite, ReferenceMatcher
 from blendhub.testing.reference import ReferenceRun
-from tests.suite_runs import passes
+from tests.suite_runs import all_tests, passes
 
 pytestmark = pytest.mark.slow
 
@@ -138,7 +138,65 @@ class StoresAllTokens(ReferenceMatcher):
             super().add(run, tokens, Span(span.end, len(tokens)), exact)
 
 
+class GuaranteesNothing(ReferenceMatcher):
+    guaranteed_tokens = 0
+
+
+class FindsWhatIsNotStored(ReferenceMatcher):
+    def match(self, tokens: Any) -> list[Match]:
+        found = super().match(tokens)
+        return found or [Match(Span(0, 1), run, 0, False) for run in list(self.runs)[:1]]
+
+
+class TrustsTheBeginning(ReferenceMatcher):
+    """Eight tokens that agree stand for a whole run."""
+
+    def match(self, tokens: Any) -> list[Match]:
+        for name, run in self.runs.items():
+            if len(run.tokens) == len(tokens) and np.array_equal(run.tokens[:8], tokens[:8]):
+                return [Match(Span(0, len(tokens)), name, 0, False)]
+        return super().match(tokens)
+
+
+class CallsNothingExact(ReferenceMatcher):
+    def match(self, tokens: Any) -> list[Match]:
+        return [Match(m.span, m.run, m.source_start, False) for m in super().match(tokens)]
+
+
+class ForgetsItsTokensInTheSum(ReferenceMatcher):
+    @property
+    def nbytes(self) -> int:
+        return len(self.runs)
+
+
+class RemembersTheOldRun(ReferenceMatcher):
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.ends: dict[int, int] = {}
+
+    def add(self, run: int, tokens: Any, span: Span, exact: bool = True) -> None:
+        if self.ends.get(run, span.start) != span.start:
+            raise InvalidInput(f"run {run} was known before, and cannot begin at {span.start}")
+        super().add(run, tokens, span, exact)
+        self.ends[run] = span.end
+
+
+class GrowsAnywhere(ReferenceMatcher):
+    def add(self, run: int, tokens: Any, span: Span, exact: bool = True) -> None:
+        if run in self.runs:
+            self.runs[run].end = span.start
+        super().add(run, tokens, span, exact)
+
+
 FAULTS = [
+    (GuaranteesNothing, "anywhere", "test_promises_a_known_reach"),
+    (FindsWhatIsNotStored, "anywhere", "test_a_text_that_was_never_stored_is_not_found"),
+    (FindsWhatIsNotStored, "prefix", "test_an_empty_prompt_has_no_matches"),
+    (TrustsTheBeginning, "anywhere", "test_one_changed_token_is_never_covered"),
+    (CallsNothingExact, "prefix", "test_a_prefix_stored_as_exact_is_exact"),
+    (ForgetsItsTokensInTheSum, "anywhere", "test_nbytes_includes_the_tokens"),
+    (RemembersTheOldRun, "anywhere", "test_an_id_can_be_used_again"),
+    (GrowsAnywhere, "anywhere", "test_refuses_growth_anywhere_but_at_the_end"),
     (FindsOnlyTheFirst, "anywhere", "test_the_same_text_twice_in_one_prompt"),
     (FindsOnlyTheFirst, "segments", "test_texts_in_another_order"),
     (FindsOnlyTheFirst, "anywhere", "test_any_history_of_calls"),
@@ -176,6 +234,10 @@ def suite_of(fault: str) -> type[MatcherSuite]:
             return globals()[name](reach, 16)
 
     return Suite
+
+
+def test_a_faulty_matcher_proves_each_test() -> None:
+    assert {test for _, _, test in FAULTS} == all_tests(MatcherSuite)
 
 
 @pytest.mark.parametrize("reach", ["anywhere", "prefix", "segments"])

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from blendhub.contracts import Selection, Selector
+from blendhub.contracts import Selector
 from blendhub.core.spans import Span
 from blendhub.testing.run_in_subprocess import run_in_subprocess
 from blendhub.testing.selectors.base import BLOCKS, MOVED, RATIOS, SelectorTests, prompt_around, tokens_of
@@ -46,41 +46,12 @@ class PickingTests(SelectorTests):
             prompt = prompt_around(moved) | {"attended": None}
             self.picks(selector, moved, ratio, block_tokens, prompt=prompt)
 
-    def test_an_integer_is_a_ratio(self, selector: Selector) -> None:
-        for moved in MOVED.values():
-            for ratio in (0, 1):
-                assert self.picks(selector, moved, ratio) == self.picks(selector, moved, float(ratio))
-
     @holds("A larger ratio never picks fewer.")
     def test_a_larger_ratio_never_picks_fewer(self, selector: Selector) -> None:
         for moved, block_tokens in product(MOVED.values(), BLOCKS):
             ratios = np.linspace(0, 1, 41).tolist()
             counts = [tokens_of(self.picks(selector, moved, ratio, block_tokens)) for ratio in ratios]
             assert counts == sorted(counts), f"{counts} of {moved}"
-
-    def test_nothing_moved(self, selector: Selector) -> None:
-        for ratio in RATIOS:
-            assert self.picks(selector, [], ratio) == []
-
-    def test_moved_spans_may_be_a_tuple(self, selector: Selector) -> None:
-        moved = MOVED["several spans"]
-        assert self.picks(selector, tuple(moved), 0.3) == self.picks(selector, moved, 0.3)
-
-    def test_a_long_prompt_of_many_spans(self, selector: Selector) -> None:
-        moved = [Span(at + at // 7 % 2, at + 97) for at in range(0, 200_000, 97)]
-        scores = self.scores(selector, moved)
-        for ratio in (0.15, 1.0):
-            measured = dict.fromkeys(self.measured(selector), scores)
-            picks = selector.select(Selection(moved, ratio, 16, **measured, **prompt_around(moved, words=5000)))
-            chosen, allowed = np.zeros((2, moved[-1].end + 1), bool)
-            for span in moved:
-                allowed[span.start : span.end] = True
-            for span in picks:
-                assert not chosen[span.start : span.end].any(), f"{span} overlaps another pick"
-                chosen[span.start : span.end] = True
-            assert not (chosen & ~allowed).any(), "picked what did not move"
-            if "own_ratio" not in self.capabilities:
-                assert chosen.sum() <= np.ceil(ratio * allowed.sum())
 
     @holds("Nothing of the selection is changed.")
     def test_arguments_are_not_changed(self, selector: Selector) -> None:

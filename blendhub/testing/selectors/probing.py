@@ -61,11 +61,3 @@ class ProbingTests(SelectorTests):
                 others = np.concatenate([scores, np.zeros(50, np.float32)])
                 others[outside] = value
                 assert self.picks(selector, moved, 0.3, 16, others) == expected
-
-    def test_scores_may_be_a_view(self, selector: Selector) -> None:
-        self.needs_measurement(selector)
-        moved = MOVED["several spans"]
-        scores = self.scores(selector, moved)
-        assert scores is not None
-        spread = np.repeat(scores, 2)
-        assert self.picks(selector, moved, 0.3, 16, spread[::2]) == self.picks(selector, moved, 0.3, 16, scores)

@@ -108,13 +108,6 @@ class ScoringTests(SelectorTests):
             for tensor, before in zip((*fresh, *stored), (*_kv(1, dtype), *_kv(2, dtype)), strict=True):
                 assert tensor.equal(before)
 
-    def test_tensors_may_be_views(self, selector: Selector) -> None:
-        """Keys and values are often parts of one tensor."""
-        self.needs_probe(selector)
-        fresh, stored = _kv(1), _kv(2)
-        views = [(keys.mT.contiguous().mT, values.mT.contiguous().mT) for keys, values in (fresh, stored)]
-        _import_torch().testing.assert_close(selector.score(*views), selector.score(fresh, stored))
-
     @holds("Stays on the tensors' device, never waits for it, and changes no tensor.")
     def test_no_value_is_waited_for(self, selector: Selector) -> None:
         """Meta tensors have a shape and no values: whatever asks for one fails."""

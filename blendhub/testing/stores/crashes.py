@@ -6,6 +6,7 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -21,8 +22,14 @@ CRASH_CAPACITY = 24 * CRASH_BYTES
 MANY = 10**6
 
 
-def _seed(name: int, index: int, version: int) -> int:
-    return (name * 8 + index) * 2 + version
+@cache
+def _random_bytes(seed: int) -> bytes:
+    return content(seed, CRASH_BYTES - 8)
+
+
+def _chunk_bytes(name: int, index: int, version: int) -> bytes:
+    """Made quickly, so that a kill mostly hits a writer that writes."""
+    return name.to_bytes(8) + _random_bytes(2 * index + version)
 
 
 def _write_for_ever(store: Store, first: int) -> None:
@@ -30,7 +37,7 @@ def _write_for_ever(store: Store, first: int) -> None:
         store.save_run(run(name))
         for index in range(4):
             for version in range(2):
-                store.save(key(name), chunk(index), [content(_seed(name, index, version), CRASH_BYTES), b""])
+                store.save(key(name), chunk(index), [_chunk_bytes(name, index, version), b""])
         store.discard(key(name), chunk(0))
 
 
@@ -41,6 +48,8 @@ class CrashTests(StoreTests):
         def write(first: int) -> None:
             _write_for_ever(self.create(path, CRASH_CAPACITY), first)
 
+        for seed in range(8):
+            _random_bytes(seed)  # before the fork, so that no writer has to make them
         found = 0
         for kill in range(KILLS):
             writer = multiprocessing.get_context("fork").Process(target=write, args=(kill * MANY,))
@@ -57,7 +66,7 @@ class CrashTests(StoreTests):
                 assert stored.tokens == run(name).tokens
                 for index in range(4):
                     shards = loaded(store, stored.key, chunk(index), (CRASH_BYTES, 0))
-                    whole = [[content(_seed(name, index, version), CRASH_BYTES), b""] for version in range(2)]
+                    whole = [[_chunk_bytes(name, index, version), b""] for version in range(2)]
                     assert shards in whole if chunk(index) in stored.chunks else shards is None
                     found += shards is not None
             assert store.corrupted == 0

@@ -8,7 +8,7 @@ import pytest
 from blendhub_matchers import rolling_kernels as kernels
 from blendhub_matchers.options import RollingHashOptions
 from blendhub_matchers.rolling_hash import RollingHashMatcher
-from blendhub_matchers.rolling_hashing import PAGE
+from blendhub_matchers.rolling_hashing import MODULUS, PAGE, hash_of, hash_windows, power
 from blendhub_matchers.rolling_pages import ENTRIES
 from blendhub_matchers.rolling_search import AT_ONCE, END, RUN, START
 from hypothesis import given, settings
@@ -100,6 +100,22 @@ def test_candidates_are_found_wherever_they_begin_and_whatever_they_overlap(over
         matcher.add(2, run, Span(0, len(run)))
         found = matcher.match(np.concatenate([unknown, text]))
         assert sum(len(match.span) for match in found if match.span.start >= offset) == len(text), offset
+
+
+def test_the_tag_of_every_window_is_that_of_the_naive_polynomial():
+    random = np.random.default_rng(2)
+    prompt = random.choice(np.array([0, 1, 7, 2**31, 2**32 - 1], np.uint32), 300)
+    base, everything = 2**32 + 12_345_677, np.uint64(2**32 - 1)
+    leaving = np.uint64(power(np.uint64(base), PAGE - 1))
+    for first in (0, 5, len(prompt) - PAGE):
+        tags = np.zeros(len(prompt) - PAGE + 1 - first, np.uint32)
+        value = np.uint64(hash_of(prompt, first, first + PAGE - 1, np.uint64(base)))
+        hash_windows(prompt, np.uint64(base), leaving, everything, np.zeros(8, np.uint8), first, value, tags)
+        for number, tag in enumerate(tags.tolist()):
+            naive = 0
+            for token in prompt[first + number : first + number + PAGE].tolist():
+                naive = (naive * base + token + 1) % MODULUS
+            assert tag == naive * 0x9E3779B97F4A7C15 % 2**64 >> 32
 
 
 @pytest.mark.parametrize("kernel", kernels.KERNELS, ids=lambda kernel: kernel.py_func.__name__)

@@ -1,23 +1,18 @@
 """The conformance suite of stores, run on those of this distribution."""
 
-from pathlib import Path
-
 import pytest
-from blendhub_stores.disk import DiskStore
-from blendhub_stores.options import DiskOptions
 
-from blendhub.contracts import Store
+from blendhub import PluginHost
 from blendhub.testing.stores import StoreSuite
 from blendhub.testing.stores.keeping import KeepingTests
 
 pytestmark = pytest.mark.slow
+HOST = PluginHost.discover()
 
 
-class TestDisk(StoreSuite):
-    def create(self, path: Path, capacity: int) -> Store:
-        return DiskStore(DiskOptions(path=str(path), capacity_gib=capacity / 2**30))
+class TestDisk(StoreSuite.of_installed(HOST, "disk", {})):  # type: ignore[misc]
+    """As ``blendhub conformance`` runs it."""
 
 
-class TestDiskThatWaits(KeepingTests):
-    def create(self, path: Path, capacity: int) -> Store:
-        return DiskStore(DiskOptions(path=str(path), capacity_gib=capacity / 2**30, fsync=True))
+class TestDiskThatWaits(KeepingTests.of_installed(HOST, "disk", {"fsync": True})):  # type: ignore[misc]
+    """What does not depend on how a file reaches the disk is tested once."""
