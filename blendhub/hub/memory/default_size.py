@@ -27,22 +27,8 @@ def available_bytes(root: Path = Path("/")) -> int:
 
     ``root`` is where ``/proc`` and the control groups are looked for.
     """
-    limits = (limit.left for limit in group_limits(root))
-    return min([machine_bytes(root), *limits])
-
-
-class GroupLimit(NamedTuple):
-    """A control group's limit on memory."""
-
-    left: int
-    """Bytes that may still be used."""
-    file: Path
-    """The file that sets the limit."""
-
-
-def group_limits(root: Path = Path("/")) -> list[GroupLimit]:
-    """The limits of the control groups that this process is in, the tightest first."""
-    return sorted(limit for group in _groups(root) if (limit := _limit_of(group)))
+    left = [left for group in _groups(root) if (left := _bytes_left(group)) is not None]
+    return min([_machine_bytes(root), *left])
 
 
 class _Files(NamedTuple):
@@ -63,7 +49,7 @@ class _Group(NamedTuple):
     files: _Files
 
 
-def machine_bytes(root: Path = Path("/")) -> int:
+def _machine_bytes(root: Path) -> int:
     """Memory of the machine that programs could still have."""
     lines = (root / "proc/meminfo").read_text(encoding="ascii").splitlines()
     (available,) = (int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
@@ -98,19 +84,18 @@ def _own_groups(root: Path) -> dict[str, str]:
     return groups
 
 
-def _limit_of(group: _Group) -> GroupLimit | None:
-    files = [group.path / name for name in group.files.limits]
-    known = [(limit, file) for file in files if (limit := _number(file)) is not None]
+def _bytes_left(group: _Group) -> int | None:
+    """What a control group may still use; None if it has no limit."""
+    limits = [limit for name in group.files.limits if (limit := _number(group.path / name)) is not None]
     usage = _number(group.path / group.files.usage)
-    if not known or usage is None:
+    if not limits or usage is None:
         return None
     cache = 0
     for line in _lines(group.path / "memory.stat"):
         name, _, value = line.partition(" ")
         if name == group.files.cache:
             cache = int(value)
-    limit, file = min(known)
-    return GroupLimit(max(0, limit - max(0, usage - cache)), file)
+    return max(0, min(limits) - max(0, usage - cache))
 
 
 def _number(file: Path) -> int | None:
