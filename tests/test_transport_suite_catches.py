@@ -5,17 +5,17 @@ Each paragraph of the contract has one.
 
 import asyncio
 import os
-import socket
 import threading
 import time
 from collections.abc import Awaitable
 from pathlib import Path
 
 import pytest
-from blendhub_transports.client import UnixConnection
+import zmq
+from blendhub_transports.client import ZmqConnection
 from blendhub_transports.options import TransportOptions
-from blendhub_transports.server import UnixServer
-from blendhub_transports.unix import UnixTransport
+from blendhub_transports.server import ZmqServer
+from blendhub_transports.zmq_transport import ZmqTransport
 
 from blendhub.contracts import Codec, Connection, Envelope, Pending, Server, Service, Transport
 from blendhub.contracts.transport import Peer
@@ -39,7 +39,7 @@ class Wrapped(Connection):
         self.inner.close()
 
 
-class Sound(UnixTransport):
+class Sound(ZmqTransport):
     def __init__(self, wrap: type[Wrapped] = Wrapped) -> None:
         super().__init__(TransportOptions(max_pending=600))
         self.wrap = wrap
@@ -91,7 +91,7 @@ class GivesUpAfterTheServerLeft(Wrapped):
     """Reconnecting: a connection that lost its server reaches no other."""
 
     def submit(self, request: Envelope, timeout: float) -> Pending:
-        assert isinstance(self.inner, UnixConnection)
+        assert isinstance(self.inner, ZmqConnection)
         if self.inner._line and self.inner._line.is_over:
             raise PeerGone("the server left once")
         return self.inner.submit(request, timeout)
@@ -103,7 +103,7 @@ class SendsAgain(Wrapped):
     last: Envelope
 
     def submit(self, request: Envelope, timeout: float) -> Pending:
-        assert isinstance(self.inner, UnixConnection)
+        assert isinstance(self.inner, ZmqConnection)
         if self.inner._line and self.inner._line.is_over:
             self.inner.submit(self.last, timeout)
         self.last = request
@@ -131,11 +131,11 @@ class ServesForks(Wrapped):
     """Threads: a fork goes on with the connection of its parent."""
 
     def submit(self, request: Envelope, timeout: float) -> Pending:
-        assert isinstance(self.inner, UnixConnection)
+        assert isinstance(self.inner, ZmqConnection)
         if os.getpid() == self.inner._process:
             return self.inner.submit(request, timeout)
         return (
-            UnixTransport(TransportOptions())
+            ZmqTransport(TransportOptions())
             .connect(f"ipc://{self.inner._path}", self.inner._codec)
             .submit(request, timeout)
         )
@@ -157,9 +157,9 @@ class ConnectsAnewAfterItWasClosed(Wrapped):
     """``Connection.close``: ends requests, but not the connection."""
 
     def close(self) -> None:
-        assert isinstance(self.inner, UnixConnection)
+        assert isinstance(self.inner, ZmqConnection)
         self.inner.close()
-        self.inner = UnixTransport(TransportOptions()).connect(f"ipc://{self.inner._path}", self.inner._codec)
+        self.inner = ZmqTransport(TransportOptions()).connect(f"ipc://{self.inner._path}", self.inner._codec)
 
 
 class DropsEmptyBuffers(Wrapped):
@@ -277,7 +277,7 @@ class SharesOneBound(Sound):
 
     async def serve(self, endpoint: str, service: Service) -> Server:
         server = await super().serve(endpoint, service)
-        assert isinstance(server, UnixServer)
+        assert isinstance(server, ZmqServer)
         dispatch = server.dispatcher.dispatch
         server.dispatcher.dispatch = lambda _, *rest: dispatch(b"everybody", *rest)
         return server
@@ -288,7 +288,7 @@ class DiesOfGarbage(Sound):
 
     async def serve(self, endpoint: str, service: Service) -> Server:
         server = await super().serve(endpoint, service)
-        assert isinstance(server, UnixServer)
+        assert isinstance(server, ZmqServer)
         server.refuse = lambda reason: asyncio.ensure_future(server.close())  # type: ignore[assignment]
         return server
 
@@ -298,7 +298,7 @@ class CountsNoGarbage(Sound):
 
     async def serve(self, endpoint: str, service: Service) -> Server:
         server = await super().serve(endpoint, service)
-        assert isinstance(server, UnixServer)
+        assert isinstance(server, ZmqServer)
         server.refuse = lambda reason: None
         return server
 
@@ -340,9 +340,10 @@ def suite_of(fault: str) -> type[TransportSuite]:
             return Sound(made) if issubclass(made, Wrapped) else made()
 
         def send_raw(self, endpoint: str, data: bytes) -> None:
-            with socket.socket(socket.AF_UNIX) as stranger:
-                stranger.connect(endpoint.removeprefix("ipc://"))
-                stranger.sendall(data)
+            with zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
+                stranger.setsockopt(zmq.LINGER, 1000)
+                stranger.connect(endpoint)
+                stranger.send(data)
 
     return Suite
 

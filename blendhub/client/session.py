@@ -89,7 +89,7 @@ class HubSession:
     def __init__(
         self,
         endpoint: str,
-        transport: str = "unix",
+        transport: str = "zmq",
         options: dict[str, Any] | None = None,
         *,
         host: PluginHost | None = None,

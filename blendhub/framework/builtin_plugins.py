@@ -21,7 +21,7 @@ HOMES: Mapping[tuple[str, str], str] = MappingProxyType(
         ("store", "mooncake"): "mooncake",
         ("store", "shared_directory"): "fleet",
         ("transport", "inproc"): "transports",
-        ("transport", "unix"): "transports",
+        ("transport", "zmq"): "transports",
     }
 )
 """The extra of ``blendhub`` that installs each plugin, by the plugin's kind and name. The extra X brings at least the

@@ -17,7 +17,7 @@ HubPlacement: TypeAlias = Literal["thread", "process"]
 """Where an embedded hub runs: in a thread of its owner, or in a child process."""
 
 
-DEFAULT_TRANSPORT = PluginChoice("unix")
+DEFAULT_TRANSPORT = PluginChoice("zmq")
 
 
 class Listen(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -55,7 +55,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ] = ""
     transport: Annotated[
         PluginChoice | None,
-        Meta(description="how this engine's processes reach the hub; default: unix"),
+        Meta(description="how this engine's processes reach the hub; default: zmq"),
     ] = None
     hub: Annotated[EmbeddedHubConfig, Meta(description="the embedded hub: the keys of hub.toml")] = EmbeddedHubConfig()
     matchers: Annotated[

@@ -30,7 +30,7 @@ IMPORTED = (
     "blendhub_matchers.rolling_hash",
     "blendhub_matchers.prefix",
     "blendhub_selectors.attended",
-    "blendhub_transports.unix",
+    "blendhub_transports.zmq_transport",
 )
 """The modules that engines of this repository import at their start. Absent packages are left out."""
 

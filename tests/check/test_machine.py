@@ -89,7 +89,7 @@ def newer(check):
     loop, where = asyncio.new_event_loop(), f"ipc://{check.home}/hub.sock"
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
-    transport = PluginHost.discover().create("transport", "unix")
+    transport = PluginHost.discover().create("transport", "zmq")
     server = asyncio.run_coroutine_threadsafe(transport.serve(where, Newer()), loop).result(10)
     yield where
     asyncio.run_coroutine_threadsafe(server.close(), loop).result(10)

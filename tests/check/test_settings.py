@@ -67,8 +67,8 @@ MISTAKES = [
     ({"hub": {"store": {"options": {"path": 3}}}}, f"{WHERE}.hub.store: store 'disk': Expected `str`, got `int` -"),
     ({"hub": {"listen": [{"endpoint": ""}]}}, "length >= 1 - at `$.hub.listen[0].endpoint`"),
     (
-        {"hub": {"listen": [{"endpoint": "x", "transport": "unx"}]}},
-        f"{WHERE}.hub.listen[0]: no transport 'unx' (did you mean 'unix'?)",
+        {"hub": {"listen": [{"endpoint": "x", "transport": "zm"}]}},
+        f"{WHERE}.hub.listen[0]: no transport 'zm' (did you mean 'zmq'?)",
     ),
 ]
 

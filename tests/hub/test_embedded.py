@@ -76,7 +76,7 @@ def test_an_arena_that_does_not_fit_stops_the_start_with_the_size_that_would(whe
 def test_the_owner_reaches_its_hub_whatever_the_endpoints_for_others(where, tmp_path):
     listen = (Listen(endpoint=f"ipc://{tmp_path}/others"),)
     config = HubConfig(arena_gib=0.01, metrics="", listen=listen)
-    chosen = PluginChoice("unix", {"max_pending": 9})
+    chosen = PluginChoice("zmq", {"max_pending": 9})
     with embedded_hub(config, where, transport=chosen) as hub, HubClient(hub.endpoint) as outside, hub.connect() as one:
         one.register("e", namespace(), rank=0)
         outside.register("f", namespace(), rank=0)

@@ -150,7 +150,7 @@ def test_a_load_that_takes_long_while_others_fill_the_arena(device, ends):
 @pytest.mark.slow
 def test_a_hub_that_is_restarted_between_lookup_and_load_costs_the_load_alone(device, tmp_path):
     hub = HubProcess(tmp_path)
-    engine = PlayedEngine(None, HubAddress(hub.endpoint, PluginChoice("unix")), rank=-1)
+    engine = PlayedEngine(None, HubAddress(hub.endpoint, PluginChoice("zmq")), rank=-1)
     with HubClient(hub.endpoint, host=HOST) as writer:
         writer.register("engine", NAMESPACE, 0)
         writer.commit(writer.reserve(np.asarray(text(0, 96), np.uint32), Span(0, 96)).right, 96)
@@ -208,7 +208,7 @@ def test_no_step_waits_for_the_registration_of_the_arena_and_requests_are_served
 @pytest.mark.slow
 def test_a_restarted_hub_s_arena_is_pinned_in_the_next_step_and_not_only_for_a_request(device, tmp_path):
     hub = HubProcess(tmp_path)
-    engine = PlayedEngine(None, HubAddress(hub.endpoint, PluginChoice("unix")), rank=-1)
+    engine = PlayedEngine(None, HubAddress(hub.endpoint, PluginChoice("zmq")), rank=-1)
     with worker_of(engine, device) as worker:
         worker.start()
         assert device.pins == 1

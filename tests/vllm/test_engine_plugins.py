@@ -21,7 +21,7 @@ CHOSEN = SETTINGS | {
     "matchers": [{"name": "ngram", "options": {"window_tokens": 16}}],
     "selector": {"name": "edges", "options": {"k": 8}},
     "device": {"name": "plain"},
-    "transport": {"name": "unix", "options": {"max_pending": 64}},
+    "transport": {"name": "zmq", "options": {"max_pending": 64}},
 }
 
 

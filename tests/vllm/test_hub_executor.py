@@ -151,7 +151,7 @@ def away(tmp_path):
 @pytest.mark.slow
 def test_a_hub_that_comes_later_is_found_and_both_are_said_once(away, caplog):
     with caplog.at_level(logging.INFO, logger="blendhub"):
-        made = start(HubAddress(away.endpoint, PluginChoice("unix")))
+        made = start(HubAddress(away.endpoint, PluginChoice("zmq")))
         made.reach()
         with pytest.raises(PeerGone, match=away.endpoint):
             made.client()
@@ -167,7 +167,7 @@ def test_a_hub_that_comes_later_is_found_and_both_are_said_once(away, caplog):
 @pytest.mark.slow
 def test_a_hub_that_stands_still_does_not_keep_a_process_from_ending(away):
     away.start()
-    made = start(HubAddress(away.endpoint, PluginChoice("unix")))
+    made = start(HubAddress(away.endpoint, PluginChoice("zmq")))
     made.reach()
     made.run(lambda client: client).result(10)
     os.kill(away.process.pid, signal.SIGSTOP)

@@ -68,7 +68,7 @@ def test_a_plan_survives_the_way_to_workers_in_other_processes():
     decision = Decision(0, 12, (Match(Span(2, 12), 3, 40, False),), 0.5)
     blocks = np.arange(3, dtype=np.int64)
     space = Namespace(model="m", layout=LAYOUT)
-    plan = StepPlan(HubPlace(HubAddress("ipc:///x", PluginChoice("unix", {"max_pending": 9})), space), budget=64)
+    plan = StepPlan(HubPlace(HubAddress("ipc:///x", PluginChoice("zmq", {"max_pending": 9})), space), budget=64)
     tokens, variant = np.arange(12, dtype=np.uint32), Variant("adapter", "salt")
     plan.loads.append(LoadJob("r", variant, tokens, (blocks,), decision, 7, 8, (Segment(Span(2, 12), 64, 3, 40),)))
     right = WriteRight(5, 7, "nonce", 8)
@@ -114,7 +114,7 @@ def test_the_reason_of_the_rank_that_failed_is_told_whichever_reports_last():
 
 def test_a_plan_is_pickled_without_a_look_at_other_modules():
     """Python looks through all modules for an object that does not say where it is, and so imports some of them."""
-    place = HubPlace(HubAddress("ipc://hub", PluginChoice("unix")), Namespace(model="m", layout=LAYOUT))
+    place = HubPlace(HubAddress("ipc://hub", PluginChoice("zmq")), Namespace(model="m", layout=LAYOUT))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pickle, "whichmodule", lambda one, name: one.__module__)
         in_python: Any = pickle

@@ -36,7 +36,7 @@ def test_what_is_written_is_taken():
     settings = read(
         {
             "endpoint": "ipc:///x/hub.sock",
-            "transport": {"name": "unix", "options": {"max_pending": 9}},
+            "transport": {"name": "zmq", "options": {"max_pending": 9}},
             "matchers": [{"name": "prefix"}, {"name": "separator", "options": {"separator": [5]}}],
             "device": {"name": "cpu"},
             "selector": {"name": "first_k", "options": {"k": 8}},
@@ -82,14 +82,14 @@ def test_a_value_that_does_not_fit_is_named(given, complaint):
 @pytest.mark.parametrize(
     "given, complaint",
     [
-        ({"transport": {"name": "tcp"}}, "no transport 'tcp'; installed: inproc, unix"),
+        ({"transport": {"name": "tcp"}}, "no transport 'tcp'; installed: inproc, zmq"),
         ({"matchers": [{"name": "prefix"}, {"name": "prefixes"}]}, "no matcher 'prefixes' (did you mean 'prefix'?)"),
         ({"hub": {"store": {"name": "disc"}}}, "no store 'disc' (did you mean 'disk'?); installed: disk"),
         (
             {"selector": {"name": "first_k", "options": {"n": 1}}},
             "'first_k': Object contains unknown field `n`",
         ),
-        ({"transport": {"name": "unix", "options": {"max_pending": -1}}}, "Expected `int` >= 1 - at `$.max_pending`"),
+        ({"transport": {"name": "zmq", "options": {"max_pending": -1}}}, "Expected `int` >= 1 - at `$.max_pending`"),
         ({"device": {"name": "cpu", "options": {"speed": 9}}}, "device 'cpu': Object contains unknown field `speed`"),
         ({"policy": {"min_reused": 3}}, "unknown field `min_reused` - at `$.policy` (did you mean"),
         ({"selector": {"nam": "hkvd"}}, "unknown field `nam` - at `$.selector` (did you mean 'name'?)"),
@@ -216,10 +216,10 @@ def test_an_embedded_hub_shares_the_process_only_of_an_engine_that_computes_ther
 @pytest.mark.parametrize(
     "given, is_one_process, chosen",
     [
-        ({}, True, "unix"),
-        ({"hub": {"embedded": "process"}}, True, "unix"),
-        ({"endpoint": "ipc:///x"}, True, "unix"),
-        ({"transport": {"name": "unix", "options": {"max_pending": 9}}}, True, "unix"),
+        ({}, True, "zmq"),
+        ({"hub": {"embedded": "process"}}, True, "zmq"),
+        ({"endpoint": "ipc:///x"}, True, "zmq"),
+        ({"transport": {"name": "zmq", "options": {"max_pending": 9}}}, True, "zmq"),
         ({"transport": {"name": "inproc"}}, True, "inproc"),
         ({"transport": {"name": "inproc"}}, False, None),
         ({"transport": {"name": "inproc"}, "hub": {"embedded": "process"}}, True, None),

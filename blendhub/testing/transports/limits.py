@@ -60,6 +60,8 @@ class LimitTests(TransportTests):
                 request.result()
             n_busy += 1
         assert n_busy >= 20 and time.monotonic() - started < SOON
+        while server.service.started < self.max_pending and time.monotonic() - started < SOON:
+            time.sleep(0.01)
         check_echo(other, "the bound is each connection's")
         with pytest.raises(DeadlineExceeded):
             pending[0].result()

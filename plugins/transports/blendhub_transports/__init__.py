@@ -9,10 +9,10 @@ from blendhub_transports.options import TransportOptions
 def blendhub_transports() -> list[PluginSpec[Transport]]:
     return [
         PluginSpec(
-            name="unix",
+            name="zmq",
             api=5,
-            summary="requests between processes of one user on one machine, over a Unix socket",
-            factory="blendhub_transports.unix:UnixTransport",
+            summary="requests between processes of one user on one machine, over ZeroMQ and a Unix socket",
+            factory="blendhub_transports.zmq_transport:ZmqTransport",
             options=TransportOptions,
         ),
         PluginSpec(

@@ -1,26 +1,29 @@
-"""The client of the transport ``unix``.
+"""The client of the transport ``zmq``.
 
-The thread that submits a request writes it to the socket itself, as far as the socket takes it at once. A thread of the
-connection writes the rest and reads the replies. So no caller waits for a server that does not read.
+ZeroMQ's sockets are not safe for threads, so a lock guards the socket. The thread that submits a request sends it
+itself; a thread of the connection reads the replies, and notices the end of the server. No caller waits for a server
+that does not read: what cannot be queued at once is Busy.
 """
 
+import contextlib
 import itertools
 import os
 import select
-import socket
 import threading
-from collections import deque
+
+import zmq
 
 from blendhub.contracts.transport import Buffer, Codec, Connection, Envelope
-from blendhub.core.errors import BlendHubError, Busy, PeerGone
+from blendhub.core.errors import BlendHubError, Busy, PeerGone, ProtocolError
 from blendhub_transports import frames
 from blendhub_transports.pending import PendingRequest
 from blendhub_transports.socket_file import connect_to
 
 CLOSE_S = 1.0
+SERVER_LEFT = zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
 
 
-class UnixConnection(Connection):
+class ZmqConnection(Connection):
     """Reaches the server with the first request, and the next one with the first request after a server left."""
 
     def __init__(self, path: str, codec: Codec, max_pending: int) -> None:
@@ -36,8 +39,8 @@ class UnixConnection(Connection):
 
     def submit(self, request: Envelope, timeout: float) -> PendingRequest:
         pending = PendingRequest(next(self._numbers), f"ipc://{self._path}", timeout)
-        parts = (self._codec.encode(request.message), *request.payload)
-        frame = frames.encode(self._codec.version, frames.REQUEST, pending.number, pending.deadline, parts)
+        message, version = self._codec.encode(request.message), self._codec.version
+        parts = frames.encode(version, frames.REQUEST, pending.number, pending.deadline, message, request.payload)
         if os.getpid() != self._process:
             raise PeerGone(f"this connection to {self._path} belongs to the process that this one forked from")
         with self._lock:
@@ -46,7 +49,7 @@ class UnixConnection(Connection):
             if self._line is None or self._line.is_over:
                 self._line = _Line(self._path, self._codec)
             line = self._line
-        line.send(pending, frame, self._max_pending)
+        line.send(pending, parts, self._max_pending)
         return pending
 
     def close(self) -> None:
@@ -60,25 +63,33 @@ class UnixConnection(Connection):
 
 
 class _Line:
-    """A connected socket, the requests that were sent through it, and its thread; ends with the server."""
+    """A connected socket, the requests that were sent through it, and its thread; ends with the server.
+
+    ZeroMQ would deliver to a server's successor what it still holds for the server, so a line never connects again.
+    """
 
     def __init__(self, path: str, codec: Codec) -> None:
         """Raises PeerGone if no server listens there."""
+        connect_to(path).close()  # ZeroMQ would wait for a server
         self._path = path
         self._codec = codec
-        self._socket = connect_to(path)
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._socket = self._context.socket(zmq.DEALER)
+        for option, value in ((zmq.LINGER, 0), (zmq.RECONNECT_IVL, -1), (zmq.SNDHWM, 0), (zmq.RCVHWM, 0)):
+            self._socket.setsockopt(option, value)
+        self._monitor = self._socket.get_monitor_socket(SERVER_LEFT)
         self._wakeup = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        """Wakes the thread when something is left to be written."""
+        """Ends the thread."""
         self._lock = threading.Lock()
-        """Guards the next three."""
+        """Guards the socket and the next two."""
         self._pending: dict[int, PendingRequest] = {}
-        self._unsent: deque[memoryview] = deque()
         self.is_over = False
         self._why_over = f"the server at {path} died, left, or cut this connection"
-        self._thread = threading.Thread(target=self._run, name="blendhub-unix", daemon=True)
+        self._socket.connect(f"ipc://{path}")
+        self._thread = threading.Thread(target=self._run, name="blendhub-zmq", daemon=True)
         self._thread.start()
 
-    def send(self, pending: PendingRequest, frame: list[Buffer], max_pending: int) -> None:
+    def send(self, pending: PendingRequest, parts: list[Buffer], max_pending: int) -> None:
         with self._lock:
             if self.is_over:
                 raise PeerGone(self._why_over)
@@ -87,78 +98,56 @@ class _Line:
                     f"this connection to {self._path} has {max_pending} requests under way, all that max_pending allows"
                 )
             self._pending[pending.number] = pending
-            self._unsent.extend(map(memoryview, frame))
-            self._write()
-            if self._unsent:
-                # The caller may change its buffers from now on.
-                self._unsent = deque(memoryview(bytes(part)) for part in self._unsent)
-                os.eventfd_write(self._wakeup, 1)
+            self._socket.send_multipart(parts, zmq.NOBLOCK)
+            # Sending may consume the signal of a reply that has arrived.
+            self._take_replies()
 
     def close(self) -> None:
         with self._lock:
             if not self.is_over:
                 self._why_over = f"this connection to {self._path} was closed"
-                self._socket.shutdown(socket.SHUT_RDWR)  # ends the thread
+                os.eventfd_write(self._wakeup, 1)
         self._thread.join(CLOSE_S)
 
-    def _write(self) -> None:
-        """Write what the socket takes at once; to be called with the lock."""
-        while self._unsent:
-            part = self._unsent[0].cast("B")
-            try:
-                n_sent = self._socket.send(part, socket.MSG_DONTWAIT)
-            except BlockingIOError:
-                return
-            except OSError:  # the thread notices the end, too
-                return self._unsent.clear()
-            if n_sent < len(part):
-                self._unsent[0] = part[n_sent:]
-            else:
-                self._unsent.popleft()
-
-    # In the thread.
+    def _take_replies(self) -> None:
+        """Settle the requests that are answered; to be called with the lock."""
+        with contextlib.suppress(zmq.Again):
+            while True:
+                parts = [frame.buffer for frame in self._socket.recv_multipart(zmq.NOBLOCK, copy=False)]
+                try:
+                    header = frames.read_header(parts[0])
+                except ProtocolError:  # nothing says whose it is
+                    continue
+                outcome: Envelope | BlendHubError
+                try:
+                    outcome = frames.decode(header, parts, self._codec, reader="the client", writer="the server")
+                except BlendHubError as error:
+                    outcome = error
+                if pending := self._pending.pop(header.number, None):
+                    pending.settle(outcome)
 
     def _run(self) -> None:
+        """The thread: read replies until the server leaves or the connection is closed."""
         poll = select.poll()
-        poll.register(self._wakeup, select.POLLIN)
-        try:
-            while True:
-                poll.register(self._socket, select.POLLIN | (select.POLLOUT if self._unsent else 0))
-                ready = dict(poll.poll())
-                if self._wakeup in ready:
-                    os.eventfd_read(self._wakeup)
-                if self._unsent:
-                    with self._lock:
-                        self._write()
-                if ready.get(self._socket.fileno(), 0) & ~select.POLLOUT:
-                    self._read_reply()
-        except EOFError:
-            pass
-        except (OSError, BlendHubError) as error:
-            self._why_over = f"the connection to {self._path} broke: {error}"
+        events = int(self._monitor.getsockopt(zmq.FD))
+        for descriptor in (int(self._socket.getsockopt(zmq.FD)), events, self._wakeup):
+            poll.register(descriptor, select.POLLIN)
+        ready = {events}
+        while self._wakeup not in ready:
+            with self._lock:
+                self._take_replies()
+            # The descriptor signals an event once, so it is asked each time.
+            if int(self._monitor.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+                break
+            ready = {descriptor for descriptor, _ in poll.poll()}
         with self._lock:
+            self._take_replies()
             self.is_over = True
             pending, self._pending = self._pending, {}
+            self._socket.disable_monitor()
+            self._monitor.close()
             self._socket.close()
             os.close(self._wakeup)
+        self._context.term()
         for request in pending.values():
             request.settle(PeerGone(f"{self._why_over}; the request may or may not have been carried out"))
-
-    def _read_reply(self) -> None:
-        header = frames.read_header(self._read(frames.HEADER_BYTES))
-        with self._lock:
-            pending = self._pending.pop(header.number, None)
-        outcome: Envelope | BlendHubError
-        try:
-            frames.check(header, self._codec.version, reader="the client", writer="the server")
-            outcome = frames.decode(header, self._read(header.size), self._codec)
-        except BlendHubError as error:
-            outcome = error
-        if pending:
-            pending.settle(outcome)
-
-    def _read(self, size: int) -> memoryview:
-        data = bytearray(size)
-        if self._socket.recv_into(data, size, socket.MSG_WAITALL) < size:
-            raise EOFError
-        return memoryview(data)

@@ -1,7 +1,7 @@
-"""The bytes of the transport ``unix``: a fixed header, then the sizes of the parts, then the parts.
+"""The frames of the transport ``zmq``: a fixed header with the message behind it, then the buffers of the payload.
 
-The first part is the message, the others are the buffers of its payload. The header is the same in every version, so
-that two sides of different versions can still name their versions to each other.
+The header is the same in every version, so that two sides of different versions can still name their versions to each
+other.
 """
 
 import inspect
@@ -25,14 +25,14 @@ REPLY: Final = 1
 ERROR: Final = 2
 
 MOST_BYTES: Final = 2**26 + 2**20
-"""The most that may follow a header: the largest prompt that a hub takes, 2**24 tokens, and what is said of it."""
+"""The most of a message with its payload: the largest prompt that a hub takes, 2**24 tokens, and what is said of it."""
 LONGEST_SENTENCE: Final = 4000
 
 _ERRORS: Final[Mapping[str, type[BlendHubError]]] = MappingProxyType(
     {name: kind for name, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, BlendHubError)}
 )
 _error_decoder: Final = msgspec.msgpack.Decoder(tuple[str, str])
-_HEADER: Final = struct.Struct("<2sHHBxHQdQ")
+_HEADER: Final = struct.Struct("<2sHHBxQd")
 HEADER_BYTES: Final = _HEADER.size
 
 
@@ -41,24 +41,19 @@ class Header(NamedTuple):
     protocol: int
     codec: int
     kind: int
-    n_parts: int
     number: int
     """Given to a request by its connection, and repeated in the answer."""
     deadline: float
     """When the caller stops waiting, on the clock ``time.monotonic`` that a machine's processes share; 0 in answers."""
-    size: int
-    """How many bytes follow."""
 
 
-def encode(codec: int, kind: int, number: int, deadline: float, parts: Sequence[Buffer]) -> list[Buffer]:
-    """The buffers of a frame, whose parts are not copied, except the first one."""
-    views = list(map(_flat, parts))
-    sizes = [view.nbytes for view in views]
-    size = sum(sizes) + 8 * len(sizes)
-    if size > MOST_BYTES:
-        raise ProtocolError(f"a message of {size:,} bytes; at most {MOST_BYTES:,} are sent")
-    header = _HEADER.pack(MAGIC, PROTOCOL, codec, kind, len(parts), number, deadline, size)
-    return [header + struct.pack(f"<{len(sizes)}Q", *sizes) + views[0], *views[1:]]
+def encode(
+    codec: int, kind: int, number: int, deadline: float, message: bytes, payload: Sequence[Buffer] = ()
+) -> list[Buffer]:
+    """The frames of a message; the buffers of the payload are not copied."""
+    views = list(map(_flat, payload))
+    check_size(len(message) + sum(view.nbytes for view in views), "sent")
+    return [_HEADER.pack(MAGIC, PROTOCOL, codec, kind, number, deadline) + message, *views]
 
 
 def encode_error(error: BlendHubError) -> bytes:
@@ -69,41 +64,37 @@ def encode_error(error: BlendHubError) -> bytes:
     return msgspec.msgpack.encode((name, str(error)[:LONGEST_SENTENCE]))
 
 
-def read_header(frame: Buffer) -> Header:
-    """The header of a frame; raises ProtocolError if these bytes never were one."""
+def read_header(frame: memoryview) -> Header:
+    """The header of a message; raises ProtocolError if these bytes never were one."""
+    if len(frame) < HEADER_BYTES:
+        raise ProtocolError(f"{len(frame)} bytes are less than a header, which has {HEADER_BYTES}")
     header = Header._make(_HEADER.unpack_from(frame))
     if header.magic != MAGIC:
         raise ProtocolError(f"a frame begins with {header.magic!r}, expected {MAGIC!r}: the sender is not BlendHub")
     return header
 
 
-def check(header: Header, codec: int, *, reader: str, writer: str) -> None:
-    """Raise an error unless ``writer``, which sent this header, has the versions of ``reader``, and sends no more than
-    one may.
+def decode(header: Header, parts: Sequence[memoryview], codec: Codec, *, reader: str, writer: str) -> Envelope:
+    """The message in these frames, the first of which has this header; raises the error that the message is.
+
+    Raises VersionMismatch unless ``writer``, which sent it, has the versions of ``reader``, and ProtocolError if it is
+    larger than one may be, or does not decode.
     """
-    if (header.protocol, header.codec) != (PROTOCOL, codec):
+    if (header.protocol, header.codec) != (PROTOCOL, codec.version):
         raise VersionMismatch(
             f"{writer} speaks version {header.protocol}.{header.codec} (protocol.messages), {reader} speaks "
-            f"{PROTOCOL}.{codec}; install the same BlendHub on both sides"
+            f"{PROTOCOL}.{codec.version}; install the same BlendHub on both sides"
         )
-    if header.size > MOST_BYTES:
-        raise ProtocolError(f"a message of {header.size:,} bytes; at most {MOST_BYTES:,} are taken")
-
-
-def decode(header: Header, body: memoryview, codec: Codec) -> Envelope:
-    """The message behind a header, and its payload; raises ProtocolError, or the error that the message is."""
-    at = 8 * header.n_parts
-    if not header.n_parts or at > len(body):
-        raise ProtocolError(f"a frame of {len(body)} bytes cannot have {header.n_parts} parts")
-    parts = []
-    for size in struct.unpack_from(f"<{header.n_parts}Q", body):
-        parts.append(body[at : at + size])
-        at += size
-    if at != len(body):
-        raise ProtocolError(f"the parts of a frame have {at} bytes, and the frame has {len(body)}")
+    check_size(sum(map(len, parts)) - HEADER_BYTES, "taken")
+    message = parts[0][HEADER_BYTES:]
     if header.kind == ERROR:
-        raise _decode_error(parts[0])
-    return Envelope(codec.decode(parts[0]), parts[1:])
+        raise _decode_error(message)
+    return Envelope(codec.decode(message), parts[1:])
+
+
+def check_size(n_bytes: int, what: str) -> None:
+    if n_bytes > MOST_BYTES:
+        raise ProtocolError(f"a message of {n_bytes:,} bytes; at most {MOST_BYTES:,} are {what}")
 
 
 def _decode_error(body: memoryview) -> BlendHubError:

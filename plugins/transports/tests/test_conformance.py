@@ -1,10 +1,10 @@
 """The conformance suite of transports, run on those of this distribution as on a stranger's: through the host."""
 
-import socket
 import struct
 import time
 
 import pytest
+import zmq
 from blendhub_transports import frames
 
 from blendhub import PluginHost
@@ -26,24 +26,25 @@ class TestInproc(TransportSuite):
         return transport
 
 
-class TestUnix(TransportSuite):
+class TestZmq(TransportSuite):
     max_pending = 600
 
     def create(self) -> Transport:
-        transport: Transport = HOST.create("transport", "unix", OPTIONS)
+        transport: Transport = HOST.create("transport", "zmq", OPTIONS)
         return transport
 
     def send_raw(self, endpoint: str, data: bytes) -> None:
-        with socket.socket(socket.AF_UNIX) as stranger:
-            stranger.connect(endpoint.removeprefix("ipc://"))
-            stranger.sendall(data)
+        with zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
+            stranger.setsockopt(zmq.LINGER, 1000)
+            stranger.connect(endpoint)
+            stranger.send_multipart([data, data[:1]])
 
 
 class TestHostileHeaders(HostileTests):
     """Garbage behind the beginning of a frame of ours."""
 
-    create = TestUnix.create
+    create = TestZmq.create
 
     def send_raw(self, endpoint: str, data: bytes) -> None:
-        about = (frames.MAGIC, frames.PROTOCOL, 1, len(data) % 4, len(data) % 3, 7, time.monotonic() + 1.0, len(data))
-        TestUnix().send_raw(endpoint, struct.pack("<2sHHBxHQdQ", *about) + data)
+        about = (frames.MAGIC, frames.PROTOCOL, 1, len(data) % 4, 7, time.monotonic() + 1.0)
+        TestZmq().send_raw(endpoint, struct.pack("<2sHHBxQd", *about) + data)

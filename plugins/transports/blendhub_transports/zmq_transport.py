@@ -1,27 +1,27 @@
-"""The transport ``unix``: a socket in a directory, which only its user can reach."""
+"""The transport ``zmq``: ZeroMQ over a Unix socket, which only its user can reach."""
 
 from blendhub.contracts.transport import Codec, Connection, Server, Service, Transport
 from blendhub.core.errors import InvalidInput
-from blendhub_transports.client import UnixConnection
+from blendhub_transports.client import ZmqConnection
 from blendhub_transports.options import TransportOptions
-from blendhub_transports.server import serve
+from blendhub_transports.server import ZmqServer
 
 SCHEME = "ipc://"
 LONGEST_PATH = 107
 """Bytes that the kernel allows for the path of a Unix socket."""
 
 
-class UnixTransport(Transport):
+class ZmqTransport(Transport):
     schemes = (SCHEME,)
 
     def __init__(self, options: TransportOptions) -> None:
         self._max_pending = options.max_pending
 
     async def serve(self, endpoint: str, service: Service) -> Server:
-        return await serve(endpoint, _path(endpoint), service, self._max_pending)
+        return ZmqServer(endpoint, _path(endpoint), service, self._max_pending)
 
     def connect(self, endpoint: str, codec: Codec) -> Connection:
-        return UnixConnection(_path(endpoint), codec, self._max_pending)
+        return ZmqConnection(_path(endpoint), codec, self._max_pending)
 
 
 def _path(endpoint: str) -> str:
