@@ -50,16 +50,23 @@ class HubService(Service):
         self._follower = follower
         self._clock = clock
         self._watch = ProcessWatcher(state.process_died)
-        shared = (config, state, tier, self.counters, clock)
-        self._sessions = SessionHandlers(*shared)
-        self._handlers: dict[type, Handler] = {
-            **self._sessions.by_type(),
-            **ReadHandlers(*shared).by_type(),
-            **WriteHandlers(*shared).by_type(),
-        }
         self._deletion = deletion
-        explaining = ExplainHandlers(state, self.reports, self._sessions)
-        self._handlers[wire.Reported] = explaining.reported
+        shared = (config, state, tier, self.counters, self.reports, clock)
+        self._sessions, reads, writes = SessionHandlers(*shared), ReadHandlers(*shared), WriteHandlers(*shared)
+        explaining = ExplainHandlers(*shared)
+        self._handlers: dict[type, Handler] = {
+            wire.Unregister: self._sessions.unregister,
+            wire.Ping: self._sessions.ping,
+            wire.Mapped: self._sessions.mapped,
+            wire.Lookup: reads.look_up,
+            wire.Release: reads.release,
+            wire.Reserve: writes.reserve,
+            wire.Commit: writes.commit,
+            wire.Abort: writes.abort,
+            wire.Clear: writes.clear,
+            wire.Audited: explaining.audited,
+            wire.Reported: explaining.reported,
+        }
         self._open_handlers: dict[type, OpenHandler] = {
             wire.Explain: explaining.explain,
             wire.Preview: explaining.preview,

@@ -1,7 +1,6 @@
 """The base of the groups of request handlers."""
 
-from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeAlias
 
 from blendhub.client import wire
@@ -13,6 +12,7 @@ from blendhub.hub.config import HubConfig
 from blendhub.hub.counters import Counters
 from blendhub.hub.leases.sessions import Session
 from blendhub.hub.limits import MOST_PROMPT_TOKENS
+from blendhub.hub.reports import ReportTable
 from blendhub.hub.state import HubState
 from blendhub.hub.stores.store_tier import StoreTier
 
@@ -24,21 +24,24 @@ OpenHandler: TypeAlias = Callable[[Any, Sequence[Buffer]], Answer | Awaitable[An
 DONE = wire.Done()
 
 
-class Handlers(ABC):
-    """A group of handlers, one for each type of message. They run on the event loop; slow work runs in threads."""
+class Handlers:
+    """A group of handlers, each for one type of message. They run on the event loop; slow work runs in threads."""
 
     def __init__(
-        self, config: HubConfig, state: HubState, tier: StoreTier | None, counters: Counters, clock: Callable[[], float]
+        self,
+        config: HubConfig,
+        state: HubState,
+        tier: StoreTier | None,
+        counters: Counters,
+        reports: ReportTable,
+        clock: Callable[[], float],
     ) -> None:
         self.config = config
         self.state = state
         self.tier = tier
         self.counters = counters
+        self.reports = reports
         self.clock = clock
-
-    @abstractmethod
-    def by_type(self) -> Mapping[type, Handler]:
-        """The handlers of this group by the type of message that they answer."""
 
     def check_session(self, message: wire.FromSession) -> None:
         """Raise unless the message's session still holds; to be called after every await."""

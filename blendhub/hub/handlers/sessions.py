@@ -1,12 +1,12 @@
 """Answers the requests that concern a session itself."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from blendhub.client import wire
 from blendhub.contracts.transport import Buffer, Peer
 from blendhub.core.errors import InvalidInput
-from blendhub.hub.handlers.base import DONE, Answer, Handler, Handlers
+from blendhub.hub.handlers.base import DONE, Answer, Handlers
 from blendhub.hub.leases.sessions import ProcessWatcher, Session
 
 PONG = wire.Pong()
@@ -15,14 +15,6 @@ PINGS_PER_SILENCE = 5
 
 
 class SessionHandlers(Handlers):
-    def by_type(self) -> Mapping[type, Handler]:
-        return {
-            wire.Unregister: self._unregister,
-            wire.Ping: self._ping,
-            wire.Mapped: self._mapped,
-            wire.Audited: self._audited,
-        }
-
     async def register(self, peer: Peer, message: wire.Register, watcher: ProcessWatcher) -> Answer:
         if self.state.sessions.engine(message.engine) is None:
             # To refuse unknown matchers now, and to compile the others, which may take seconds, before the first store.
@@ -37,19 +29,15 @@ class SessionHandlers(Handlers):
             ping_every_s=max(self.config.silence_s / PINGS_PER_SILENCE, SHORTEST_PING_S),
         )
 
-    def _unregister(self, session: Session, message: wire.Unregister, payload: Sequence[Buffer]) -> Answer:
+    def unregister(self, session: Session, message: wire.Unregister, payload: Sequence[Buffer]) -> Answer:
         self.state.end_session(session, may_still_write=False)
         return DONE
 
-    def _ping(self, session: Session, message: wire.Ping, payload: Sequence[Buffer]) -> Answer:
+    def ping(self, session: Session, message: wire.Ping, payload: Sequence[Buffer]) -> Answer:
         self.state.ping(session, message.acknowledged, message.abandoned)
         return wire.Pong(revoked=tuple(session.revoked)) if session.revoked else PONG
 
-    def _audited(self, session: Session, message: wire.Audited, payload: Sequence[Buffer]) -> Answer:
-        self.counters.audits.add(session.engine.base, message.agreed, message.disagreed)
-        return DONE
-
-    def _mapped(self, session: Session, message: wire.Mapped, payload: Sequence[Buffer]) -> Answer:
+    def mapped(self, session: Session, message: wire.Mapped, payload: Sequence[Buffer]) -> Answer:
         if message.nonce != self.state.cache.arena.name.nonce:
             raise InvalidInput("the mapped segment is not this hub's arena; map the one that Registered names")
         first, granted = self.state.attach(session, message.mapping)

@@ -1,7 +1,7 @@
 """Answers the requests that store KV and drop it."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 from blendhub.client import wire
@@ -10,7 +10,7 @@ from blendhub.core.errors import ArenaFull, InvalidInput
 from blendhub.core.layout import Variant
 from blendhub.core.spans import Span
 from blendhub.core.tokens import Tokens
-from blendhub.hub.handlers.base import DONE, Answer, Handler, Handlers
+from blendhub.hub.handlers.base import DONE, Answer, Handlers
 from blendhub.hub.index.namespace_index import NamespaceIndex, Origin, Run
 from blendhub.hub.leases.sessions import Session
 from blendhub.hub.leases.write_leases import WriteLease, check_reservation
@@ -18,15 +18,7 @@ from blendhub.hub.limits import AT_ONCE, WAIT_FOR_STORE_S
 
 
 class WriteHandlers(Handlers):
-    def by_type(self) -> Mapping[type, Handler]:
-        return {
-            wire.Reserve: self._reserve,
-            wire.Commit: self._commit,
-            wire.Abort: self._abort,
-            wire.Clear: self._clear,
-        }
-
-    async def _reserve(self, session: Session, message: wire.Reserve, payload: Sequence[Buffer]) -> Answer:
+    async def reserve(self, session: Session, message: wire.Reserve, payload: Sequence[Buffer]) -> Answer:
         tokens, namespace = self.read_tokens(payload), session.engine.namespace.with_variant(message.variant)
         check_reservation(tokens, message.span, namespace.slot_bytes, self.state.cache.arena)
         if message.blended and message.exact:
@@ -81,16 +73,16 @@ class WriteHandlers(Handlers):
                 raise full
             await self.tier.writer.wait_for_progress(left)
 
-    def _commit(self, session: Session, message: wire.Commit, payload: Sequence[Buffer]) -> Answer:
+    def commit(self, session: Session, message: wire.Commit, payload: Sequence[Buffer]) -> Answer:
         lease = self.state.writes.leases.of_engine(message.lease, session.engine.name)
         self.state.writes.commit(lease, session, message.upto)
         return DONE
 
-    def _abort(self, session: Session, message: wire.Abort, payload: Sequence[Buffer]) -> Answer:
+    def abort(self, session: Session, message: wire.Abort, payload: Sequence[Buffer]) -> Answer:
         self.state.abort(session, message.lease)
         return DONE
 
-    async def _clear(self, session: Session, message: wire.Clear, payload: Sequence[Buffer]) -> Answer:
+    async def clear(self, session: Session, message: wire.Clear, payload: Sequence[Buffer]) -> Answer:
         for index in self._indexes_to_clear(session, message.variant):
             chunks = list(index.chunks())
             for at in range(0, len(chunks), AT_ONCE):
