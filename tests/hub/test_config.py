@@ -11,7 +11,7 @@ from blendhub.hub.config import HubConfig, Listen, StoreChoice, as_toml, load_co
     [
         HubConfig(),
         HubConfig(
-            listen=(Listen(endpoint="ipc:///x/y", options={"a": [1, True], "b": "c"}), Listen(endpoint="tcp://h:1")),
+            listen=(Listen(endpoint="ipc:///x/y", options={"a": [1, True], "b": "c"}), Listen(endpoint="ipc:///z")),
             store=StoreChoice(options={"path": 'a "quoted" path'}),
             arena_gib=1.5,
         ),
