@@ -68,8 +68,8 @@ class SharedStore(Store):
     *Following.* ``snapshot`` gives what is catalogued, with a cursor; ``changes`` gives what was published and dropped
     after a cursor, in order and without a gap, or raises CursorLost. Applied to the snapshot, the changes give the
     catalogue. A change may be one that the snapshot has seen already, and a chunk that was dropped again need not be
-    reported as published. What an object saves and discards itself is not among its changes; what the place
-    dropped to make room for it is.
+    reported as published. What an object saves and discards itself is not among its changes; what the
+    place drops for want of room is, whoever saved what took the room.
 
     *Deletion.* What one object announces is among the changes of each other one. It drops nothing: the hubs drop what
     they know of it, in their arenas, too. A snapshot says nothing of earlier announcements.

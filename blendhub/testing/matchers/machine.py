@@ -1,24 +1,18 @@
 """Any history of calls, against the reference: what hypothesis thinks up, and shrinks when it fails."""
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    invariant,
-    precondition,
-    rule,
-    run_state_machine_as_test,
-)
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from blendhub.contracts.matcher import Matcher
 from blendhub.core.spans import Span
 from blendhub.core.tokens import Tokens
 from blendhub.testing.checks import MatcherWithOracle
+from blendhub.testing.histories import run_histories
 from blendhub.testing.matchers.base import MatcherTests
 from blendhub.testing.sentences import holds
 
@@ -132,21 +126,4 @@ class MatcherHistoryTests(MatcherTests):
 
     @pytest.mark.slow
     def test_any_history_of_calls(self) -> None:
-        suite = self
-
-        class OwnHistory(MatcherHistory):
-            def __init__(self) -> None:
-                super().__init__(suite.create, suite.separator)
-
-        run_state_machine_as_test(
-            OwnHistory,
-            settings=settings(
-                max_examples=60,
-                stateful_step_count=25,
-                deadline=None,
-                database=None,
-                report_multiple_bugs=False,
-                derandomize=True,  # the result must not depend on chance
-                suppress_health_check=list(HealthCheck),
-            ),
-        )
+        run_histories(partial(MatcherHistory, self.create, self.separator), examples=60, steps=25)
