@@ -99,16 +99,17 @@ class AnswersAfterItWasClosed(Sound):
 class WritesInPlace(Sound):
     def __init__(self, path: Path, capacity: int) -> None:
         super().__init__(path, capacity)
-        draft_of = self._directory.draft_of
+        directory: Any = self._directory
+        draft_of = directory.draft_of
 
         @contextmanager
         def file_itself(entry: Any) -> Iterator[str]:
             with draft_of(entry):
-                file = self._directory.file_of(entry)
+                file = directory.file_of(entry)
                 Path(file).unlink(missing_ok=True)
                 yield file
 
-        self._directory.draft_of = file_itself  # type: ignore[method-assign]
+        directory.draft_of = file_itself
 
 
 class ListsTheChunksItWasGiven(Sound):
@@ -128,7 +129,8 @@ class KeepsTheFirstVersion(Sound):
 class NamesFilesAsRuns(Sound):
     def __init__(self, path: Path, capacity: int) -> None:
         super().__init__(path, capacity)
-        self._directory.file_of = lambda entry: f"{path}/{entry[0].run}-{entry[1]}"  # type: ignore[method-assign]
+        directory: Any = self._directory
+        directory.file_of = lambda entry: f"{path}/{entry[0].run}-{entry[1]}"
 
 
 class ForgetsTheOrderOfUse(Sound):
@@ -141,8 +143,9 @@ class ForgetsTheOrderOfUse(Sound):
 class DropsTheRunThatGrows(Sound):
     def __init__(self, path: Path, capacity: int) -> None:
         super().__init__(path, capacity)
-        discard = self._catalogue.discard
-        self._catalogue.discard = lambda entry, keep=None: discard(entry)  # type: ignore[method-assign, misc]
+        catalogue: Any = self._catalogue
+        discard = catalogue.discard
+        catalogue.discard = lambda entry, keep=None: discard(entry)
 
 
 class KeepsRunsWithoutChunks(Sound):

@@ -140,7 +140,7 @@ class AnswersWithoutAnArena(FleetStore):
 
 class PublishesBeforeTheBytesMove(FleetStore):
     def save_chunks(self, run: RunKey, chunks: Any) -> Any:
-        moves = self._attached()
+        moves: Any = self._attached()
         put, moves._bytes.put = moves._bytes.put, lambda keys, extents: [True] * len(keys)
         records: list[Any] = []
         key_of, moves._keys = moves._keys, lambda given: records.extend(given) or key_of(given)
