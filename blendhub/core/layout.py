@@ -89,6 +89,9 @@ def shard_bytes_of(layouts: Sequence[KVLayout]) -> int:
     return section_starts(layouts)[-1] + layouts[-1].shard_bytes
 
 
+MIN_SAVED_TOKENS = 64
+"""Shorter stretches between reused ones are not stored, unless all is exact: matchers find no shorter ones."""
+
 DEFAULT_MATCHERS = (PluginChoice("prefix"), PluginChoice("rolling_hash"))
 
 

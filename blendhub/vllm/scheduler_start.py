@@ -24,6 +24,7 @@ from blendhub.vllm.scheduler.admission import Admission
 from blendhub.vllm.scheduler.blocks.block_tables import block_tables_of, capacity_line
 from blendhub.vllm.scheduler.blocks.prefix_cache import RequestBlocks
 from blendhub.vllm.scheduler.connector_scheduler import ConnectorScheduler, build_scheduler
+from blendhub.vllm.scheduler.lookups import LOOKUP_WAIT_S
 from blendhub.vllm.scheduler.startup import StartupFacts, finds_prefixes
 from blendhub.vllm.settings import Settings
 
@@ -102,7 +103,7 @@ class SchedulerStart:
         """A step is planned. If vLLM computes nothing in it, a moment is waited for the hub."""
         self._n_steps += 1
         if self._serving and is_idle:
-            wait([self._serving], self._settings.lookup_wait_ms / 1000)
+            wait([self._serving], LOOKUP_WAIT_S)
         elif not self._serving and self._n_steps >= MOST_STEPS:
             self._refuse((NOT_HEARD,))
 

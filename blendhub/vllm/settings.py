@@ -7,12 +7,12 @@ from typing import Annotated, Any, Literal, NamedTuple
 import msgspec
 from msgspec import Meta
 
-from blendhub.core.errors import BlendHubError, OptionError, PluginError
+from blendhub.core.errors import OptionError, PluginError
 from blendhub.core.layout import DEFAULT_MATCHERS
 from blendhub.core.plugin_choice import PluginChoice
 from blendhub.framework.host import PluginHost
 from blendhub.framework.options import did_you_mean, parse_options
-from blendhub.hub.config import DEFAULT_TRANSPORT, HubConfig, HubPlacement, StoreChoice
+from blendhub.hub.config import DEFAULT_TRANSPORT, HubConfig, HubPlacement
 
 Mode = Literal["blend", "contiguous", "exact", "off"]
 Share = Annotated[float, Meta(ge=0, le=1)]
@@ -30,9 +30,6 @@ class ReusePolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     max_recompute_share: Annotated[
         Share, Meta(description="text is not blended if a larger share of the tokens it covers would be recomputed")
     ] = 0.8
-    min_saved_tokens: Annotated[
-        int, Meta(ge=1, description="shorter stretches between reused ones are not stored, unless all is exact")
-    ] = 64
 
 
 class EmbeddedHubConfig(HubConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -104,13 +101,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         int,
         Meta(ge=0, description="most tokens recomputed in a step; 0: as many as vLLM left of its token budget"),
     ] = 0
-    min_blend_share: Annotated[
-        float,
-        Meta(gt=0, le=1, description="share of vLLM's token budget that a step may recompute even if vLLM left less"),
-    ] = 0.25
-    lookup_wait_ms: Annotated[
-        float, Meta(ge=0, description="how long the scheduler waits for a lookup before it goes on to other requests")
-    ] = 2.0
     lookup_timeout_s: Annotated[float, Meta(gt=0, description="after this a request is computed without reuse")] = 1.0
 
 
@@ -152,13 +142,9 @@ def read_settings(extra: Mapping[str, Any], host: PluginHost, device: str) -> Se
     ``device`` is vLLM's. Steps on an accelerator are short, and hold the interpreter's lock for much of their time, so
     an embedded hub runs in a process there. On CPUs that process would only compete with the engine for cores.
     """
-    mistakes = mistakes_in_settings(extra, host, device)
-    if mistakes:
-        kind = PluginError if all(isinstance(mistake, PluginError) for mistake in mistakes) else OptionError
-        raise kind("; also: ".join(map(str, mistakes)))
-    for choice in named_plugins(extra.get(KEY), device):
-        host.spec(choice.kind, choice.name)
-    settings = parse_options(OWNER, Settings, extra.get(KEY))
+    settings = check_settings(extra, host, device)
+    for plugin in named_plugins(settings, device):
+        host.spec(plugin.kind, plugin.name)
     placement: HubPlacement = settings.hub.embedded or ("thread" if device == "cpu" else "process")
     return msgspec.structs.replace(
         settings,
@@ -182,37 +168,31 @@ def choose_transport(settings: Settings, host: PluginHost, is_one_process: bool)
     return choice
 
 
-def mistakes_in_settings(extra: Any, host: PluginHost, device: str | None) -> list[BlendHubError]:
-    """All mistakes in ``kv_connector_extra_config``. Whether the plugins can run on this machine is not checked here.
+def check_settings(extra: Any, host: PluginHost, device: str | None) -> Settings:
+    """The settings in ``kv_connector_extra_config``; raises OptionError or PluginError for the first mistake.
 
-    ``device`` is vLLM's, the default for the device plugin; None if it is not known.
+    Whether the plugins can run on this machine is not checked here. ``device`` is vLLM's, the default for the device
+    plugin; None if it is not known.
     """
     if not isinstance(extra, Mapping):
-        return [OptionError(f"{EXTRA} must be a mapping, got {extra!r}")]
-    mistakes: list[BlendHubError] = []
+        raise OptionError(f"{EXTRA} must be a mapping, got {extra!r}")
     for key in sorted(map(str, set(extra) - {KEY})):
         hint = f"; write it into {OWNER}" if key in Settings.__struct_fields__ else did_you_mean(key, [KEY])
-        mistakes.append(OptionError(f"{EXTRA} has the key {key!r}; BlendHub reads only {KEY!r} in it{hint}"))
-    given = extra.get(KEY)
-    mistakes += mistakes_in(OWNER, Settings, given)
-    for choice in named_plugins(given, device):
+        raise OptionError(f"{EXTRA} has the key {key!r}; BlendHub reads only {KEY!r} in it{hint}")
+    settings = parse_options(OWNER, Settings, extra.get(KEY))
+    if settings.endpoint and (of_hub := extra[KEY].get("hub")):
+        keys = ", ".join(f"{OWNER}.hub.{key}" for key in of_hub)
+        raise OptionError(
+            f"{OWNER}.endpoint names a hub that runs by itself, so {keys} would change nothing: configure that hub "
+            "(`blendhub serve --config`), or leave the endpoint out for a hub in this engine"
+        )
+    for plugin in named_plugins(settings, device):
         try:
-            options = host.offered(choice.kind, choice.name).options
+            options = host.offered(plugin.kind, plugin.name).options
         except PluginError as error:
-            mistakes.append(PluginError(f"{choice.key}: {error}"))
-        else:
-            owner = f"{choice.key}: {choice.kind} {choice.name!r}"
-            mistakes += mistakes_in(owner, options, choice.options)
-    return mistakes
-
-
-def mistakes_in(owner: str, options: type[msgspec.Struct], given: Any) -> list[BlendHubError]:
-    """The first mistake in options of a configuration, if there is one."""
-    try:
-        parse_options(owner, options, given)
-    except OptionError as error:
-        return [error]
-    return []
+            raise PluginError(f"{plugin.key}: {error}") from None
+        parse_options(f"{plugin.key}: {plugin.kind} {plugin.name!r}", options, plugin.options)
+    return settings
 
 
 class NamedPlugin(NamedTuple):
@@ -221,39 +201,22 @@ class NamedPlugin(NamedTuple):
     key: str
     kind: str
     name: str
-    options: Any
+    options: Mapping[str, Any]
 
 
-def named_plugins(given: Any, device: str | None) -> Iterator[NamedPlugin]:
-    """Every plugin that the settings name, even where the rest of the settings is invalid."""
-    defaults = Settings(device=PluginChoice(name=device) if device else None, transport=DEFAULT_TRANSPORT)
-    settings = _with_defaults(given, defaults)
-    hub = _with_defaults(settings["hub"], EmbeddedHubConfig())
-    named = [(f"{OWNER}.{key}", key, settings[key]) for key in ("transport", "device", "selector")]
-    named += [(f"{OWNER}.matchers[{n}]", "matcher", one) for n, one in enumerate(_items(settings["matchers"]))]
-    if isinstance(hub["store"], Mapping):
-        named.append((f"{OWNER}.hub.store", "store", _with_defaults(hub["store"], StoreChoice())))
-    for number, listen in enumerate(_items(hub["listen"])):
-        if isinstance(listen, Mapping):
-            choice = {"name": listen.get("transport", DEFAULT_TRANSPORT.name), "options": listen.get("options", {})}
-            named.append((f"{OWNER}.hub.listen[{number}]", "transport", choice))
-    for key, kind, choice in named:
-        # Anything but a mapping with a name is reported as a wrong value.
-        if isinstance(choice, Mapping) and isinstance(name := choice.get("name"), str):
-            options = choice.get("options")
-            yield NamedPlugin(key, kind, name, options if isinstance(options, Mapping) else {})
-
-
-def _with_defaults(given: Any, defaults: msgspec.Struct) -> dict[str, Any]:
-    filled: dict[str, Any] = msgspec.to_builtins(defaults)
-    if isinstance(given, Mapping):
-        # None is allowed only where it means the default.
-        filled |= {key: value for key, value in given.items() if key in filled and value is not None}
-    return filled
-
-
-def _items(given: Any) -> list[Any]:
-    return list(given) if isinstance(given, list | tuple) else []
+def named_plugins(settings: Settings, device: str | None) -> Iterator[NamedPlugin]:
+    """Every plugin that an engine with these settings uses. ``device``: the device plugin where none is named."""
+    chosen_device = settings.device or (PluginChoice(device) if device else None)
+    transport = settings.transport or DEFAULT_TRANSPORT
+    for kind, choice in (("transport", transport), ("device", chosen_device), ("selector", settings.selector)):
+        if choice:
+            yield NamedPlugin(f"{OWNER}.{kind}", kind, choice.name, choice.options)
+    for number, choice in enumerate(settings.matchers):
+        yield NamedPlugin(f"{OWNER}.matchers[{number}]", "matcher", choice.name, choice.options)
+    if store := settings.hub.store:
+        yield NamedPlugin(f"{OWNER}.hub.store", "store", store.name, store.options)
+    for number, listen in enumerate(settings.hub.listen):
+        yield NamedPlugin(f"{OWNER}.hub.listen[{number}]", "transport", listen.transport, listen.options)
 
 
 def read_request(params: Mapping[str, Any] | None) -> RequestSettings:

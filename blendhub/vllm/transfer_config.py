@@ -1,13 +1,12 @@
 """``--kv-transfer-config`` as a whole: vLLM's own keys, and BlendHub's within them. Needs neither vLLM nor torch."""
 
-from collections.abc import Mapping
 from typing import Any, Literal
 
 import msgspec
 
-from blendhub.core.errors import BlendHubError, OptionError
 from blendhub.framework.host import PluginHost
-from blendhub.vllm.settings import EXTRA, mistakes_in, mistakes_in_settings
+from blendhub.framework.options import parse_options
+from blendhub.vllm.settings import EXTRA, Settings, check_settings
 
 FLAG = "kv-transfer-config"
 
@@ -26,11 +25,7 @@ class TransferConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     kv_load_failure_policy: Literal["recompute", "fail"] = "recompute"
 
 
-def mistakes_in_transfer_config(given: Any, host: PluginHost, device: str | None) -> list[BlendHubError]:
-    """Everything that is wrong in what ``--kv-transfer-config`` is given, a sentence each; see also settings.py."""
-    if not isinstance(given, Mapping):
-        return [OptionError(f"{FLAG}: expected a mapping of keys to values, got {given!r}")]
-    mistakes = mistakes_in(FLAG, TransferConfig, given)
-    if isinstance(given.get(EXTRA, {}), Mapping):
-        mistakes += mistakes_in_settings(given.get(EXTRA, {}), host, device)
-    return mistakes
+def check_transfer_config(given: Any, host: PluginHost, device: str | None) -> Settings:
+    """The settings in what ``--kv-transfer-config`` is given; raises an error for the first mistake in any of it."""
+    parse_options(FLAG, TransferConfig, given)
+    return check_settings(given.get(EXTRA, {}), host, device)

@@ -9,7 +9,7 @@ import yaml
 
 from blendhub import PluginHost
 from blendhub.system.served_vllm import FOR_CPUS, FOR_GPUS
-from blendhub.vllm.transfer_config import mistakes_in_transfer_config
+from blendhub.vllm.transfer_config import check_transfer_config
 from harness.servers.prometheus import needs_prometheus, promtool
 from tests.deploy.images import CONTAINERFILE, ROOT, USER, instructions
 from tests.deploy.layouts import COMPOSE, Container, of_compose, of_kubernetes, pod_of, resources
@@ -85,7 +85,7 @@ def test_the_compose_file_is_one():
 
 def test_the_engine_s_configuration_has_no_mistake():
     for _, engine in (of_compose(), of_kubernetes()):
-        assert mistakes_in_transfer_config(engine.transfer_config, PluginHost.discover(), None) == []
+        check_transfer_config(engine.transfer_config, PluginHost.discover(), None)
 
 
 def test_the_images_have_the_versions_that_readme_names_and_do_not_run_as_root():

@@ -1,8 +1,8 @@
-"""Has later prompts of an engine wait for a load however long this machine takes, so that a test of their order is not
-one of its speed."""
+"""Later prompts of an engine wait for a lookup and a load however long that takes: a test of order is none of speed."""
 
-from blendhub.vllm.scheduler import load_scheduler
+from blendhub.vllm.scheduler import blend_queue, lookups
 
 
 def wait() -> None:
-    load_scheduler.LEAST_S = 60.0
+    blend_queue.LEAST_S = 60.0
+    lookups.LOOKUP_WAIT_S = 10.0

@@ -219,7 +219,7 @@ def test_what_vllm_computes_sooner_than_it_is_blended_is_computed():
     refusal = choice.refusal
     assert choice.decision is None and refusal.why == "too_slow"
     assert refusal.reason.startswith(
-        "recomputing 320 tokens would take about 13 steps, and computing 1000 takes vLLM 10; min_blend_share and "
+        "recomputing 320 tokens would take about 13 steps, and computing 1000 takes vLLM 10; "
     )
     # After 8 steps vLLM is done with the other prompts.
     assert paced(more, full_steps=8).decision

@@ -12,8 +12,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.versions]
 def test_a_later_prompt_of_many_steps_does_not_overtake_one_that_is_blended(in_advance, model, plain, texts):
     first, second = texts.new(400), texts.new(400)
     blended, long = [*texts.new(20), *second, *first, *texts.new(20)], texts.new(1900)
-    settings = SETTINGS | {"lookup_wait_ms": 10_000.0}
-    with Engine(model, settings, max_num_batched_tokens=256, async_scheduling=in_advance) as engine:
+    with Engine(model, SETTINGS, max_num_batched_tokens=256, async_scheduling=in_advance) as engine:
         engine.call("inside", "tests.vllm.patient_turns:wait")
         for document in (first, second):
             engine.one(document)

@@ -155,6 +155,7 @@ def test_each_salt_reuses_its_own_text_over_one_session(engine):
         assert engine.serve(f"again {salt}", document, salt) == 63
     assert engine.gauge("sessions") == 2, "one of the scheduler and one of the worker"
     assert engine.side.clear()
+    engine.settle()
     for salt in salts:
         assert engine.serve(f"after the clear {salt}", document, salt) == 0
 

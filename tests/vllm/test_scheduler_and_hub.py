@@ -6,6 +6,7 @@ import time
 import pytest
 from vllm.v1.core.sched.output import CachedRequestData, SchedulerOutput
 
+from blendhub.client.session import PendingReply
 from blendhub.core.errors import LeaseError
 from blendhub.hub.config import HubConfig, StoreChoice
 from blendhub.hub.embedded import HubInThread
@@ -60,10 +61,24 @@ def test_a_new_session_causes_a_new_lookup():
         engine.close()
 
 
+def test_a_wait_for_the_hub_is_for_an_event_and_no_loop_that_asks_again(engine, monkeypatch):
+    asked, done = [], PendingReply.done
+    monkeypatch.setattr(PendingReply, "done", lambda reply, within=0.0: asked.append(within) or done(reply, within))
+    monkeypatch.setattr("blendhub.vllm.scheduler.lookups.LOOKUP_WAIT_S", 0.05)
+    engine.step()
+    with standing_still(engine.hub):
+        request = engine.request("a", text(0, 64))
+        engine.side.arrived(request)
+        before = len(asked)
+        started = time.monotonic()
+        assert engine.side.matched(request, 0) == (None, False)
+        assert time.monotonic() - started >= 0.05 and len(asked) - before == 1
+
+
 @pytest.mark.alone
-def test_a_frozen_hub_delays_the_scheduler_by_lookup_wait_ms_at_most(engine):
-    lookups = engine.side.loads.lookups
-    lookups._wait_s, lookups._timeout_s = 2e-3, 0.3
+def test_a_frozen_hub_delays_the_scheduler_by_the_wait_of_a_step_at_most(engine, monkeypatch):
+    engine.side.loads.lookups._timeout_s = 0.3
+    monkeypatch.setattr("blendhub.vllm.scheduler.lookups.LOOKUP_WAIT_S", 0.002)
     engine.step()
     with standing_still(engine.hub):
         request = engine.request("a", text(0, 64))

@@ -50,7 +50,7 @@ def test_a_prompt_that_vllm_computes_sooner_is_served_without_blending_and_its_r
     request = arrived(engine, "r", WITH_A_HOLE)
     assert engine.load(request) == 0
     reason = engine.report("r")["reason"]
-    assert reason.startswith("recomputing 990 tokens would take about 2 steps, and computing 1500 takes vLLM 1; min_")
+    assert reason.startswith("recomputing 990 tokens would take about 2 steps, and computing 1500 takes vLLM 1; ")
     assert engine.counters["refused_too_slow"] == 1
     # Once vLLM has computed the others, there is room.
     engine.side.ended(request, ([],))

@@ -37,7 +37,7 @@ CACHE = KVCacheConfig(num_blocks=1, kv_cache_tensors=[], kv_cache_groups=[KVCach
 OURS = {
     "kv_connector": "BlendHubConnector",
     "kv_role": "kv_both",
-    "kv_connector_extra_config": {"blendhub": {"hub": {"arena_gib": 0.01, "metrics": ""}, "lookup_wait_ms": 500}},
+    "kv_connector_extra_config": {"blendhub": {"hub": {"arena_gib": 0.01, "metrics": ""}}},
 }
 
 

@@ -68,7 +68,6 @@ def test_every_key_of_the_wrong_type_is_named(field):
         ({"matchers": []}, "Expected `array` of length >= 1 - at `$.matchers`"),
         ({"chunk_tokens": 0}, "at `$.chunk_tokens`"),
         ({"lookup_timeout_s": 0}, "at `$.lookup_timeout_s`"),
-        ({"min_blend_share": 0}, "at `$.min_blend_share`"),
         ({"hub": {"embedded": "nowhere"}}, "Invalid enum value 'nowhere' - at `$.hub.embedded`"),
         ([], "Expected a mapping of names to values, got []"),
     ],
@@ -128,6 +127,14 @@ def test_a_plugin_that_is_not_installed_is_named_with_what_installs_it(given, pa
     )
     with pytest.raises(PluginError, match=rf"it comes with: pip install .blendhub\[{package}\]"):
         read(given, site.host())
+
+
+def test_keys_of_the_embedded_hub_beside_an_endpoint_are_refused_with_both_keys_named():
+    with pytest.raises(OptionError) as raised:
+        read({"endpoint": "ipc:///x", "hub": {"arena_gib": 8, "store": {"name": "disk"}}})
+    said = str(raised.value)
+    assert all(f"{WHERE}.{key}" in said for key in ("endpoint", "hub.arena_gib", "hub.store")), said
+    assert read({"endpoint": "ipc:///x", "hub": {}}).endpoint == "ipc:///x"
 
 
 def test_keys_beside_blendhub_are_refused():

@@ -1,5 +1,6 @@
 """Whether the settings, the plugins, torch and vLLM fit together and can run here."""
 
+import contextlib
 import os
 import platform
 import signal
@@ -12,27 +13,28 @@ import msgspec
 
 import blendhub
 from blendhub.cli.checks.finding import Finding, Subject, fail, ok, warn
-from blendhub.core.errors import PluginError
+from blendhub.core.errors import BlendHubError, OptionError, PluginError
 from blendhub.framework.options import parse_options
 from blendhub.system.processes import importing_the_same, python_module
 from blendhub.system.served_vllm import FOR_CPUS, FOR_GPUS, FOR_NPUS, TESTED, WITH_NPUS, WITHOUT_VISION, server_command
 from blendhub.vllm.scheduler.startup import ROOMY, finds_prefixes, why_none_is_stored
 from blendhub.vllm.settings import OWNER, Settings, named_plugins
-from blendhub.vllm.transfer_config import mistakes_in_transfer_config
+from blendhub.vllm.transfer_config import check_transfer_config
 
 
 def settings(subject: Subject) -> Iterator[Finding]:
-    """Every mistake in the engine's configuration. Whether plugins can run here is checked with the plugins."""
+    """The first mistake in the engine's configuration. Whether plugins can run here is checked with the plugins."""
     if subject.flag is None:
         return
-    mistakes = mistakes_in_transfer_config(subject.flag, subject.host, subject.device)
-    yield from (fail(str(mistake)) for mistake in mistakes)
-    if not mistakes:
-        yield ok(f"no mistakes; {_what_becomes_of_blended(subject)}")
+    try:
+        parsed = check_transfer_config(subject.flag, subject.host, subject.device)
+    except BlendHubError as error:
+        yield fail(str(error))
+    else:
+        yield ok(f"no mistakes; {_what_becomes_of_blended(subject, parsed)}")
 
 
-def _what_becomes_of_blended(subject: Subject) -> str:
-    parsed = parse_options(OWNER, Settings, subject.settings)
+def _what_becomes_of_blended(subject: Subject, parsed: Settings) -> str:
     try:
         why = why_none_is_stored(parsed, subject.flag["kv_role"], finds_prefixes(subject.host, parsed))
     except PluginError as error:
@@ -56,7 +58,10 @@ NEEDED = {
 def plugins(subject: Subject) -> Iterator[Finding]:
     """Whether what is named can run here, and what is broken. A plugin that nothing names may need another machine."""
     installed = subject.host.plugins()
-    named = {(plugin.kind, plugin.name): plugin.key for plugin in named_plugins(subject.settings, subject.device)}
+    named = {}
+    with contextlib.suppress(OptionError):  # which is a finding of the settings
+        chosen = parse_options(OWNER, Settings, subject.settings)
+        named = {(plugin.kind, plugin.name): plugin.key for plugin in named_plugins(chosen, subject.device)}
     if subject.toml and subject.toml.store:
         named["store", subject.toml.store.name] = "store"
     unused = []

@@ -1,5 +1,6 @@
 """The connector in vLLM's scheduler: the requests, the plan of each step, and the workers' reports."""
 
+from functools import partial
 from typing import Any
 
 from vllm.config import VllmConfig
@@ -13,11 +14,12 @@ from blendhub.vllm.hub_executor import HubExecutor
 from blendhub.vllm.messages import HubAddress, HubPlace, StepPlan, WorkerReport
 from blendhub.vllm.scheduler.admission import Admission
 from blendhub.vllm.scheduler.audits import Audits
+from blendhub.vllm.scheduler.blend_queue import BlendQueue
 from blendhub.vllm.scheduler.blocks.block_tables import BlockTables
 from blendhub.vllm.scheduler.blocks.prefix_cache import RequestBlocks, SettledBlocks, ShownHashes, Tables
 from blendhub.vllm.scheduler.blocks.scratch import Scratch
 from blendhub.vllm.scheduler.first_tokens import FirstTokens
-from blendhub.vllm.scheduler.load_scheduler import LoadScheduler, Turns
+from blendhub.vllm.scheduler.load_scheduler import LoadScheduler
 from blendhub.vllm.scheduler.lookups import Lookups
 from blendhub.vllm.scheduler.reports import Reports
 from blendhub.vllm.scheduler.request_state import RequestState, Stage
@@ -65,7 +67,9 @@ class ConnectorScheduler:
         if not state:
             return 0, False
         matched, is_loaded = self.loads.matched(state, local)
-        can_store = matched is None or self.loads.lookups.wait_for(lambda: self.saves.prepare(state, self._are_opening))
+        can_store = matched is None or self.loads.lookups.wait_for(
+            partial(self.saves.prepare, state, self._are_opening)
+        )
         return (matched if can_store or is_loaded else None), is_loaded
 
     def allocated(self, request: Request, tables: Tables, n_external: int) -> None:
@@ -177,7 +181,7 @@ def build_scheduler(
         audits,
         SettledBlocks(blocks),
         scratch,
-        Turns(settings, config.scheduler_config.max_num_batched_tokens, requests),
+        BlendQueue(settings, config.scheduler_config.max_num_batched_tokens, requests),
         reports,
         settings,
         block_size,

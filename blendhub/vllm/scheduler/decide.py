@@ -168,7 +168,7 @@ def _too_slow(claim: Decision, ratio: float, pace: Pace | None) -> Refusal | Non
     return Refusal(
         Why.TOO_SLOW,
         f"recomputing {recomputed} tokens would take about {slow} steps, and computing {computed} takes vLLM {fast}; "
-        "min_blend_share and blend_tokens_per_step say how many tokens a step recomputes",
+        "blend_tokens_per_step says how many tokens a step recomputes at most",
     )
 
 

@@ -1,111 +1,27 @@
-"""Scheduler side of loading: decides what each request reuses, plans the loads, and has later requests wait."""
+"""Scheduler side of loading: decides what each request reuses, and plans the loads."""
 
-import math
-import time
-from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from collections.abc import Iterable
 
 import msgspec
 import numpy as np
-from vllm.v1.request import Request
 
 from blendhub.core.errors import BlendHubError
 from blendhub.outcome.reasons import Why
 from blendhub.vllm.decision import Choice, Refusal
 from blendhub.vllm.messages import LoadJob, LoadResult, StepPlan
 from blendhub.vllm.scheduler.audits import Audits
+from blendhub.vllm.scheduler.blend_queue import BlendQueue
 from blendhub.vllm.scheduler.blocks.prefix_cache import SettledBlocks, ShownHashes, Tables
 from blendhub.vllm.scheduler.blocks.scratch import Scratch
-from blendhub.vllm.scheduler.decide import Pace, decide
+from blendhub.vllm.scheduler.decide import decide
 from blendhub.vllm.scheduler.lookups import Lookups, Reading
 from blendhub.vllm.scheduler.reports import Reports
 from blendhub.vllm.scheduler.request_state import RequestState, Stage
 from blendhub.vllm.settings import Settings
 
-SPARE_STEPS = 2
-"""Steps added for the copy, and for a scheduler that plans a step before it knows the result of the last one."""
-LEAST_S = 0.1
-"""The least seconds to wait: steps of an idle engine take no time, but the copy does."""
-
-
-class Blending(NamedTuple):
-    request: Request
-    n_tokens: int
-    """The number of tokens to recompute."""
-    last_step: int
-    until: float
-    """The step, and the time, up to which later requests wait for this one."""
-
-
-class Turns:
-    """Makes later requests wait for a request that is being blended.
-
-    vLLM computes the prompts that it has begun before all others, also before one whose KV has been loaded since.
-
-    So a request that came later, and whose prompt takes vLLM several steps, would overtake one that is being blended.
-    It waits instead: for as many steps as recomputation should take, however many that takes in the end.
-    """
-
-    def __init__(self, settings: Settings, engine_tokens: int, requests: Mapping[str, RequestState]) -> None:
-        """``engine_tokens``: vLLM's token budget of a step. ``requests``: those of the engine, now and later."""
-        self._engine_tokens = engine_tokens
-        self._least = math.ceil(settings.min_blend_share * engine_tokens)
-        self._most = settings.blend_tokens_per_step or engine_tokens
-        self._requests = requests
-        self._step = 0
-        self._begun: int | None = None
-        """The tokens that vLLM has yet to compute of the prompts that it has begun; None: not counted in this step.
-
-        They are counted once a step: many requests may wait, and be decided on.
-        """
-        self._blending: dict[str, Blending] = {}
-
-    def next_step(self) -> None:
-        self._step += 1
-        self._begun = None
-
-    def scheduled(self, state: RequestState) -> None:
-        """Note that vLLM has begun the prompt of a request."""
-        if self._begun is not None:
-            self._begun += state.left_to_engine
-
-    def budget(self, scheduled: int) -> int:
-        """How many tokens may be recomputed in a step in which vLLM computes ``scheduled`` tokens."""
-        return min(max(self._engine_tokens - scheduled, self._least), self._most)
-
-    def pace(self) -> Pace:
-        """The pace while vLLM computes the prompts that it has begun."""
-        beside, alone = self.budget(self._engine_tokens), self.budget(0)
-        return Pace(self._engine_tokens, beside, alone, self._waiting() // self._engine_tokens)
-
-    def begin(self, request: Request, n_tokens: int) -> None:
-        """Note that a request is loaded, and that so many of its tokens are recomputed."""
-        before = sum(other.n_tokens for other in self._blending.values())
-        last_step = self._step + SPARE_STEPS + self.pace().steps_to_recompute(before + n_tokens)
-        self._blending[request.request_id] = Blending(request, n_tokens, last_step, time.monotonic() + LEAST_S)
-
-    def end(self, request: Request) -> None:
-        """Note that the request is loaded, or has ended."""
-        self._blending.pop(request.request_id, None)
-
-    def must_wait(self, request: Request, n_tokens: int) -> bool:
-        """Whether a request must wait for which vLLM would compute ``n_tokens`` tokens."""
-        if self._waiting() + n_tokens <= self._engine_tokens:
-            return False  # vLLM computes it in one step
-        now = time.monotonic()
-        return any(
-            other.request < request and (self._step <= other.last_step or now <= other.until)
-            for other in self._blending.values()
-        )
-
-    def _waiting(self) -> int:
-        if self._begun is None:
-            self._begun = sum(state.left_to_engine for state in self._requests.values())
-        return self._begun
-
 
 class LoadScheduler:
-    """All methods are called by the scheduler's thread. Only ``matched`` waits, at most ``lookup_wait_ms`` a step."""
+    """All methods are called by the scheduler's thread. Only ``matched`` waits, at most ``LOOKUP_WAIT_S`` a step."""
 
     def __init__(
         self,
@@ -113,7 +29,7 @@ class LoadScheduler:
         audits: Audits,
         settled: SettledBlocks,
         scratch: Scratch,
-        turns: Turns,
+        queue: BlendQueue,
         reports: Reports,
         settings: Settings,
         block_size: int,
@@ -126,7 +42,7 @@ class LoadScheduler:
         self.audits = audits
         self._settled = settled
         self._scratch = scratch
-        self._turns = turns
+        self._queue = queue
         self._reports = reports
         self._settings = settings
         self._block_size = block_size
@@ -175,7 +91,7 @@ class LoadScheduler:
             if self._shown:
                 self._shown.show(state, state.decision.first_approximate)
             return state.decision.claimed_end(request.num_tokens) - local, True
-        if self._turns.must_wait(request, request.num_tokens - local):
+        if self._queue.must_wait(request, request.num_tokens - local):
             return None, False
         if self._shown:
             self._shown.show(state, None)
@@ -185,7 +101,7 @@ class LoadScheduler:
         """Note that vLLM has allocated blocks for the tokens that ``matched`` returned."""
         if not state.is_scheduled:
             state.scheduled()
-            self._turns.scheduled(state)
+            self._queue.scheduled(state)
             self._reports.counters["tokens_settled"] += len(state.settled_span or ())
             state.receive(self._block_size)
         decision = state.decision
@@ -203,7 +119,7 @@ class LoadScheduler:
         if decision.audit:
             self.audits.begun(state)
         if n_recomputed := decision.n_recomputed(state.request.num_tokens):
-            self._turns.begin(state.request, n_recomputed)
+            self._queue.begin(state.request, n_recomputed)
         self._loads.append(
             LoadJob(
                 state.id,
@@ -225,12 +141,12 @@ class LoadScheduler:
 
     def plan_step(self, plan: StepPlan, n_scheduled: int) -> None:
         """Add the loads that begin in this step, in which vLLM computes so many tokens."""
-        self._turns.next_step()
+        self._queue.next_step()
         self.lookups.begin_step()
         self.audits.report()
         if self._shown:
             self._shown.end_step()
-        plan.budget, plan.computes = self._turns.budget(n_scheduled), n_scheduled > 0
+        plan.budget, plan.computes = self._queue.budget(n_scheduled), n_scheduled > 0
         plan.loads, self._loads = self._loads, []
         plan.cancelled, self._cancelled = self._cancelled, set()
 
@@ -245,7 +161,7 @@ class LoadScheduler:
             self._scratch.give_back(request)
         if reading and state and state.stage is Stage.LOADING:
             state.end_load(result)
-            self._turns.end(state.request)
+            self._queue.end(state.request)
             assert state.decision
             self._reports.count_load(state.decision, result)
             if result.audit and not result.error:
@@ -254,7 +170,7 @@ class LoadScheduler:
 
     def ended(self, state: RequestState) -> None:
         """Note that a request has ended, or was aborted."""
-        self._turns.end(state.request)
+        self._queue.end(state.request)
         self._scratch.ended(state.id)
         state.end_lookup()
         if state.stage is Stage.LOADING:
@@ -303,6 +219,6 @@ class LoadScheduler:
             usual_ratio=self._settings.recompute_ratio,
             on_the_way=state.found.on_the_way_tokens if state.found else 0,
             n_positions=self._n_positions,
-            pace=self._turns.pace(),
+            pace=self._queue.pace(),
             has_scratch=has_scratch,
         )

@@ -4,6 +4,7 @@ import contextlib
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
+from typing import TypeVar
 
 from blendhub.client.hub_client import HubClient
 from blendhub.client.session import PendingReply
@@ -16,6 +17,10 @@ from blendhub.vllm.scheduler.blocks.prefix_cache import RequestBlocks
 from blendhub.vllm.scheduler.request_state import RequestState, Stage
 from blendhub.vllm.settings import Settings
 from blendhub.vllm.watching.stats import Times
+
+T = TypeVar("T")
+LOOKUP_WAIT_S = 0.002
+"""How long a step waits for answers of the hub, for all requests together, before vLLM goes on to others."""
 
 STORE_SHARE = 0.8
 """The share of the timeout that the hub may spend on reading matches from its store."""
@@ -38,7 +43,7 @@ class Reading:
 
 
 class PendingLookup:
-    """A lookup, sent at once if the session is open, otherwise by a later ``send``. Nothing here waits.
+    """A lookup, sent at once if the session is open, otherwise by a later ``send``. Only ``answer`` waits.
 
     The hub has ``timeout_s`` to answer, from when the lookup was sent. An answer that came in time is kept.
     """
@@ -94,21 +99,21 @@ class PendingLookup:
     def is_sent(self) -> bool:
         return self._reply is not None
 
-    def answer(self) -> Found | None:
-        """The hub's answer; None while there is none. Raises if the lookup failed or timed out."""
+    def answer(self, within: float = 0.0) -> Found | None:
+        """The hub's answer; None if there is none ``within`` so many seconds. Raises if the lookup failed."""
         if self._found is None:
             self.send()
             if self._error:
                 raise self._error
             if self._reply:
-                self._found = self._received()
+                self._found = self._received(within)
             else:
                 self._check_time()
         return self._found
 
-    def _received(self) -> Found | None:
+    def _received(self, within: float) -> Found | None:
         assert self._reply and self._client
-        if self._reply.done():
+        if self._reply.done(within):
             try:
                 return self._reply.result()
             except DeadlineExceeded as error:
@@ -154,7 +159,7 @@ class PendingLookup:
 
 
 class Lookups:
-    """The lookups of an engine, for its scheduler. Its methods wait for ``lookup_wait_ms`` a step together, at most."""
+    """The lookups of an engine, for its scheduler. Its methods wait for ``LOOKUP_WAIT_S`` a step together, at most."""
 
     def __init__(
         self,
@@ -167,8 +172,8 @@ class Lookups:
         """``requests``: those of the engine, now and later."""
         self._executor = executor
         self._timeout_s = settings.lookup_timeout_s
-        self._wait_s = self._wait_left_s = settings.lookup_wait_ms / 1000
-        """The seconds that a step may wait, and the seconds that are left of them."""
+        self._wait_left_s = LOOKUP_WAIT_S
+        """The seconds that this step may still wait."""
         self._requests = requests
         self._blocks = blocks
         self._times = times
@@ -198,7 +203,7 @@ class Lookups:
 
     def begin_step(self) -> None:
         """Send the lookups that waited for a session: vLLM asks for requests only at their turn."""
-        self._wait_left_s = self._wait_s
+        self._wait_left_s = LOOKUP_WAIT_S
         waiting, self._unsent = self._unsent, []
         for state in waiting:
             if state.lookup:
@@ -238,23 +243,20 @@ class Lookups:
             return self._wait(state)
         return True
 
-    def wait_for(self, has_come: Callable[[], bool]) -> bool:
-        """Wait a moment for an answer of the hub; returns whether it has come."""
+    def wait_for(self, answer: Callable[[float], T]) -> T:
+        """Call what waits for the hub for so many seconds at most, with what is left to this step."""
         started = time.monotonic()
         try:
-            while not (came := has_come()) and time.monotonic() - started < self._wait_left_s:
-                time.sleep(50e-6)
+            return answer(self._wait_left_s)
         finally:
             # All requests of a step share the wait: a hundred that wait must not hold up those that run.
             self._wait_left_s = max(0.0, self._wait_left_s - (time.monotonic() - started))
-        return came
 
     def _wait(self, state: RequestState) -> bool:
         """Wait a moment for the answer; returns whether it has come. Raises if the lookup failed or timed out."""
         lookup = state.lookup
         assert lookup
-        self.wait_for(lambda: lookup.answer() is not None)
-        found = lookup.answer()
+        found = self.wait_for(lookup.answer)
         if found is None:
             return False
         self._times.add("lookup_seconds", time.monotonic() - lookup.sent_at)

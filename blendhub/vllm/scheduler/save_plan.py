@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from typing import Literal
 
 from blendhub.client.hub_client import Reservation
@@ -24,14 +24,14 @@ class PlannedSave:
 
     def __init__(self, span: Span, reserved: "Future[Reservation]") -> None:
         self.span = span
-        self._reserved = reserved
+        self.reserved = reserved
         self._written: int | None = None
         self._is_dropped = False
 
     @property
     def is_pending(self) -> bool:
         """Whether the hub has not answered yet."""
-        return not (self._reserved.done() or self._is_dropped)
+        return not (self.reserved.done() or self._is_dropped)
 
     @property
     def is_done(self) -> bool:
@@ -41,9 +41,9 @@ class PlannedSave:
     @property
     def reservation(self) -> Reservation | None:
         """The slots; None while the hub has not answered, or if it refused."""
-        if not self._reserved.done() or self._reserved.cancelled() or self._reserved.exception():
+        if not self.reserved.done() or self.reserved.cancelled() or self.reserved.exception():
             return None
-        return self._reserved.result()
+        return self.reserved.result()
 
     @property
     def open_right(self) -> WriteRight | None:
@@ -128,6 +128,11 @@ class SavePlan:
     @property
     def is_pending(self) -> bool:
         return any(save.is_pending for save in self.saves)
+
+    def answered(self, within: float) -> bool:
+        """Whether the hub has answered every reservation ``within`` so many seconds."""
+        wait([save.reserved for save in self.saves if save.is_pending], within)
+        return not self.is_pending
 
     def _add(self, span: Span, kind: Kind, run: int | None) -> None:
         self.saves.append(PlannedSave(span, self._reserve(span, kind, run)))

@@ -12,6 +12,7 @@ from vllm.v1.core.sched.output import SchedulerOutput
 
 from blendhub.client.hub_client import HubClient, Reservation
 from blendhub.core.errors import AdapterReplaced, BlendHubError, DeadlineExceeded
+from blendhub.core.layout import MIN_SAVED_TOKENS
 from blendhub.core.spans import Span, join_spans
 from blendhub.vllm.hub_executor import HubExecutor
 from blendhub.vllm.messages import NULL_BLOCK, SaveJob, StepPlan
@@ -50,7 +51,6 @@ class SaveScheduler:
         self._adapters = admission.adapters
         self._ranks = admission.namespace.world_size
         self._reports = reports
-        self._min_saved_tokens = settings.policy.min_saved_tokens
         self._timeout_s = settings.lookup_timeout_s
         self._tables = tables
         self._speculates = speculates
@@ -91,17 +91,18 @@ class SaveScheduler:
             self._reports.unreserved(self._failures.get())
         self._scratch.end_step(self._needs_blocks)
 
-    def prepare(self, request: RequestState, are_opening: bool) -> bool:
+    def prepare(self, request: RequestState, are_opening: bool, within: float) -> bool:
         """Reserve slots for a request that vLLM is about to schedule; returns whether its first step can be stored.
 
         Where vLLM frees blocks that have left a window, those of a long first step are gone in the second one: then the
-        request waits for the hub's answer, and for workers whose sessions ``are_opening``, for a while.
+        request waits for the hub's answer, ``within`` so many seconds here and then for later steps, and for workers
+        whose sessions ``are_opening``.
         """
         if not self._piece_tokens or not request.terms.stores or request.request.lora_request:
             return True
         saves = self._running.setdefault(request.id, RequestSaves(request))
         plan = self._planned(saves)
-        is_ready = not are_opening and (plan is None or not plan.is_pending)
+        is_ready = not are_opening and (plan is None or plan.answered(within))
         return is_ready or time.monotonic() > saves.since + self._timeout_s
 
     def end(self, request: RequestState, tables: Tables) -> bool:
@@ -279,7 +280,7 @@ class SaveScheduler:
         if self._piece_tokens and request.engine_tokens:
             # vLLM's own cache has only the last blocks of a window.
             stored.append(Span(0, request.engine_tokens))
-        plan = SavePlan(partial(self._reserve, request), self._min_saved_tokens)
+        plan = SavePlan(partial(self._reserve, request), MIN_SAVED_TOKENS)
         if request.blended and self._arena.stores_blended:
             plan.blend(request.blended, [match.span for match in request.matches if not match.moved])
         plan.begin(request.prompt_end, join_spans([*stored, *settled]), request.first_approximate)

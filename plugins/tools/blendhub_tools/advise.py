@@ -12,7 +12,7 @@ from blendhub.core.errors import OptionError
 from blendhub.framework.host import PluginHost
 from blendhub.outcome.agreement import audits_needed
 from blendhub.system.served_vllm import transfer_config
-from blendhub.vllm.settings import KEY, MOST_AUDIT_TOKENS, OWNER, mistakes_in_settings
+from blendhub.vllm.settings import KEY, MOST_AUDIT_TOKENS, OWNER, check_settings
 from blendhub.vllm.transfer_config import FLAG
 from blendhub_tools.advice.answering import Job, Served
 from blendhub_tools.advice.card import NO_CURVE, Measurement, check_place, write_card
@@ -63,8 +63,7 @@ class Advise(Command):
         if not 1 <= tokens <= MOST_AUDIT_TOKENS:
             raise OptionError(f"--tokens {tokens} should be from 1 to {MOST_AUDIT_TOKENS}")
         engine, settings = read_object("--engine", arguments.engine), read_object("--settings", arguments.settings)
-        if mistakes := mistakes_in_settings({KEY: settings}, host, None):
-            raise OptionError("; also: ".join(f"--settings: {mistake}" for mistake in mistakes))
+        check_settings({KEY: settings}, host, None)
         check_place(arguments.card)
         names = arguments.selectors.split(",") if arguments.selectors else host.names("selector")
         served = {name: measured_with(settings, name) for name in names}

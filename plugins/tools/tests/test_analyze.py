@@ -14,7 +14,7 @@ from blendhub_tools.analysis.findings import Findings
 
 from blendhub import PluginHost
 from blendhub.cli import main
-from blendhub.vllm.transfer_config import mistakes_in_transfer_config
+from blendhub.vllm.transfer_config import check_transfer_config
 from examples.analyze.log import as_lines
 from tests.benchmarks.word_model import make_tokenizer
 
@@ -56,7 +56,7 @@ def test_a_log_of_chats_from_end_to_end(analyze):
     assert [arena.anywhere for arena in found.arenas] == sorted(arena.anywhere for arena in found.arenas)
     (flag,) = re.findall(r"--kv-transfer-config '(.*)'", shown)
     assert json.loads(flag) == found.config
-    assert mistakes_in_transfer_config(found.config, PluginHost.discover(), "cpu") == []
+    check_transfer_config(found.config, PluginHost.discover(), "cpu")
 
 
 def test_times_are_those_of_the_users_server_if_its_costs_are_given(analyze):

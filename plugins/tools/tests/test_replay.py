@@ -5,17 +5,16 @@ import pytest
 from blendhub_tools.analysis.analyzer import Analyzer
 from blendhub_tools.analysis.formats import Prompt
 from blendhub_tools.analysis.lines import Place
-from blendhub_tools.analysis.replay import BLOCK_TOKENS, MIN_SAVED_TOKENS, MOST_SLOTS, PrefixCache, Replay
+from blendhub_tools.analysis.replay import BLOCK_TOKENS, MOST_SLOTS, PrefixCache, Replay
 from blendhub_tools.analysis.tallies import Costs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from blendhub import PluginHost
-from blendhub.core.layout import DEFAULT_MATCHERS
+from blendhub.core.layout import DEFAULT_MATCHERS, MIN_SAVED_TOKENS
 from blendhub.core.spans import Span, gaps
 from blendhub.hub.config import HubConfig
 from blendhub.hub.embedded import HubInThread
-from blendhub.vllm.settings import ReusePolicy
 
 HOST = PluginHost.discover()
 WINDOW = 64
@@ -156,10 +155,6 @@ def serve(engine, prompt, matches):
     moved = [match.span for match in matches if match.moved]
     if moved:
         store(Span(moved[0].start, moved[-1].end), exact=False, blended=True)
-
-
-def test_stretches_are_as_short_as_engines_store_them():
-    assert ReusePolicy().min_saved_tokens == MIN_SAVED_TOKENS
 
 
 def test_a_prompt_larger_than_the_arena_is_played():

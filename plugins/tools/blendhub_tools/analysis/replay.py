@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, cast
 
 from blendhub.contracts import RunKey
-from blendhub.core.layout import KVLayout, Namespace
+from blendhub.core.layout import MIN_SAVED_TOKENS, KVLayout, Namespace
 from blendhub.core.plugin_choice import PluginChoice
 from blendhub.core.spans import Match, Span, gaps
 from blendhub.core.tokens import Tokens
@@ -24,9 +24,6 @@ from blendhub.hub.memory.extents import Extents
 CHUNK_TOKENS = 256
 MOST_SLOTS = MOST_SLOTS_OF_AN_ARENA
 """67 million tokens: with more than the largest arena that a hub can have, memory would not be bounded."""
-
-MIN_SAVED_TOKENS = 64
-"""Engines do not store shorter stretches between moved text: no lookup would find them."""
 
 ALL_AT_ONCE = 2**62
 """Tokens; everything is matched in the calling thread."""

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from vllm import SamplingParams
 from vllm.v1.request import Request
 
+from blendhub.vllm.scheduler.blend_queue import LEAST_S, SPARE_STEPS, BlendQueue
 from blendhub.vllm.scheduler.decide import Pace
-from blendhub.vllm.scheduler.load_scheduler import LEAST_S, SPARE_STEPS, Turns
 from blendhub.vllm.settings import Settings
 from tests.stand_in import StandIn
 
@@ -24,12 +24,12 @@ def request(number, priority=0):
 
 
 @pytest.fixture
-def turns(monkeypatch, begun):
-    monkeypatch.setattr("blendhub.vllm.scheduler.load_scheduler.LEAST_S", 0.0)
-    return Turns(SETTINGS, ENGINE, begun)
+def queue(monkeypatch, begun):
+    monkeypatch.setattr("blendhub.vllm.scheduler.blend_queue.LEAST_S", 0.0)
+    return BlendQueue(SETTINGS, ENGINE, begun)
 
 
-SETTINGS = Settings(min_blend_share=0.25)
+SETTINGS = Settings()
 
 
 @pytest.fixture
@@ -42,50 +42,50 @@ def begin(begun, n_tokens):
     begun[str(n_tokens)] = SimpleNamespace(left_to_engine=n_tokens)
 
 
-def held_for(turns, later):
+def held_for(queue, later):
     """How many steps a request waits."""
     for steps in range(100):
-        if not turns.must_wait(later, LONG):
+        if not queue.must_wait(later, LONG):
             return steps
-        turns.next_step()
+        queue.next_step()
     raise AssertionError("it waits for ever")
 
 
-def test_an_earlier_request_does_not_wait(turns):
-    turns.begin(request(2), 100)
-    assert not turns.must_wait(request(1), LONG)
+def test_an_earlier_request_does_not_wait(queue):
+    queue.begin(request(2), 100)
+    assert not queue.must_wait(request(1), LONG)
 
 
-def test_the_order_is_that_of_vllm_which_may_be_by_priority(turns):
-    turns.begin(request(1, priority=1), 100)
-    assert not turns.must_wait(request(2, priority=0), LONG)
-    assert turns.must_wait(request(2, priority=1), LONG)
+def test_the_order_is_that_of_vllm_which_may_be_by_priority(queue):
+    queue.begin(request(1, priority=1), 100)
+    assert not queue.must_wait(request(2, priority=0), LONG)
+    assert queue.must_wait(request(2, priority=1), LONG)
 
 
-def test_nobody_waits_longer_than_recomputation_should_take(turns):
+def test_nobody_waits_longer_than_recomputation_should_take(queue):
     """The hub, or the copy, may take any time."""
-    turns.begin(request(1), 250)
-    assert held_for(turns, request(2)) == 3 + SPARE_STEPS + 1
+    queue.begin(request(1), 250)
+    assert held_for(queue, request(2)) == 3 + SPARE_STEPS + 1
 
 
 def test_steps_of_an_engine_that_has_nothing_else_to_do_are_not_counted():
-    turns, started = Turns(SETTINGS, ENGINE, {}), time.monotonic()
-    turns.begin(request(1), 250)
-    while turns.must_wait(request(2), LONG):
-        turns.next_step()
+    queue, started = BlendQueue(SETTINGS, ENGINE, {}), time.monotonic()
+    queue.begin(request(1), 250)
+    while queue.must_wait(request(2), LONG):
+        queue.next_step()
     assert time.monotonic() - started >= LEAST_S
 
 
-def test_requests_that_are_blended_together_take_as_long_as_all_of_them(turns):
+def test_requests_that_are_blended_together_take_as_long_as_all_of_them(queue):
     for number in range(4):
-        turns.begin(request(number), 250)
-    assert held_for(turns, request(9)) == 10 + SPARE_STEPS + 1
+        queue.begin(request(number), 250)
+    assert held_for(queue, request(9)) == 10 + SPARE_STEPS + 1
 
 
-def test_recomputation_beside_prompts_that_vllm_has_begun_takes_longer(turns, begun):
+def test_recomputation_beside_prompts_that_vllm_has_begun_takes_longer(queue, begun):
     begin(begun, 6 * ENGINE)
-    turns.begin(request(1), 250)
-    assert held_for(turns, request(2)) == 7 + SPARE_STEPS + 1
+    queue.begin(request(1), 250)
+    assert held_for(queue, request(2)) == 7 + SPARE_STEPS + 1
 
 
 paces = st.builds(Pace, *[st.integers(1, 20)] * 3, st.integers(0, 9))
@@ -113,23 +113,21 @@ def test_a_prompt_takes_as_many_steps_as_its_tokens_need(pace, n):
         ({}, 0, 8192),
         ({}, 1000, 7192),
         ({}, 8192, 2048),
-        ({"min_blend_share": 0.5}, 8000, 4096),
-        ({"min_blend_share": 1e-9}, 8192, 1),
         ({"blend_tokens_per_step": 100}, 0, 100),
         ({"blend_tokens_per_step": 5000}, 8192, 2048),
     ],
 )
 def test_recomputation_has_a_share_of_every_step(settings, scheduled, budget):
-    assert Turns(Settings(**settings), 8192, {}).budget(scheduled) == budget
+    assert BlendQueue(Settings(**settings), 8192, {}).budget(scheduled) == budget
 
 
 def test_32_000_moved_tokens_are_blended_while_vllm_computes_other_prompts():
     """With 256 tokens a step they took 19 steps, in a queue that vLLM would have passed in 4."""
-    pace = Turns(Settings(), 8192, {"other": StandIn(left_to_engine=10**6)}).pace()
+    pace = BlendQueue(Settings(), 8192, {"other": StandIn(left_to_engine=10**6)}).pace()
     assert pace.steps_to_compute(32_000) == 4 > pace.steps_to_recompute(4_800) == 3
 
 
 @given(st.integers(1, 10_000), st.integers(0, 10_000))
 def test_an_engine_without_other_prompts_recomputes_no_slower_than_it_computes(n, share):
-    pace = Turns(Settings(), 512, {}).pace()
+    pace = BlendQueue(Settings(), 512, {}).pace()
     assert pace.steps_to_recompute(min(n, share)) <= pace.steps_to_compute(n)
