@@ -242,6 +242,18 @@ class CopiesOnlyInWait(ReferenceDevice):
         return Later()
 
 
+class KeepsTensorsOfTheFirstThread(ReferenceDevice):
+    """Writes the arena through a tensor that ``pin`` makes in the mode of its caller."""
+
+    def pin(self, arena: Any, progress: Any = None) -> None:
+        super().pin(arena)
+        self._tensor = torch.from_numpy(arena).view(torch.uint8)
+
+    def save(self, segments: Sequence[Segment], block_ids: Any, group: int = 0) -> Transfer:
+        self._tensor[:0] = self._tensor[:0]
+        return super().save(segments, block_ids, group)
+
+
 class ClosesOnce(ReferenceDevice):
     def close(self) -> None:
         if self._closed:
@@ -291,6 +303,7 @@ FAULTS = [
     (NeverReleasesArenas, "test_an_arena_of_shared_memory"),
     (CopiesOnlyInWait, "test_polling_ends_without_waiting"),
     (CopiesOnlyInWait, "test_close_waits_for_pending_transfers"),
+    (KeepsTensorsOfTheFirstThread, "test_calls_inside_and_outside_of_inference_mode"),
     (ClosesOnce, "test_close_may_be_called_twice"),
 ]
 

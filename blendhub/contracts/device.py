@@ -121,8 +121,9 @@ class Device(ABC):
     *Order.* A save sees the engine's writes to its pages that were submitted before the call; a load overwrites those
     that were submitted before the last ``begin_step``. The engine's work that is submitted after ``wait`` returned sees
     the transfer. Until then the caller lets nothing change either side. Several transfers may be pending. ``wait``
-    blocks the calling thread, because leases are released after it; a caller that must not block polls ``done``. Any
-    thread may call both.
+    blocks the calling thread, because leases are released after it; a caller that must not block polls ``done``.
+
+    *Threads.* Any thread may make any call, inside torch's inference mode or outside of it. One call is made at a time.
 
     *Errors.* A segment beyond its shard, the arena, the block table, the pages or the rotation's positions raises
     InvalidInput, and nothing is copied. So do overlapping segments of one load, a save to a read-only arena, and any

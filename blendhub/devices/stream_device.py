@@ -72,6 +72,7 @@ class StreamDevice(Device):
     def _mover(self, pages: Pages, layout: KVLayout, block_size: int) -> Mover:
         """The mover between rows of this layout and these pages. Kernels are compiled when it returns."""
 
+    @torch.inference_mode(False)  # tensors that are made inside of it could not be written outside of it
     def attach(self, layers: Sequence[PagedLayer], block_size: int, layout: KVLayout) -> None:
         if self._closed:
             raise InvalidInput("this device is closed; create another one")
@@ -100,6 +101,7 @@ class StreamDevice(Device):
         if is_first and self._given_arena is not None:
             self._use_arena(attached, self._given_arena)
 
+    @torch.inference_mode(False)
     def pin(self, arena: npt.NDArray[np.uint8], progress: Callable[[], ArenaProgress] | None = None) -> None:
         if self._closed:
             raise InvalidInput("this device is closed; create another one")

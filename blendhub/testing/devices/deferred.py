@@ -31,6 +31,8 @@ class Task:
         self.after = after
         self.memory = memory
         """The addresses that a copy reads and writes."""
+        self.inference_mode = torch.is_inference_mode_enabled()
+        """Whether the thread that submitted the work was in it: there torch decides which tensors may be written."""
         self.done = False
 
 
@@ -172,7 +174,8 @@ class DeferredRuntime(Runtime):
         task = event.stream.pending[0]
         while task.after is not None and not task.after.done:
             task = task.after.stream.pending[0]
-        task.run()
+        with torch.inference_mode(task.inference_mode):
+            task.run()
         task.done = True
         task.stream.pending.popleft()
 

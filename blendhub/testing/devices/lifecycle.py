@@ -3,6 +3,9 @@
 import gc
 import mmap
 import weakref
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from itertools import product
 
 import numpy as np
 from msgspec.structs import replace
@@ -64,6 +67,28 @@ class LifecycleTests(DeviceTests):
             harness.save(harness.chunks(0, 1024))
             harness.arena[:] = harness.expected_arena[:] = value
             harness.load(harness.chunks(3, 60))
+
+    @holds("Any thread may make any call, inside torch's inference mode or outside of it.")
+    def test_calls_inside_and_outside_of_inference_mode(self, make_harness: MakeHarness) -> None:
+        """An engine's step runs inside of it, and threads that save do not: tensors must serve both."""
+        import torch
+
+        def called(inside: bool, method: Callable[..., object], *arguments: object) -> None:
+            def in_mode() -> None:
+                with torch.inference_mode(inside):
+                    method(*arguments)
+
+            with ThreadPoolExecutor(1) as another_thread:
+                another_thread.submit(in_mode).result()
+
+        for attaching, pinning, copying in product((False, True), repeat=3):
+            harness = make_harness(self.setup(rotations=(Rotary(), None)))
+            device = self.create()
+            called(attaching, harness.replace_device, device, harness.layers)
+            called(pinning, harness.pin_new_arena)
+            called(copying, harness.load, harness.chunks(3, 60, source=100), 7)
+            called(copying, harness.save, harness.chunks(3, 60))
+            called(attaching, device.close)
 
     @holds("Replaces an earlier arena.")
     def test_another_arena_replaces_the_first(self, harness: DeviceHarness) -> None:

@@ -119,6 +119,7 @@ class CpuDevice(Device):
         self._arena_tensor: torch.Tensor | None = None
         self._closed = False
 
+    @torch.inference_mode(False)  # tensors that are made inside of it could not be written outside of it
     def attach(self, layers: Sequence[PagedLayer], block_size: int, layout: KVLayout) -> None:
         if self._closed:
             raise InvalidInput("this device is closed; create another one")
@@ -140,6 +141,7 @@ class CpuDevice(Device):
                 planes.append(Plane(values, layout.values_at(index), layout.value_row_bytes, None))
         self._groups.append(Group(planes, layout, block_size, Bounds(layout, block_size, pages)))
 
+    @torch.inference_mode(False)
     def pin(self, arena: npt.NDArray[np.uint8], progress: Callable[[], ArenaProgress] | None = None) -> None:
         if self._closed:
             raise InvalidInput("this device is closed; create another one")
