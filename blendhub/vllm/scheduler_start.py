@@ -17,7 +17,8 @@ from blendhub.framework.hookspecs import EngineInfo
 from blendhub.framework.host import PluginHost
 from blendhub.framework.observers import Observers
 from blendhub.hub.embedded import EmbeddedHub
-from blendhub.vllm.messages import HubAddress, WorkerProof, WorkerReport
+from blendhub.vllm.hub_executor import HubExecutor
+from blendhub.vllm.messages import HubAddress, HubPlace, WorkerProof, WorkerReport
 from blendhub.vllm.model_support import ModelSupport, unsupported
 from blendhub.vllm.own_hub import start_own_hub
 from blendhub.vllm.scheduler.admission import Admission
@@ -169,14 +170,13 @@ class SchedulerStart:
         observers, hub = Observers(self._host.observers()), None
         if not settings.endpoint:
             hub = start_own_hub(settings.hub, self._host, self._transport)
+        address = HubAddress(hub.endpoint if hub else settings.endpoint, self._transport)
         try:
             scheduler = build_scheduler(
                 config,
                 facts,
                 Admission(config, settings, support, namespace),
-                HubAddress(hub.endpoint if hub else settings.endpoint, self._transport),
-                self._engine_id,
-                self._host,
+                HubExecutor(HubPlace(address, namespace), self._engine_id, -1, self._host),
                 observers,
                 self._blocks,
                 block_tables_of(self._kv_cache_config),

@@ -23,7 +23,8 @@ from blendhub.framework.observers import Observers
 from blendhub.hub.config import HubConfig
 from blendhub.hub.embedded import HubInThread
 from blendhub.outcome.report import AuditOutcome
-from blendhub.vllm.messages import HubAddress, LoadJob, LoadResult, WorkerReport
+from blendhub.vllm.hub_executor import HubExecutor
+from blendhub.vllm.messages import HubAddress, HubPlace, LoadJob, LoadResult, WorkerReport
 from blendhub.vllm.model_support import ModelSupport
 from blendhub.vllm.plugin import register
 from blendhub.vllm.scheduler import lookups, save_scheduler
@@ -93,8 +94,9 @@ class PlayedEngine:
         admission = Admission(config, settings, ModelSupport((LAYOUT,), True, ()), NAMESPACE)
         facts = msgspec.structs.replace(FACTS, settings=settings, audits=audits)
         self.blocks = PlayedBlocks()
+        executor = HubExecutor(HubPlace(address, NAMESPACE), "engine", -1, HOST)
         self.side = build_scheduler(
-            config, facts, admission, address, "engine", HOST, Observers(HOST.observers()), self.blocks, tables
+            config, facts, admission, executor, Observers(HOST.observers()), self.blocks, tables
         )
         self.client = HubClient(address.endpoint, address.transport.name, address.transport.options, host=HOST)
         self.client.register("engine", NAMESPACE, rank)

@@ -8,15 +8,14 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.request import Request
 
 from blendhub.core.errors import BlendHubError
-from blendhub.framework.host import PluginHost
 from blendhub.framework.observers import Observers
 from blendhub.vllm.hub_executor import HubExecutor
-from blendhub.vllm.messages import HubAddress, HubPlace, StepPlan, WorkerReport
+from blendhub.vllm.messages import HubPlace, StepPlan, WorkerReport
 from blendhub.vllm.scheduler.admission import Admission
 from blendhub.vllm.scheduler.audits import Audits
 from blendhub.vllm.scheduler.blend_queue import BlendQueue
 from blendhub.vllm.scheduler.blocks.block_tables import BlockTables
-from blendhub.vllm.scheduler.blocks.prefix_cache import RequestBlocks, SettledBlocks, ShownHashes, Tables
+from blendhub.vllm.scheduler.blocks.prefix_cache import RequestBlocks, Tables
 from blendhub.vllm.scheduler.blocks.scratch import Scratch
 from blendhub.vllm.scheduler.first_tokens import FirstTokens
 from blendhub.vllm.scheduler.load_scheduler import LoadScheduler
@@ -155,39 +154,30 @@ def build_scheduler(
     config: VllmConfig,
     facts: StartupFacts,
     admission: Admission,
-    address: HubAddress,
-    engine_id: str,
-    host: PluginHost,
+    executor: HubExecutor,
     observers: Observers,
     blocks: RequestBlocks,
     tables: BlockTables,
 ) -> ConnectorScheduler:
     """A scheduler that has tried to reach the hub. Raises if the hub refuses this engine."""
-    settings, requests = facts.settings, dict[str, RequestState]()
-    executor = HubExecutor(HubPlace(address, admission.namespace), engine_id, -1, host)
     try:
         executor.reach()
     except BlendHubError:
         executor.close()
         raise
+    settings, requests = facts.settings, dict[str, RequestState]()
     arena = ArenaWatch(facts, executor)
     arena.look()
     reports = Reports(executor.run, observers)
-    audits = Audits(settings, facts.audits, admission.namespace.digest, executor.run)
     scratch = Scratch(blocks, tables, settings.lookup_timeout_s)
-    block_size = blocks.hash_block_size or tables.block_sizes[0]
     loads = LoadScheduler(
+        facts,
         Lookups(executor, settings, requests, blocks, reports.times),
-        audits,
-        SettledBlocks(blocks),
+        Audits(settings, facts.audits, admission.namespace.digest, executor.run),
+        blocks,
         scratch,
         BlendQueue(settings, config.scheduler_config.max_num_batched_tokens, requests),
         reports,
-        settings,
-        block_size,
-        # The workers' tables of rotations are as long.
-        facts.max_model_len,
-        ShownHashes(block_size) if facts.shows_hashes else None,
     )
     speculates = config.speculative_config is not None
     saves = SaveScheduler(executor, blocks, scratch, arena, admission, reports, settings, tables, speculates=speculates)

@@ -11,13 +11,13 @@ from blendhub.vllm.decision import Choice, Refusal
 from blendhub.vllm.messages import LoadJob, LoadResult, StepPlan
 from blendhub.vllm.scheduler.audits import Audits
 from blendhub.vllm.scheduler.blend_queue import BlendQueue
-from blendhub.vllm.scheduler.blocks.prefix_cache import SettledBlocks, ShownHashes, Tables
+from blendhub.vllm.scheduler.blocks.prefix_cache import RequestBlocks, SettledBlocks, ShownHashes, Tables
 from blendhub.vllm.scheduler.blocks.scratch import Scratch
 from blendhub.vllm.scheduler.decide import decide
 from blendhub.vllm.scheduler.lookups import Lookups, Reading
 from blendhub.vllm.scheduler.reports import Reports
 from blendhub.vllm.scheduler.request_state import RequestState, Stage
-from blendhub.vllm.settings import Settings
+from blendhub.vllm.scheduler.startup import StartupFacts
 
 
 class LoadScheduler:
@@ -25,29 +25,26 @@ class LoadScheduler:
 
     def __init__(
         self,
+        facts: StartupFacts,
         lookups: Lookups,
         audits: Audits,
-        settled: SettledBlocks,
+        blocks: RequestBlocks,
         scratch: Scratch,
         queue: BlendQueue,
         reports: Reports,
-        settings: Settings,
-        block_size: int,
-        n_positions: int,
-        shown: ShownHashes | None = None,
     ) -> None:
-        """``n_positions``: keys that were stored for this position or a later one cannot be moved. ``shown``: None if
-        no other connector stores KV under block hashes."""
         self.lookups = lookups
         self.audits = audits
-        self._settled = settled
+        self._settled = SettledBlocks(blocks)
         self._scratch = scratch
         self._queue = queue
         self._reports = reports
-        self._settings = settings
-        self._block_size = block_size
-        self._n_positions = n_positions
-        self._shown = shown
+        self._settings = facts.settings
+        self._block_size = scratch.hash_block_size
+        self._n_positions = facts.max_model_len
+        """Keys that were stored for this position or a later one cannot be moved: tables of rotations are as long."""
+        self._shown = ShownHashes(self._block_size) if facts.shows_hashes else None
+        """Only if another connector stores KV under block hashes."""
         self._loads: list[LoadJob] = []
         self._cancelled: set[str] = set()
         self._reading: dict[str, Reading] = {}

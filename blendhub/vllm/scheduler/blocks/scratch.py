@@ -70,6 +70,11 @@ class Scratch:
         """How often vLLM has found no blocks beside those that were borrowed, by request."""
 
     @property
+    def hash_block_size(self) -> int:
+        """The number of tokens that each block hash stands for."""
+        return self._blocks.hash_block_size or self._tables.block_sizes[0]
+
+    @property
     def n_borrowed(self) -> int:
         return sum(len(loan.borrowed) for loan in [*self._asked.values(), *self._held.values()])
 
