@@ -4,15 +4,15 @@ import hashlib
 from pathlib import Path
 
 import pytest
-from blendhub_fleet.directory import open_store
-from blendhub_fleet.options import DirectoryOptions
 
+from blendhub import PluginHost
 from blendhub.contracts import SharedStore
 from blendhub.testing.shared_stores import SharedStoreSuite
 from blendhub.testing.target import Target
 from harness.servers.redis_server import RedisServer, needs_redis
 
 pytestmark = [pytest.mark.slow, needs_redis]
+HOST = PluginHost.discover()
 
 
 class TestDirectory(SharedStoreSuite):
@@ -24,16 +24,10 @@ class TestDirectory(SharedStoreSuite):
 
     def create(self, place: Path, capacity: int, log_length: int) -> SharedStore:
         group = hashlib.sha256(str(place).encode()).hexdigest()[:16]
-        return open_store(
-            DirectoryOptions(
-                catalogue=self.url,
-                group=group,
-                path=str(place),
-                capacity_gib=capacity / 2**30,
-                log_length=log_length,
-                deadline_s=30.0,
-            )
-        )
+        options = {"catalogue": self.url, "group": group, "path": str(place), "log_length": log_length}
+        bounds = {"capacity_gib": capacity / 2**30, "deadline_s": 30.0}
+        store: SharedStore = HOST.create("store", "shared_directory", options | bounds)
+        return store
 
     def lose_bytes(self, place: Path) -> bool:
         for file in place.rglob("*.kv"):
