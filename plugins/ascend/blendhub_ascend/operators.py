@@ -1,7 +1,6 @@
 """Chooses the operators that write and read pages, once, when the engine's pages are known.
 
-``schemas.json`` has the operators as torch_npu and vllm-ascend declare them: record_schemas.py found them in the
-wheels.
+``schemas.json`` has the operators as the wheels of torch_npu and vllm-ascend declare them.
 """
 
 import json
