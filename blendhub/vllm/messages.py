@@ -89,15 +89,13 @@ class LoadJob(msgspec.Struct, frozen=True):
 
 
 class SaveJob(msgspec.Struct, frozen=True):
-    """Store the KV of ``span``, which this step computes; slots that it completes are committed."""
+    """Store the KV of a chunk that this step completes, and commit it."""
 
     request: str
     right: WriteRight
-    slots: tuple[Slot, ...]
-    """The slots that hold some of the span."""
-    span: Span
+    slot: Slot
     blocks: tuple[npt.NDArray[np.int64], ...]
-    """The request's blocks in each block table, from position 0 to the end of the span."""
+    """The request's blocks in each block table, from position 0 on."""
     adapter: Adapter | None = None
     """The adapter that the KV was computed with."""
 

@@ -151,7 +151,7 @@ class PlayedEngine:
         self.loads = plan.loads
         self.settle()
         for job in plan.saves:
-            self.client.commit(job.right, job.span.end)
+            self.client.commit(job.right, job.slot.span.end)
         self.saved += plan.saves
         self.ending = plan.ending
         return plan.saves

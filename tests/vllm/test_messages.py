@@ -72,7 +72,7 @@ def test_a_plan_survives_the_way_to_workers_in_other_processes():
     tokens, variant = np.arange(12, dtype=np.uint32), Variant("adapter", "salt")
     plan.loads.append(LoadJob("r", variant, tokens, (blocks,), decision, 7, 8, (Segment(Span(2, 12), 64, 3, 40),)))
     right = WriteRight(5, 7, "nonce", 8)
-    plan.saves.append(SaveJob("r", right, (Slot(Span(0, 8), 64),), Span(3, 8), (blocks,)))
+    plan.saves.append(SaveJob("r", right, Slot(Span(0, 8), 64), (blocks,)))
     plan.cancelled.add("gone")
     plan.ending.add("done")
     given = pickle.loads(pickle.dumps(plan))
@@ -83,7 +83,7 @@ def test_a_plan_survives_the_way_to_workers_in_other_processes():
     assert load.decision == decision and load.tokens.dtype == np.uint32
     assert np.array_equal(load.tokens, plan.loads[0].tokens) and np.array_equal(load.blocks[0], blocks)
     assert save.right == plan.saves[0].right
-    assert save.slots == plan.saves[0].slots and save.span == Span(3, 8) and np.array_equal(save.blocks[0], blocks)
+    assert save.slot == Slot(Span(0, 8), 64) and np.array_equal(save.blocks[0], blocks)
 
 
 def test_what_workers_tell_survives_the_way_to_the_scheduler():

@@ -68,10 +68,10 @@ def settle(saver, asking) -> None:
 
 
 def save(saver, client, reserved, start: int, end: int, error=None, until=None) -> None:
-    job = SaveJob("r", reserved.right, reserved.slots, Span(start, end), (BLOCKS,))
-    right = ExitStack()
-    right.enter_context(client.writing(reserved.right))
-    saver.add(job, Copy(error, until), right, client)
+    for slot in reserved.slots[start // 32 : end // 32]:
+        right = ExitStack()
+        right.enter_context(client.writing(reserved.right))
+        saver.add(SaveJob("r", reserved.right, slot, (BLOCKS,)), Copy(error, until), right, client)
 
 
 def found(client) -> set[int]:
@@ -149,7 +149,7 @@ def test_nothing_at_or_behind_a_save_that_failed_can_be_read(saver, asking, clie
 
 def test_nothing_behind_a_save_that_could_not_begin_can_be_read(saver, asking, client):
     reserved = client.reserve(TOKENS, Span(0, 96))
-    job = SaveJob("r", reserved.right, reserved.slots, Span(0, 32), (BLOCKS,))
+    job = SaveJob("r", reserved.right, reserved.slots[0], (BLOCKS,))
     saver.note(job, LeaseError("too late"))
     save(saver, client, reserved, 32, 96)
     settle(saver, asking)

@@ -54,7 +54,7 @@ def test_only_the_computed_part_of_an_aborted_request_is_stored(engine):
     engine.load(request)
     engine.step(a=(0, 64))
     engine.end(request, 64)
-    assert all(job.span.end <= 64 for job in engine.saved)
+    assert all(job.slot.span.end <= 64 for job in engine.saved)
     assert engine.found(prompt, exact=True) == set(range(64))
     assert engine.gauge("write_leases") == 0
 
@@ -102,13 +102,13 @@ def test_blocks_are_kept_until_a_late_reservation_is_used(engine, monkeypatch):
     engine.step(a=(0, 64))
     for token in answer:
         request.append_output_token_ids(token)
-    save = engine.side.saves._schedule
+    save = engine.side.saves._add_jobs
 
     def save_just_before_the_hub_answers(*arguments):
         save(*arguments)
         engine.settle()
 
-    monkeypatch.setattr(engine.side.saves, "_schedule", save_just_before_the_hub_answers)
+    monkeypatch.setattr(engine.side.saves, "_add_jobs", save_just_before_the_hub_answers)
     engine.end(request, 96)
     assert engine.found(prompt + answer, exact=True) == set(range(96))
 
@@ -178,7 +178,7 @@ def test_with_windows_a_request_is_scheduled_when_its_first_step_can_be_stored(w
     while engine.side.matched(request, 0) == (None, False):
         engine.settle()
     engine.side.allocated(request, ([], []), 0)
-    assert sum(len(job.span) for job in engine.step(a=(0, 96))) == 96
+    assert sum(len(job.slot.span) for job in engine.step(a=(0, 96))) == 96
 
 
 def test_an_answer_is_stored_before_its_blocks_have_left_the_window(windowed):
@@ -226,14 +226,14 @@ def behind_a_window(windowed, n_cached):
 
 def test_what_vllm_has_cached_is_not_stored_where_it_keeps_a_window_of_it(windowed):
     engine, _ = behind_a_window(windowed, 96)
-    assert next(job.span for job in engine.step(a=(96, 64))).start == 96
+    assert next(job.slot.span for job in engine.step(a=(96, 64))).start == 96
 
 
 def test_what_another_connector_has_loaded_is_not_stored_where_it_loads_a_window_of_it(windowed):
     engine, request = behind_a_window(windowed, 0)
     request.num_computed_tokens = 96  # the other connector loads
     assert not engine.step()
-    assert [job.span for job in engine.step(a=(96, 64))] == [Span(96, 160)]
+    assert [job.slot.span for job in engine.step(a=(96, 64))] == [Span(96, 128), Span(128, 160)]
     assert not any("failed" in name for name in engine.counters)
 
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from blendhub import Match, PluginHost, Span
+from blendhub.client.wire import Slot
 from blendhub.core.layout import KVLayout, Variant
 from blendhub.vllm.decision import Decision
 from blendhub.vllm.messages import LoadJob, SaveJob, StepPlan
@@ -100,7 +101,7 @@ def test_an_error_of_the_accelerator_costs_a_load_and_a_save_and_no_step(error):
     right: Any = "right"
     arena = SimpleNamespace(name=SimpleNamespace(nonce="new"), bytes=np.zeros(8, np.uint8), progress=None)
     worker._executor = StandIn(client=lambda: SimpleNamespace(arena=arena), has_tried=True)
-    job, saved = job_of(40), SaveJob("s", right, (), Span(0, 40), (np.arange(3),))
+    job, saved = job_of(40), SaveJob("s", right, Slot(Span(0, 40), 0), (np.arange(3),))
     plan = StepPlan(loads=[job], saves=[saved], ending={"s"})
     worker.begin_step(plan)
     worker.load(plan)

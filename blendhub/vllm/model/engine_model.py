@@ -39,10 +39,14 @@ class EngineModel:
             name: int(group.get_metadata_builder().kv_cache_spec.block_size) for name, (_, group) in layers.items()
         }
         """Where attention kernels want smaller blocks than vLLM deals in, a block is several pages."""
-        self.frees_blocks_early = not all(
-            isinstance(group.kv_cache_spec, FullAttentionSpec) for _, group in layers.values()
-        )
+        specs = [group.kv_cache_spec for _, group in layers.values()]
+        windows = [spec for spec in specs if not isinstance(spec, FullAttentionSpec)]
+        self.frees_blocks_early = bool(windows)
         """Whether vLLM takes blocks of KV from requests that still run: those that have left the attention's window."""
+        self._windows = {
+            int(getattr(spec, "sliding_window", None) or getattr(spec, "attention_chunk_size", None) or 2)
+            for spec in windows
+        }
         self.block_sizes = tuple(int(group.kv_cache_spec.block_size) for group in self._runner.block_groups)
         """The tokens of a block in each of the block tables that vLLM keeps for a request."""
         self._only_metadata, self._why_no_metadata = None, ""
@@ -74,6 +78,12 @@ class EngineModel:
     def has_one_table(self) -> bool:
         """Whether all layers share a block table: not so for models with windows, with vLLM's hybrid allocator."""
         return len(self.block_sizes) == 1
+
+    def chunk_tokens(self, most: int) -> int:
+        """The tokens of a stored chunk: its blocks must be in the window still in the step that completes the chunk."""
+        most = max(1, min([most, *(window // 2 for window in self._windows)]))
+        # Windows of local attention begin anew, so no chunk may lie in two of them.
+        return next(n for n in range(most, 0, -1) if all(window % n == 0 for window in self._windows))
 
     def table_of(self, name: str) -> int:
         """The number of a layer's block table."""

@@ -79,8 +79,8 @@ class ConnectorScheduler:
         was_approximate_from = state.first_approximate
         self.loads.allocated(state, tables, n_external)
         if state.first_approximate != was_approximate_from:
-            # If it was preempted, its save plan would store as exact what is approximate from now on.
-            self.saves.retire(state)
+            # If it was preempted, its slots would store as exact what is approximate from now on.
+            self.saves.begin_anew(state)
         self.saves.begin(state)
         self._first_tokens.begin(state)
 
@@ -179,6 +179,5 @@ def build_scheduler(
         BlendQueue(settings, config.scheduler_config.max_num_batched_tokens, requests),
         reports,
     )
-    speculates = config.speculative_config is not None
-    saves = SaveScheduler(executor, blocks, scratch, arena, admission, reports, settings, tables, speculates=speculates)
+    saves = SaveScheduler(executor, scratch, arena, admission, reports, settings)
     return ConnectorScheduler(requests, executor, admission, loads, saves, reports)

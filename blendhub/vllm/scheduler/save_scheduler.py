@@ -1,28 +1,28 @@
-"""Scheduler side of saving: reserves slots in the hub and schedules the workers' writes."""
+"""Scheduler side of saving: reserves slots in the hub, and has the workers write each chunk that a step completes."""
 
 import contextlib
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from queue import SimpleQueue
 
 import numpy as np
+import numpy.typing as npt
 from vllm.v1.core.sched.output import SchedulerOutput
 
 from blendhub.client.hub_client import HubClient, Reservation
 from blendhub.core.errors import AdapterReplaced, BlendHubError, DeadlineExceeded
 from blendhub.core.layout import MIN_SAVED_TOKENS
-from blendhub.core.spans import Span, join_spans
+from blendhub.core.spans import Span
 from blendhub.vllm.hub_executor import HubExecutor
 from blendhub.vllm.messages import NULL_BLOCK, SaveJob, StepPlan
 from blendhub.vllm.scheduler.admission import Admission
-from blendhub.vllm.scheduler.blocks.block_tables import BlockTables
-from blendhub.vllm.scheduler.blocks.prefix_cache import RequestBlocks, Tables
+from blendhub.vllm.scheduler.blocks.prefix_cache import Tables
 from blendhub.vllm.scheduler.blocks.scratch import Scratch
 from blendhub.vllm.scheduler.reports import Reports
+from blendhub.vllm.scheduler.request_saves import RequestSaves, ReservedSlots, SavedSpan, spans_to_save
 from blendhub.vllm.scheduler.request_state import RequestState, Stage
-from blendhub.vllm.scheduler.save_plan import Kind, RequestSaves, SavePlan
 from blendhub.vllm.scheduler.startup import ArenaWatch
 from blendhub.vllm.settings import Settings
 
@@ -33,36 +33,27 @@ class SaveScheduler:
     def __init__(
         self,
         executor: HubExecutor,
-        blocks: RequestBlocks,
         scratch: Scratch,
         arena: ArenaWatch,
         admission: Admission,
         reports: Reports,
         settings: Settings,
-        tables: BlockTables,
-        *,
-        speculates: bool = False,
     ) -> None:
-        """``speculates``: a step may compute tokens that the answer does not get."""
         self._executor = executor
-        self._blocks = blocks
         self._scratch = scratch
         self._arena = arena
         self._adapters = admission.adapters
         self._ranks = admission.namespace.world_size
+        self._chunk_tokens = admission.namespace.layout.chunk_tokens
         self._reports = reports
         self._timeout_s = settings.lookup_timeout_s
-        self._tables = tables
-        self._speculates = speculates
-        self._piece_tokens = 0
-        """vLLM frees blocks that have left a window, so answers are stored before that, in pieces of so many tokens."""
-        if tables.shortest_window:
-            self._piece_tokens = max(1, min(admission.namespace.layout.chunk_tokens, tables.shortest_window // 2))
+        self._has_windows = scratch.tables.shortest_window is not None
+        """Whether vLLM frees blocks of running requests: those that have left a window, of at least two chunks."""
         self._failures: SimpleQueue[BaseException] = SimpleQueue()
         """The errors of failed reservations; the executor's thread adds some."""
         self._running: dict[str, RequestSaves] = {}
         self._open: dict[str, RequestSaves] = {}
-        """The running requests of which something is left to plan or to write. Steps look at no others."""
+        """The running requests of which something is left to reserve or to write. Steps look at no others."""
         self._ending: dict[str, RequestSaves] = {}
         """The ended requests whose blocks vLLM keeps for saves that no plan has named yet."""
         self._announced: dict[str, RequestSaves] = {}
@@ -98,11 +89,11 @@ class SaveScheduler:
         request waits for the hub's answer, ``within`` so many seconds here and then for later steps, and for workers
         whose sessions ``are_opening``.
         """
-        if not self._piece_tokens or not request.terms.stores or request.request.lora_request:
+        if not self._has_windows or not request.terms.stores or request.request.lora_request:
             return True
         saves = self._running.setdefault(request.id, RequestSaves(request))
-        plan = self._planned(saves)
-        is_ready = not are_opening and (plan is None or plan.answered(within))
+        self._reserve_prompt(saves)
+        is_ready = not are_opening and saves.are_answered(within)
         return is_ready or time.monotonic() > saves.since + self._timeout_s
 
     def end(self, request: RequestState, tables: Tables) -> bool:
@@ -118,7 +109,7 @@ class SaveScheduler:
         computed = min(request.request.num_computed_tokens, request.request.num_tokens - 1)
         saves.end(computed, tables, self._ranks)
         self._ending[request.id] = saves
-        self._plan_answer(saves)
+        self._reserve_answer(saves, computed)
         return True
 
     def committed(self, requests: Mapping[str, int]) -> None:
@@ -129,15 +120,10 @@ class SaveScheduler:
             if not saves.uncommitted_ranks:
                 self._abandon(self._announced.pop(name))
 
-    def _needs_blocks(self, name: str) -> bool:
-        """Whether some of what a request has loaded or computed is still to be written."""
-        saves = self._open.get(name)
-        return name in self._ending or (saves is not None and (saves.plan is None or saves.plan.is_pending))
-
-    def retire(self, request: RequestState) -> None:
-        """Schedule no more saves under the present plan; the next step makes another one."""
+    def begin_anew(self, request: RequestState) -> None:
+        """What is known of a request has changed: the slots that are reserved are of another kind of KV."""
         if saves := self._running.get(request.id):
-            saves.retire()
+            saves.drop()
             self._open[request.id] = saves
 
     def abort(self, request: RequestState) -> None:
@@ -150,9 +136,12 @@ class SaveScheduler:
         """Store nothing that was computed until now, nor what the workers are saving."""
         for saves in [*self._running.values(), *self._ending.values(), *self._announced.values()]:
             saves.is_dropped = True
-            for plan in saves.plans:
-                plan.drop()
             self._abandon(saves)
+
+    def _needs_blocks(self, name: str) -> bool:
+        """Whether some of what a request has loaded or computed is still to be written."""
+        saves = self._open.get(name)
+        return name in self._ending or (saves is not None and (not saves.is_planned or saves.is_pending))
 
     def _note_brought(self, saves: RequestSaves) -> None:
         """Notice what another connector loads, or has loaded."""
@@ -160,13 +149,13 @@ class SaveScheduler:
         behind = max(saves.reached, request.reused_end)
         if before <= behind or request.stage is Stage.LOADING:
             return
-        # In windows, only the last blocks are loaded. What vLLM computes behind them is stored by a plan without them,
-        # which the hub answers while the other connector loads.
-        request.bring(Span(behind, before), is_whole=not self._piece_tokens)
+        # In windows, only the last blocks are loaded. For what vLLM computes behind them, slots are reserved without
+        # them, and the hub answers while the other connector loads.
+        request.bring(Span(behind, before), is_whole=not self._has_windows)
         saves.reached = before
-        if self._piece_tokens:
+        if self._has_windows:
             self._abandon(saves)
-            self._planned(saves)
+            self._reserve_prompt(saves)
 
     def _save_running(self, saves: RequestSaves, n_scheduled: int, plan: StepPlan) -> None:
         """Add the saves of a request of which this step computes so many tokens."""
@@ -174,52 +163,52 @@ class SaveScheduler:
         saves.begun_in = saves.begun_in or plan.number
         before = vllms.num_computed_tokens
         saves.reached = before + n_scheduled
-        if save_plan := self._planned(saves):
-            reached = min(saves.reached, vllms.num_prompt_tokens)
-            if self._piece_tokens:
-                reached = max(reached, self._plan_piece(request, save_plan, before))
-            tables = self._blocks.of(request.id)
-            self._schedule(saves, save_plan, reached, tables, plan)
-        if saves.is_dropped or (save_plan and save_plan.is_done and not self._piece_tokens):
+        if self._reserve_prompt(saves):
+            computed = min(saves.reached, vllms.num_prompt_tokens)
+            if self._has_windows:
+                # The last token that was sampled is not computed yet.
+                answered = min(before, vllms.num_tokens - 1)
+                self._reserve_answer(saves, answered // self._chunk_tokens * self._chunk_tokens)
+                computed = max(computed, answered)
+            self._add_jobs(saves, computed, self._scratch.blocks.of(request.id), plan)
+        if saves.is_dropped or (saves.is_planned and saves.is_done and not self._has_windows):
             del self._open[request.id]
 
     def _save_ended(self, saves: RequestSaves, plan: StepPlan) -> None:
-        request, save_plan = saves.request, self._plan_answer(saves)
+        request, is_planned = saves.request, self._reserve_answer(saves, saves.computed)
         # Read before: the hub may answer at any moment, and its answer must not be missed.
-        is_pending = save_plan.is_pending if save_plan else not saves.is_dropped
-        if save_plan:
-            self._schedule(saves, save_plan, saves.computed, saves.tables, plan)
+        is_pending = saves.is_pending if is_planned else not saves.is_dropped
+        if is_planned:
+            self._add_jobs(saves, saves.computed, saves.tables, plan)
         if is_pending:
             if time.monotonic() < saves.ended_at + self._timeout_s:
                 return
-            missing = "the hub reserved no slots" if save_plan else "the workers reported no LoRA adapter"
+            missing = "the hub reserved no slots" if is_planned else "the workers reported no LoRA adapter"
             self._failures.put(DeadlineExceeded(f"{missing} within lookup_timeout_s {self._timeout_s} of the end"))
         plan.ending.add(request.id)
         self._announced[request.id] = self._ending.pop(request.id)
 
-    def _planned(self, saves: RequestSaves) -> SavePlan | None:
-        """The plan, made once the adapter of the KV is known; None until then, and if nothing may be stored."""
-        if saves.plan is None and not saves.is_dropped and self._is_of_one_adapter(saves):
-            saves.plan = self._new_plan(saves.request)
-        return saves.plan
+    def _reserve_prompt(self, saves: RequestSaves) -> bool:
+        """Reserve slots for what the hub lacks of the prompt; returns False until its adapter is known."""
+        if not saves.is_planned and not saves.is_dropped and self._is_of_one_adapter(saves):
+            saves.is_planned = True
+            stores_blended = self._arena.stores_blended
+            for saved in spans_to_save(
+                saves.request, MIN_SAVED_TOKENS, stores_blended=stores_blended, keeps_windows=self._has_windows
+            ):
+                saves.reserved.append(self._reserve(saves.request, saved, None))
+        return saves.is_planned
 
-    def _plan_answer(self, saves: RequestSaves) -> SavePlan | None:
-        plan, request = self._planned(saves), saves.request
-        if plan and not saves.has_answer:
-            saves.has_answer = True
-            if not request.has_media:
-                plan.add_answer(request.prompt_end, saves.computed, request.first_approximate is None)
-        return plan
-
-    def _plan_piece(self, request: RequestState, save_plan: SavePlan, before: int) -> int:
-        """Plan the next piece of an answer, if that was computed; returns how far KV is computed for good.
-
-        ``before``: the tokens before this step. The last token that was sampled is not computed yet.
-        """
-        computed = min(before, request.request.num_tokens - 1)
-        if not request.has_media:
-            save_plan.add_answer(request.prompt_end, computed, request.first_approximate is None, self._piece_tokens)
-        return computed
+    def _reserve_answer(self, saves: RequestSaves, end: int) -> bool:
+        """Reserve slots for the generated tokens up to ``end``, too, whose KV is computed."""
+        request, start = saves.request, saves.answer_end
+        if self._reserve_prompt(saves) and end > start and not request.has_media:
+            last = saves.reserved[-1].answer if saves.reserved else None
+            run = last.run if last and last.span.end == start else None
+            kind = SavedSpan(Span(start, end), "exact" if request.first_approximate is None else "behind")
+            saves.reserved.append(self._reserve(request, kind, run))
+            saves.answer_end = end
+        return saves.is_planned
 
     def _is_of_one_adapter(self, saves: RequestSaves) -> bool:
         """Whether all KV of a request was computed with the weights that its adapter has now, as far as is known.
@@ -244,49 +233,35 @@ class SaveScheduler:
         )
         return False
 
-    def _schedule(
-        self, saves: RequestSaves, save_plan: SavePlan, computed: int, tables: Tables, plan: StepPlan
-    ) -> None:
+    def _add_jobs(self, saves: RequestSaves, computed: int, tables: Tables, plan: StepPlan) -> None:
+        """Have each chunk written that is complete with the tokens up to ``computed``."""
         request = saves.request
         tables = self._scratch.complete(request.id, tables)
-        for save in save_plan.saves:
-            part = save.next_part(computed)
-            if part is None:
-                continue
-            right, slots, span = part
-            sized = list(zip(tables, self._tables.block_sizes, strict=True))
-            needed = tuple(np.asarray(blocks[: -(-span.end // size)], np.int64) for blocks, size in sized)
-            if any(NULL_BLOCK in blocks[span.start // size : -(-span.end // size)] for blocks, size in sized):
-                save.drop()
-                self._failures.put(
-                    DeadlineExceeded("vLLM had freed the blocks when the hub reserved slots for their KV")
-                )
-                continue
-            plan.saves.append(SaveJob(request.id, right, slots, span, needed, request.terms.adapter))
+        blocks: tuple[npt.NDArray[np.int64], ...] = ()
+        for reserved in saves.reserved:
+            for right, slot in reserved.take_complete(computed):
+                blocks = blocks or tuple(np.asarray(table, np.int64) for table in tables)
+                if self._are_freed(blocks, slot.span):
+                    reserved.drop()
+                    freed = "vLLM had freed the blocks when the hub reserved slots for their KV"
+                    self._failures.put(DeadlineExceeded(freed))
+                    break
+                plan.saves.append(SaveJob(request.id, right, slot, blocks, request.terms.adapter))
+
+    def _are_freed(self, blocks: Sequence[npt.NDArray[np.int64]], span: Span) -> bool:
+        sized = zip(blocks, self._scratch.tables.block_sizes, strict=True)
+        return any(NULL_BLOCK in table[span.start // size : -(-span.end // size)] for table, size in sized)
 
     def _abandon(self, saves: RequestSaves) -> None:
         """Schedule no more saves, and end the rights; what is stored stays."""
-        saves.retire()
-        plans, saves.retired = saves.retired, []
-        if any(plan.saves for plan in plans):
+        saves.drop()
+        reserved, saves.reserved = saves.reserved, []
+        if reserved:
             # On the executor's thread, which knows the hub's answers to earlier reservations by then.
-            self._executor.run(partial(_abort, plans))
+            self._executor.run(partial(_abort, reserved))
 
-    def _new_plan(self, request: RequestState) -> SavePlan:
-        blended = request.first_approximate is not None
-        stored = [match.span for match in request.matches if match.exact or blended]
-        # What earlier requests blended is no text that could be moved.
-        settled = [span for span in (request.settled_span, request.brought) if span]
-        if self._piece_tokens and request.engine_tokens:
-            # vLLM's own cache has only the last blocks of a window.
-            stored.append(Span(0, request.engine_tokens))
-        plan = SavePlan(partial(self._reserve, request), MIN_SAVED_TOKENS)
-        if request.blended and self._arena.stores_blended:
-            plan.blend(request.blended, [match.span for match in request.matches if not match.moved])
-        plan.begin(request.prompt_end, join_spans([*stored, *settled]), request.first_approximate)
-        return plan
-
-    def _reserve(self, request: RequestState, span: Span, kind: Kind, run: int | None) -> "Future[Reservation]":
+    def _reserve(self, request: RequestState, saved: SavedSpan, run: int | None) -> ReservedSlots:
+        span, kind = saved
         reserve = partial(
             HubClient.reserve,
             tokens=request.tokens()[: span.end],
@@ -297,9 +272,9 @@ class SaveScheduler:
             ratio=0.0 if kind == "exact" else request.ratio,
             run=run,
         )
-        future = self._executor.run(reserve)
+        future: Future[Reservation] = self._executor.run(reserve)
         future.add_done_callback(self._note_failure)
-        return future
+        return ReservedSlots(future)
 
     def _note_failure(self, future: "Future[Reservation]") -> None:
         """Called by the executor's thread; counters belong to the scheduler's thread."""
@@ -307,8 +282,8 @@ class SaveScheduler:
             self._failures.put(error)
 
 
-def _abort(plans: list[SavePlan], client: HubClient) -> None:
-    for plan in plans:
-        for right in plan.open_rights:
+def _abort(reserved: list[ReservedSlots], client: HubClient) -> None:
+    for slots in reserved:
+        if right := slots.unused_right:
             with contextlib.suppress(BlendHubError):
                 client.abort(right)

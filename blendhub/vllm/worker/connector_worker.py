@@ -17,7 +17,6 @@ from blendhub.core.errors import AdapterReplaced, BlendHubError, DeadlineExceede
 from blendhub.framework.host import PluginHost
 from blendhub.vllm.hub_executor import HubExecutor
 from blendhub.vllm.messages import NULL_BLOCK, LoadJob, LoadResult, SaveJob, StepPlan, WorkerReport
-from blendhub.vllm.spans import clipped
 from blendhub.vllm.worker.forwards import Forwards
 from blendhub.vllm.worker.layer_copies import LayerCopies
 from blendhub.vllm.worker.load_task import LoadProgress, LoadTask
@@ -254,13 +253,11 @@ class ConnectorWorker:
         self._adapters.check(job.adapter, is_loaded=False)
         if job.right.arena != self._pinned:
             raise HubError("the slots are of another arena than this worker has mapped; the hub was restarted")
-        segments = []
-        for slot in job.slots:
-            span = clipped(job.span, slot.span)
-            segments.append(Segment(span, client.shard_at(slot.slot), span.start - slot.span.start, span.start))
+        span = job.slot.span
+        segment = Segment(span, client.shard_at(job.slot.slot), 0, span.start)
         with ExitStack() as right:
             right.enter_context(client.writing(job.right))
-            transfer = self._copies.save(segments, job.blocks)
+            transfer = self._copies.save([segment], job.blocks)
             self._saves.add(job, transfer, right.pop_all(), client)
         self._wait_unless_overlapping(transfer)
 

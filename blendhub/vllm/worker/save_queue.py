@@ -68,15 +68,15 @@ class SaveQueue:
                 log.warning("KV of request %s is not stored: %s", job.request, error)
             self._failures[reason] += 1
             # Saves of a lease fail in order, except commits, which come later than copies.
-            rights = self._failed.setdefault(job.request, {})
+            rights, start = self._failed.setdefault(job.request, {}), job.slot.span.start
             before = rights.get(job.right)
-            rights[job.right] = FailedSave(min(job.span.start, before.start) if before else job.span.start, client)
+            rights[job.right] = FailedSave(min(start, before.start) if before else start, client)
 
     def has_failed(self, job: SaveJob) -> bool:
         """Whether this save, or an earlier one of its lease, has failed."""
         with self._state:
             failed = self._failed.get(job.request, {}).get(job.right)
-            return failed is not None and job.span.end > failed.start
+            return failed is not None and job.slot.span.end > failed.start
 
     def is_copying(self, request: str | None = None) -> bool:
         """Whether a copy of a request is under way; None: of any request."""
@@ -135,9 +135,9 @@ class SaveQueue:
     def _commit(self, job: SaveJob, client: HubClient, begun_at: float) -> None:
         try:
             if not self.has_failed(job):
-                client.commit(job.right, job.span.end)
+                client.commit(job.right, job.slot.span.end)
                 with self._state:
-                    self._saved_tokens += len(job.span)
+                    self._saved_tokens += len(job.slot.span)
                     self._seconds.append(time.monotonic() - begun_at)
         except Exception as error:
             self.note(job, error, client)

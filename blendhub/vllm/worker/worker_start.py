@@ -55,7 +55,9 @@ class WorkerStart:
             runner = find_runner()
             with self._memory.counted(runner.device):
                 self._model = EngineModel(runner, self._config)
-                self._groups, self._rotations = groups_and_rotations(self._model, self._settings.chunk_tokens)
+                self._groups, self._rotations = groups_and_rotations(
+                    self._model, self._model.chunk_tokens(self._settings.chunk_tokens)
+                )
             compile_kernels(self._new_device, self._model, self._groups, self._rotations)
             self._refusal = ""
         except InvalidInput:  # an option of the device is wrong

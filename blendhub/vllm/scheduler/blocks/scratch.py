@@ -58,8 +58,8 @@ class Scratch:
 
     def __init__(self, blocks: RequestBlocks, tables: BlockTables, patience_s: float) -> None:
         """``patience_s``: for how long blocks are kept after a load until the hub has room for what is stored."""
-        self._blocks = blocks
-        self._tables = tables
+        self.blocks = blocks
+        self.tables = tables
         self._patience_s = patience_s
         self._asked: dict[str, Loan] = {}
         """The loans of requests for which vLLM has not allocated blocks yet in this step."""
@@ -88,18 +88,18 @@ class Scratch:
         if not decision or not decision.recomputes:
             return True
         end = decision.claimed_end(request.num_tokens)
-        tables = zip(self._tables.block_sizes, self._tables.windows, strict=True)
+        tables = zip(self.tables.block_sizes, self.tables.windows, strict=True)
         lost = [lost_blocks(size, window, decision.start, end) for size, window in tables]
         n_lost = sum(len(one.loaded) for one in lost)
         if not any(one.cached or one.loaded for one in lost):
             return True
-        pool = self._blocks.pool
+        pool = self.blocks.pool
         if pool is None or self._n_failed.get(state.id, 0) >= MOST_LOANS:
             return False
         most = int(MOST_BORROWED * pool.num_gpu_blocks)
         hit: Sequence[Sequence[KVCacheBlock]] = [()] * len(lost)
         if decision.start:
-            hit = self._blocks.cached_blocks(request.block_hashes, request.num_tokens - 1)
+            hit = self.blocks.cached_blocks(request.block_hashes, request.num_tokens - 1)
         cached = [dict(_at(of_table, one.cached)) for of_table, one in zip(hit, lost, strict=True)]
         if n_lost > most or any(len(one.cached) > len(cached[table]) for table, one in enumerate(lost)):
             return False
@@ -162,20 +162,20 @@ class Scratch:
     @property
     def _is_short(self) -> bool:
         """Whether vLLM may need the blocks for the requests that it has."""
-        pool = self._blocks.pool
+        pool = self.blocks.pool
         return pool is None or pool.get_num_free_blocks() < LEAST_FREE * pool.num_gpu_blocks
 
     def _needed(self, start: int, n_tokens: int) -> int:
         """About how many blocks vLLM allocates for a request of ``n_tokens``, if it has those before ``start``."""
         return sum(
             min(-(-n_tokens // size) - start // size, -(-window.size // size) + 1 if window else n_tokens)
-            for size, window in zip(self._tables.block_sizes, self._tables.windows, strict=True)
+            for size, window in zip(self.tables.block_sizes, self.tables.windows, strict=True)
         )
 
     def _give_back(self, loans: dict[str, Loan], request: str) -> None:
         if loan := loans.pop(request, None):
-            assert self._blocks.pool
-            self._blocks.pool.free_blocks([*loan.borrowed, *loan.pinned])
+            assert self.blocks.pool
+            self.blocks.pool.free_blocks([*loan.borrowed, *loan.pinned])
 
 
 def _at(blocks: Sequence[KVCacheBlock], places: range) -> Iterator[tuple[int, KVCacheBlock]]:
