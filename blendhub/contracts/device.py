@@ -15,14 +15,11 @@ from blendhub.core.spans import Position, Span
 if TYPE_CHECKING:
     import torch
 
-PageFormat = Literal[
-    "packed_heads", "packed_tokens", "packed_transposed", "packed_tiles", "kv_first", "split", "latent"
-]
+PageFormat = Literal["packed_heads", "packed_transposed", "packed_tiles", "kv_first", "split", "latent"]
 """The memory layout of one layer's pages. B blocks, H heads, T tokens a block, Dk and Dv the widths of key and value:
 
 =================  ==========================================================================================
 packed_heads       one tensor [B, H, T, Dk + Dv]; the last axis has the key first, then the value
-packed_tokens      one tensor [B, T, H, Dk + Dv]; likewise
 packed_transposed  one tensor [B, H, T * (Dk + Dv)]: the block's keys as [Dk, T], then its values as [T, Dv]
 packed_tiles       one tensor [B, H, T * (Dk + Dv)]: the block's keys as [T / 16, Dk / 2, 16, 2], then its values as
                    [Dv / 16, T / 2, 16, 2]: keys have 16 tokens by pairs of items, values 16 items by pairs of tokens

@@ -85,8 +85,6 @@ def planes_of(layer: PagedLayer, block_size: int, layout: KVLayout) -> tuple[tor
     match layer.format:
         case "packed_heads":
             keys, values = first.split_with_sizes(widths, -1)
-        case "packed_tokens":
-            keys, values = first.transpose(1, 2).split_with_sizes(widths, -1)
         case "packed_transposed":
             keys, values = first.split_with_sizes([block_size * width for width in widths], -1)
             keys = keys.view(*keys.shape[:2], widths[0], block_size).transpose(2, 3)
@@ -120,8 +118,6 @@ def _shapes(layer: PagedLayer, block_size: int, layout: KVLayout) -> list[tuple[
     match layer.format:
         case "packed_heads":
             return [(None, heads, block_size, keys + values)]
-        case "packed_tokens":
-            return [(None, block_size, heads, keys + values)]
         case "packed_transposed":
             return [(None, heads, block_size * (keys + values))]
         case "packed_tiles" if not (block_size % TILE or keys % 2 or values % TILE):

@@ -66,7 +66,6 @@ def page_shapes(format: PageFormat, n_blocks: int, block_size: int, layout: KVLa
     heads, key_dim, value_dim = layout.kv_heads, layout.key_dim, layout.value_dim
     shapes: dict[PageFormat, list[tuple[int, ...]]] = {
         "packed_heads": [(n_blocks, heads, block_size, key_dim + value_dim)],
-        "packed_tokens": [(n_blocks, block_size, heads, key_dim + value_dim)],
         "packed_transposed": [(n_blocks, heads, block_size * (key_dim + value_dim))],
         "packed_tiles": [(n_blocks, heads, block_size * (key_dim + value_dim))],
         "kv_first": [(2, n_blocks, block_size, heads, key_dim)],
@@ -101,9 +100,6 @@ def key_and_value(
     match format:
         case "packed_heads":
             both = first[block, head, slot]
-            return both[:key_dim], both[key_dim:]
-        case "packed_tokens":
-            both = first[block, slot, head]
             return both[:key_dim], both[key_dim:]
         case "packed_transposed":
             keys, values = np.split(first[block, head], [block_size * key_dim])

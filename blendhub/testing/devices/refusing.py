@@ -179,6 +179,6 @@ class DeviceRefusingTests(DeviceTests):
 
 def _shown(format: PageFormat, layout: KVLayout) -> tuple[int, ...]:
     """The part of a layout that pages of the format show."""
-    is_packed = format in ("packed_heads", "packed_tokens", "packed_transposed", "packed_tiles")
+    is_packed = format in ("packed_heads", "packed_transposed", "packed_tiles")
     widths = (layout.key_dim + layout.value_dim,) if is_packed else (layout.key_dim, layout.value_dim)
     return layout.layers, layout.kv_heads, *widths
