@@ -10,12 +10,17 @@ from blendhub import Match, Span
 from blendhub.core.spans import check_tiling, join
 from blendhub.outcome.reasons import Why
 from blendhub.vllm.decision import Decision, Refusal
-from blendhub.vllm.scheduler.decide import Pace
-from blendhub.vllm.scheduler.decide import decide as choose
+from blendhub.vllm.scheduler import decide as deciding
+from blendhub.vllm.scheduler.decide import Blending, Means, Pace
 from blendhub.vllm.settings import ReusePolicy
 from blendhub.vllm.spans import clipped, total
 
 LENGTH = 24
+
+
+def choose(matches, n_tokens, local, policy, *, blend, holes, ratio, usual_ratio, on_the_way=0, **means):
+    blending = Blending(blend, holes, ratio, usual_ratio)
+    return deciding.decide(matches, n_tokens, local, policy, blending, Means(**means), on_the_way)
 
 
 def decide(*given, **more):

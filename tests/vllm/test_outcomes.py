@@ -13,7 +13,7 @@ from blendhub.outcome.reasons import Why
 from blendhub.vllm.decision import Refusal
 from blendhub.vllm.messages import LoadResult
 from blendhub.vllm.scheduler.admission import Terms
-from blendhub.vllm.scheduler.decide import Pace, decide
+from blendhub.vllm.scheduler.decide import Blending, Means, Pace, decide
 from blendhub.vllm.scheduler.request_state import RequestState
 from blendhub.vllm.settings import ReusePolicy
 from tests.stand_in import StandIn
@@ -31,8 +31,8 @@ def outcome(*matches, blend=True, holes=True, local=0, pace=None, on_the_way=(),
     """The reasons in the note of a request of 1000 tokens, for those that it computes: from decision to note."""
     found = Found(matches=matches, on_the_way=on_the_way)
     choice = decide(
-        matches, LENGTH, local, ReusePolicy(**policy), blend=blend, holes=holes, ratio=0.15, usual_ratio=0.15,
-        on_the_way=found.on_the_way_tokens, n_positions=4096, pace=pace,
+        matches, LENGTH, local, ReusePolicy(**policy), Blending(blend, holes, 0.15, 0.15), Means(4096, pace),
+        found.on_the_way_tokens,
     )  # fmt: skip
     state = looked_up(found)
     state.decided(choice)

@@ -35,31 +35,46 @@ class Pace(NamedTuple):
         return self.full_steps + -(-behind // self.alone)
 
 
+class Blending(NamedTuple):
+    """What a request may reuse, and how much of it is recomputed."""
+
+    blend: bool
+    """Whether moved text and settled KV may be used."""
+    holes: bool
+    """Whether what lies behind a hole may be used, and the hole be computed apart from the engine's own prefill; if
+    not, only what continues vLLM's own cache without a gap can be used."""
+    ratio: float
+    """The share of moved text to recompute for this request."""
+    usual_ratio: float
+    """The share that the operator set."""
+
+
+class Means(NamedTuple):
+    """What the engine has to blend with at present."""
+
+    n_positions: int | None = None
+    """Keys that were stored for this position or a later one cannot be moved; None: all can."""
+    pace: Pace | None = None
+    """How long recomputation takes; None: as long as computation."""
+    has_scratch: bool = True
+    """Whether there are blocks for the tokens that recomputation needs and vLLM does not keep."""
+
+
 def decide(
     matches: Sequence[Match],
     n_tokens: int,
     local: int,
     policy: ReusePolicy,
-    *,
-    blend: bool,
-    holes: bool,
-    ratio: float,
-    usual_ratio: float,
+    blending: Blending,
+    means: Means,
     on_the_way: int = 0,
-    n_positions: int | None = None,
-    pace: Pace | None = None,
-    has_scratch: bool = True,
 ) -> Choice:
     """Which KV a prompt of ``n_tokens`` reuses, where vLLM has the first ``local`` tokens.
 
-    ``blend``: moved text and settled KV may be used. ``holes``: what lies behind a hole may be used, and the hole be
-    computed apart from the engine's own prefill; if not, only what continues vLLM's own cache without a gap can be
-    used. ``ratio``: the share of moved text to recompute for this request; ``usual_ratio``: the share that the
-    operator set. ``on_the_way``: tokens that ``matches`` lacks, because they are still being read from the store. Keys
-    that were stored for position ``n_positions`` or a later one cannot be moved; None: all can. ``pace``: how long
-    recomputation takes; None: as long as computation.
-    ``has_scratch``: whether there are blocks for the tokens that recomputation needs and vLLM does not keep.
+    ``on_the_way``: tokens that ``matches`` lacks, because they are still being read from the store.
     """
+    blend, holes, ratio, usual_ratio = blending
+    n_positions, pace, has_scratch = means
     # The last token is always left to the engine, which needs its logits.
     open = Span(min(local, n_tokens - 1), n_tokens - 1)
     reachable, unused = _reach(matches, n_positions, blend=blend)

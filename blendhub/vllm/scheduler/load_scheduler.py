@@ -13,7 +13,7 @@ from blendhub.vllm.scheduler.audits import Audits
 from blendhub.vllm.scheduler.blend_queue import BlendQueue
 from blendhub.vllm.scheduler.blocks.prefix_cache import RequestBlocks, SettledBlocks, ShownHashes, Tables
 from blendhub.vllm.scheduler.blocks.scratch import Scratch
-from blendhub.vllm.scheduler.decide import decide
+from blendhub.vllm.scheduler.decide import Blending, Means, decide
 from blendhub.vllm.scheduler.lookups import Lookups, Reading
 from blendhub.vllm.scheduler.reports import Reports
 from blendhub.vllm.scheduler.request_state import RequestState, Stage
@@ -210,12 +210,9 @@ class LoadScheduler:
             state.request.num_tokens,
             state.engine_tokens,
             self._settings.policy,
-            blend=state.can_blend and moves,
-            holes=state.terms.fills_holes,
-            ratio=state.terms.ratio,
-            usual_ratio=self._settings.recompute_ratio,
-            on_the_way=state.found.on_the_way_tokens if state.found else 0,
-            n_positions=self._n_positions,
-            pace=self._queue.pace(),
-            has_scratch=has_scratch,
+            Blending(
+                state.can_blend and moves, state.terms.fills_holes, state.terms.ratio, self._settings.recompute_ratio
+            ),
+            Means(self._n_positions, self._queue.pace(), has_scratch),
+            state.found.on_the_way_tokens if state.found else 0,
         )
