@@ -72,7 +72,7 @@ class Scratch:
     @property
     def hash_block_size(self) -> int:
         """The number of tokens that each block hash stands for."""
-        return self._blocks.hash_block_size or self._tables.block_sizes[0]
+        return self.blocks.hash_block_size or self.tables.block_sizes[0]
 
     @property
     def n_borrowed(self) -> int:
