@@ -41,7 +41,6 @@ class Bench:
         self.place = device.torch_type
         n_blocks = chunks * CHUNK // block
         shapes: dict[str, list[tuple[int, ...]]] = {
-            "kv_first": [(2, n_blocks, block, HEADS, WIDTH)],
             "packed_heads": [(n_blocks, HEADS, block, 2 * WIDTH)],
             "split": [(n_blocks, block, HEADS, WIDTH)] * 2,
         }

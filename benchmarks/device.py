@@ -90,7 +90,7 @@ def on_the_gpu(chunks: int, repeats: int) -> dict[str, list[float]]:
 
 def beside_torch(repeats: int) -> dict[str, list[float]]:
     """One chunk in GPU memory, written to pages by the kernel, and layer by layer with torch."""
-    bench = make_bench(1, "kv_first")
+    bench = make_bench(1, "split")
     staging = torch.zeros(LAYOUT.shard_bytes, dtype=torch.uint8, device="cuda")
     staged = staging.view(torch.bfloat16).reshape(LAYERS, 2, CHUNK, HEADS, WIDTH)
     slots = torch.arange(CHUNK, device="cuda")
@@ -100,11 +100,11 @@ def beside_torch(repeats: int) -> dict[str, list[float]]:
         cos_new, sin_new = bench.cos_sin[slots].chunk(2, 1)
         cos = (cos_new * cos_old + sin_new * sin_old)[:, None]
         sin = (sin_new * cos_old - cos_new * sin_old)[:, None]
-        for layer, (pages,) in enumerate(bench.pages):
+        for layer, (keys, values) in enumerate(bench.pages):
             one, other = staged[layer, 0].float().chunk(2, 2)
             rotated = torch.cat([one * cos - other * sin, other * cos + one * sin], 2).bfloat16()
-            pages[0].view(-1, HEADS, WIDTH).index_copy_(0, slots, rotated)
-            pages[1].view(-1, HEADS, WIDTH).index_copy_(0, slots, staged[layer, 1])
+            keys.view(-1, HEADS, WIDTH).index_copy_(0, slots, rotated)
+            values.view(-1, HEADS, WIDTH).index_copy_(0, slots, staged[layer, 1])
 
     kernel = StagedKernel(bench, staging)
     timed = in_turn(gpu_seconds, 10 * repeats, {"torch": by_torch, "kernel": kernel.of_blocks(bench.blocks)})

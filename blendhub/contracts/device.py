@@ -15,7 +15,7 @@ from blendhub.core.spans import Position, Span
 if TYPE_CHECKING:
     import torch
 
-PageFormat = Literal["packed_heads", "packed_transposed", "packed_tiles", "kv_first", "split", "latent"]
+PageFormat = Literal["packed_heads", "packed_transposed", "packed_tiles", "split", "latent"]
 """The memory layout of one layer's pages. B blocks, H heads, T tokens a block, Dk and Dv the widths of key and value:
 
 =================  ==========================================================================================
@@ -23,7 +23,6 @@ packed_heads       one tensor [B, H, T, Dk + Dv]; the last axis has the key firs
 packed_transposed  one tensor [B, H, T * (Dk + Dv)]: the block's keys as [Dk, T], then its values as [T, Dv]
 packed_tiles       one tensor [B, H, T * (Dk + Dv)]: the block's keys as [T / 16, Dk / 2, 16, 2], then its values as
                    [Dv / 16, T / 2, 16, 2]: keys have 16 tokens by pairs of items, values 16 items by pairs of tokens
-kv_first           one tensor [2, B, T, H, D]
 split              two tensors, keys [B, T, H, Dk] and values [B, T, H, Dv]
 latent             one tensor [B, T, L]: one vector for each token, which is both key and value (MLA)
 =================  ==========================================================================================

@@ -74,7 +74,7 @@ def read_pages(layers: Sequence[PagedLayer], block_size: int, layout: KVLayout, 
         if rotation is not None:
             rotation = Rotation(contiguous[id(rotation.cos_sin)], rotation.neox, rotation.offset)
         planes.append(Planes(*planes_of(layer, block_size, layout), rotation))
-    n_blocks = min(tensor.shape[layer.format == "kv_first"] for layer in layers for tensor in layer.tensors)
+    n_blocks = min(tensor.shape[0] for layer in layers for tensor in layer.tensors)
     return Pages(tuple(planes), n_blocks, min(map(len, tables), default=None), places.pop())
 
 
@@ -94,8 +94,6 @@ def planes_of(layer: PagedLayer, block_size: int, layout: KVLayout) -> tuple[tor
             keys = keys.view(*keys.shape[:2], block_size // TILE, widths[0] // 2, TILE, 2).transpose(3, 4)
             values = values.view(*values.shape[:2], widths[1] // TILE, block_size // 2, TILE, 2)
             values = values.permute(0, 1, 3, 5, 2, 4)
-        case "kv_first":
-            keys, values = first.transpose(2, 3)
         case "split":
             keys, values = first.transpose(1, 2), last.transpose(1, 2)
         case "latent":
@@ -124,8 +122,6 @@ def _shapes(layer: PagedLayer, block_size: int, layout: KVLayout) -> list[tuple[
             return [(None, heads, block_size * (keys + values))]
         case "split":
             return [(None, block_size, heads, keys), (None, block_size, heads, values)]
-        case "kv_first" if keys == values:
-            return [(2, None, block_size, heads, keys)]
         case "latent" if heads == 1 and values == 0:
             return [(None, block_size, keys)]
     raise LayoutMismatch(

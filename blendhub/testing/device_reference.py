@@ -68,7 +68,6 @@ def page_shapes(format: PageFormat, n_blocks: int, block_size: int, layout: KVLa
         "packed_heads": [(n_blocks, heads, block_size, key_dim + value_dim)],
         "packed_transposed": [(n_blocks, heads, block_size * (key_dim + value_dim))],
         "packed_tiles": [(n_blocks, heads, block_size * (key_dim + value_dim))],
-        "kv_first": [(2, n_blocks, block_size, heads, key_dim)],
         "split": [(n_blocks, block_size, heads, key_dim), (n_blocks, block_size, heads, value_dim)],
         "latent": [(n_blocks, block_size, key_dim)],
     }
@@ -112,8 +111,6 @@ def key_and_value(
             in_keys = slot // 16 * 16 * key_dim + key // 2 * 32 + slot % 16 * 2 + key % 2
             in_values = value // 16 * 16 * block_size + slot // 2 * 32 + value % 16 * 2 + slot % 2
             return Scattered(both, in_keys), Scattered(both, block_size * key_dim + in_values)
-        case "kv_first":
-            return first[0, block, slot, head], first[1, block, slot, head]
         case "split":
             return first[block, slot, head], last[block, slot, head]
         case "latent":
@@ -177,7 +174,7 @@ class ReferenceDevice(Device):
         self._layers, self._block_size, self._layout = layers, block_size, layout
         self._bits = [[bits_of(tensor) for tensor in layer.tensors] for layer in layers]
         self.clear_tolerances()
-        self._n_blocks = min(bits[0].shape[layers[0].format == "kv_first"] for bits in self._bits)
+        self._n_blocks = min(bits[0].shape[0] for bits in self._bits)
 
     def _attach_group(self, layers: Sequence[PagedLayer], block_size: int, layout: KVLayout) -> None:
         if layout.chunk_tokens > self._layout.chunk_tokens:
@@ -196,14 +193,12 @@ class ReferenceDevice(Device):
     def _check(self, layer: PagedLayer, block_size: int, layout: KVLayout) -> None:
         if layer.format not in get_args(PageFormat):
             raise Unsupported(f"pages of {layer.name!r} are {layer.format!r}; see PageFormat")
-        n_blocks = layer.tensors[0].shape[layer.format == "kv_first"]
+        n_blocks = layer.tensors[0].shape[0]
         given = [tuple(tensor.shape) for tensor in layer.tensors]
         wanted = page_shapes(layer.format, n_blocks, block_size, layout)
         if given != wanted:
             raise LayoutMismatch(f"pages of {layer.name!r} have the shapes {given}, not {wanted}")
-        if (layer.format == "kv_first" and layout.key_dim != layout.value_dim) or (
-            layer.format == "latent" and (layout.kv_heads, layout.value_dim) != (1, 0)
-        ):
+        if layer.format == "latent" and (layout.kv_heads, layout.value_dim) != (1, 0):
             raise LayoutMismatch(f"pages of {layer.name!r} are {layer.format!r}, which {layout} cannot be")
         kinds = {tensor.dtype for tensor in layer.tensors}
         as_bytes = ITEM_SIZES[layout.dtype] == 1 and kinds == {torch_type("uint8")}

@@ -77,7 +77,7 @@ class DeviceSetup(msgspec.Struct, frozen=True, kw_only=True):
             layers=len(self.rotations),
             kv_heads=1 if latent else self.kv_heads,
             key_dim=self.key_dim,
-            value_dim=0 if latent else self.key_dim if self.format == "kv_first" else self.value_dim,
+            value_dim=0 if latent else self.value_dim,
             dtype=self.dtype,
             chunk_tokens=self.chunk_tokens,
         )

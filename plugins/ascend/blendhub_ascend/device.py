@@ -20,8 +20,8 @@ BASE_FORMATS = (-1, 0, 1, 2, 30)
 
 class AscendDevice(StreamDevice):
     torch_type = "npu"
-    formats = ("split", "kv_first", "latent")
-    """vllm-ascend has ``split``. The others are those of vLLM that it may change to; packed pages do not occur."""
+    formats = ("split", "latent")
+    """vllm-ascend has ``split``. ``latent`` is vLLM's for MLA, to which it may change; packed pages do not occur."""
     dtypes = tuple(TYPES)
     name = "npu"
     streams_per_queue = 3

@@ -15,7 +15,7 @@ from blendhub_cuda.runtime import CudaRuntime
 
 class CudaDevice(StreamDevice):
     torch_type = "cuda"
-    formats = ("packed_heads", "kv_first", "split", "latent")
+    formats = ("packed_heads", "split", "latent")
     """Only CPU backends use ``packed_transposed``."""
     name = "cuda"
     streams_per_queue = 2
