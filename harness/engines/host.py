@@ -31,6 +31,7 @@ class Host:
         self._blocks: dict[str, tuple[list[int], ...]] = {}
         self._preempted = 0
         self._hook_s = 0.0
+        self._worker_connector: Any = None
         self._number = 0
         self._counts: Counter[str] = Counter()  # of seconds, too
         self._keeps_kv = False
@@ -73,6 +74,10 @@ class Host:
         until = time.monotonic() + 30
         while (self._scheduler.has_requests() or self._core.batch_queue) and time.monotonic() < until:
             self._engine.step()
+        # vLLM 0.23 makes no more steps when the blocks are free, and the hub may still hear of what they held.
+        saves = getattr(getattr(self._worker_connector, "_worker", None), "_saves", None)
+        while saves and saves._committing and time.monotonic() < until:
+            time.sleep(0.001)
 
     def timeline(self, prompt: list[int], asked: dict[str, Any], tokens: int) -> list[tuple[float, float]]:
         """For each step of one request: the step's time, and the connector's part of that time."""
@@ -269,7 +274,7 @@ class Host:
 
         if self._runner is None or not has_kv_transfer_group():
             return
-        connector = get_kv_transfer_group()
+        connector = self._worker_connector = get_kv_transfer_group()
         for name in ("start_load_kv", "wait_for_save", "get_finished", "save_kv_layer", "wait_for_layer_load"):
             setattr(connector, name, self._timed(getattr(connector, name)))
 

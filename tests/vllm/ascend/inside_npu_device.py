@@ -108,6 +108,7 @@ def engine_model(tmp_path_factory):
         module = Model(layers)
         spec = FullAttentionSpec(block_size=128, num_kv_heads=1, head_size=128, dtype=torch.bfloat16)
         group = AttentionGroup(AscendAttentionBackend, NAMES, spec, 0)
+        blocks = SimpleNamespace(layer_names=NAMES, kv_cache_spec=spec)
         group.create_metadata_builders(config, NPU, 128)
         yield EngineModel(
             SimpleNamespace(
@@ -115,7 +116,7 @@ def engine_model(tmp_path_factory):
                 get_model=lambda: module,
                 model=module,
                 attn_groups=[[group]],
-                kv_cache_config=SimpleNamespace(num_blocks=9, kv_cache_groups=[SimpleNamespace(kv_cache_spec=spec)]),
+                kv_cache_config=SimpleNamespace(num_blocks=9, kv_cache_groups=[blocks]),
                 kernel_block_sizes=[[128]],
                 supports_mm_inputs=False,
                 model_config=config.model_config,

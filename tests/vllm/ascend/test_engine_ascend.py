@@ -144,5 +144,7 @@ def test_fifty_at_once(engine, texts):
     expected = [engine.one(prompt, tokens=2, mode="off", store=False) for prompt in prompts]
     engine.forget()
     together = engine.ask(*prompts, tokens=2, recompute_ratio=1.0, store=False)
-    assert sum(one.report["moved_tokens"] + one.report["exact_tokens"] for one in together) > 40 * 250
+    # A late one finds its first document in vLLM's own cache.
+    kinds = ("engine_tokens", "exact_tokens", "moved_tokens")
+    assert sum(one.report[kind] for one in together for kind in kinds) > 40 * 250
     assert disagreement(together, expected) < LIKELY
