@@ -10,13 +10,15 @@ from importlib.util import find_spec
 from types import SimpleNamespace
 from typing import Any
 
+import blendhub_ascend
 import pytest
 import torch
-from blendhub_ascend import AscendOptions
 from blendhub_ascend.device import AscendDevice
 from blendhub_ascend.runtime import AscendRuntime
 
+from blendhub.framework.hookspecs import available_everywhere
 from blendhub.testing.devices.deferred import DeferredRuntime
+from harness.device_host import host_of_device
 
 HAS_NPU = False
 if find_spec("torch_npu"):
@@ -119,15 +121,29 @@ def aligned(nbytes):
 
 def device_on_npu_runtime(soc_version=A2, **options):
     """A device whose work all goes through the runtime for NPUs, with operators in place of those of this NPU."""
-    torch_npu, chosen = torch_npu_of(soc_version), AscendOptions(**options)
-    return AscendDevice(
-        chosen, lambda place: HostRuntime(place, torch_npu, chosen.fast_ops), torch_npu.npu.get_soc_version
-    )
+    torch_npu = torch_npu_of(soc_version)
+
+    def factory(chosen):
+        return AscendDevice(
+            chosen, lambda place: HostRuntime(place, torch_npu, chosen.fast_ops), torch_npu.npu.get_soc_version
+        )
+
+    return create_by_host(factory, options)
 
 
 def device_on(runtime=None, soc_version=A2, **options):
     """A device on a runtime that defers its work."""
-    return AscendDevice(AscendOptions(**options), lambda place: runtime or DeferredRuntime(), lambda: soc_version)
+
+    def factory(chosen):
+        return AscendDevice(chosen, lambda place: runtime or DeferredRuntime(), lambda: soc_version)
+
+    return create_by_host(factory, options)
+
+
+def create_by_host(factory, options):
+    """The device as a configuration makes it, but for the hardware that its own factory and its probe look for."""
+    host = host_of_device(blendhub_ascend, factory=factory, probe=available_everywhere)
+    return host.create("device", "npu", options)
 
 
 class Wide:

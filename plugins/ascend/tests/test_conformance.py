@@ -1,4 +1,4 @@
-"""The suites of devices: with torch alone, and with the operators of each NPU."""
+"""The suites of devices, on devices that the host makes: with torch alone, and with the operators of each NPU."""
 
 import pytest
 from blendhub_ascend.device import AscendDevice

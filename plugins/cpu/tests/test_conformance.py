@@ -1,12 +1,8 @@
-"""The conformance suite of devices, run on the CPU device."""
+"""The conformance suite of devices, run on the CPU device as on a stranger's: through the host."""
 
-from blendhub_cpu import CpuOptions
-from blendhub_cpu.device import CpuDevice
-
-from blendhub.contracts import Device
+from blendhub import PluginHost
 from blendhub.testing.devices import DeviceSuite
 
 
-class TestCpu(DeviceSuite):
-    def create(self) -> Device:
-        return CpuDevice(CpuOptions())
+class TestCpu(DeviceSuite.of_installed(PluginHost.discover(), "cpu", {})):  # type: ignore[misc]
+    """As ``blendhub conformance`` runs it."""

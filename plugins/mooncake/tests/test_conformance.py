@@ -4,16 +4,14 @@ Its histories are left out: each opens hundreds of stores, and a store here is a
 which the shared directory has as well.
 """
 
-import hashlib
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from blendhub_mooncake.bytes import open_store
-from blendhub_mooncake.options import MooncakeOptions
 
+from blendhub import PluginHost
 from blendhub.contracts import SharedStore
 from blendhub.testing.shared_stores.following import FollowingTests
 from blendhub.testing.shared_stores.moving import MovingTests
@@ -21,6 +19,7 @@ from harness.servers.mooncake_cluster import Cluster
 from harness.servers.redis_server import RedisServer, needs_redis
 
 pytestmark = [pytest.mark.slow, needs_redis]
+HOST = PluginHost.discover()
 REMOVE_ALL = """
 import sys
 from mooncake.store import MooncakeDistributedStore
@@ -42,17 +41,11 @@ class TestMooncake(MovingTests, FollowingTests):
             yield
 
     def create(self, place: Path, capacity: int, log_length: int) -> SharedStore:
-        return open_store(
-            MooncakeOptions(
-                catalogue=self.redis.url,
-                group=hashlib.sha256(str(place).encode()).hexdigest()[:16],
-                master=self.cluster.address,
-                capacity_gib=capacity / 2**30,
-                log_length=log_length,
-                deadline_s=30.0,
-                transfer_deadline_s=30.0,
-            )
-        )
+        servers = {"catalogue": self.redis.url, "master": self.cluster.address}
+        deadlines = {"deadline_s": 30.0, "transfer_deadline_s": 30.0}
+        options = {**servers, **deadlines, **self.options_for(place, capacity, log_length)}
+        store: SharedStore = HOST.create("store", "mooncake", options)
+        return store
 
     def lose_bytes(self, place: Path) -> bool:
         subprocess.run([sys.executable, "-c", REMOVE_ALL, self.cluster.address], check=True, capture_output=True)
