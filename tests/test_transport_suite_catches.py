@@ -1,7 +1,4 @@
-"""A suite that nothing fails is worth nothing: transports with one fault each, and the test that must see it.
-
-Each paragraph of the contract has one.
-"""
+"""A suite that nothing fails is worth nothing: transports with one fault each, and the test that must see it."""
 
 import asyncio
 import os
@@ -21,7 +18,7 @@ from blendhub.contracts import Codec, Connection, Envelope, Pending, Server, Ser
 from blendhub.contracts.transport import Peer
 from blendhub.core.errors import BlendHubError, DeadlineExceeded, PeerGone, ProtocolError, ServiceFailed
 from blendhub.testing import TransportSuite
-from tests.suite_runs import passes
+from tests.suite_runs import all_tests, passes
 
 pytestmark = pytest.mark.slow
 
@@ -127,6 +124,24 @@ class ForOneThread(Wrapped):
             self.lock.release()
 
 
+class AnswersOneThread(Wrapped):
+    """Threads: only the thread that submitted a request can wait for it."""
+
+    def submit(self, request: Envelope, timeout: float) -> Pending:
+        return OfOneThread(self.inner.submit(request, timeout), time.monotonic() + timeout)
+
+
+class OfOneThread(Patient):
+    def __init__(self, inner: Pending, deadline: float) -> None:
+        super().__init__(inner, deadline)
+        self.thread = threading.get_ident()
+
+    def result(self) -> Envelope:
+        if threading.get_ident() != self.thread:
+            raise ProtocolError("another thread submitted this request")
+        return self.inner.result()
+
+
 class ServesForks(Wrapped):
     """Threads: a fork goes on with the connection of its parent."""
 
@@ -224,6 +239,25 @@ class HidesErrors(Sound):
         return await super().serve(endpoint, Hiding(service))
 
 
+class DiesOfAnError(Sound):
+    """``Service.handle``: behind an error that is not ours, no request is served any more."""
+
+    async def serve(self, endpoint: str, service: Service) -> Server:
+        class Mortal(WrappedService):
+            is_dead = False
+
+            def handle(self, peer: Peer, request: Envelope) -> Envelope | Awaitable[Envelope]:
+                if self.is_dead:
+                    raise ServiceFailed("the service is dead")
+                try:
+                    return self.inner.handle(peer, request)
+                except Exception as error:
+                    self.is_dead = not isinstance(error, BlendHubError)
+                    raise
+
+        return await super().serve(endpoint, Mortal(service))
+
+
 class KnowsNoPeers(Sound):
     """``Peer``: all connections have one name."""
 
@@ -305,6 +339,7 @@ class CountsNoGarbage(Sound):
 
 FAULTS = [
     (AnswersLate, "test_a_request_ends_at_its_deadline_even_if_no_thread_waits"),
+    (AnswersWithTheLastReply, "test_a_late_reply_is_dropped"),
     (WaitsForADeadServer, "test_a_server_that_is_killed_is_reported_and_found_again"),
     (WaitsForADeadServer, "test_a_new_server_at_the_same_endpoint_is_found"),
     (IgnoresVersions, "test_versions_that_differ_are_named"),
@@ -313,6 +348,7 @@ FAULTS = [
     (SendsAgain, "test_a_new_server_at_the_same_endpoint_is_found"),
     (NeedsAServer, "test_a_client_may_come_before_its_server"),
     (ForOneThread, "test_threads_share_a_connection"),
+    (AnswersOneThread, "test_a_thread_may_wait_for_what_another_submitted"),
     (ServesForks, "test_a_fork_does_not_use_the_connection_of_its_parent"),
     (LooksByWaiting, "test_replies_come_in_any_order"),
     (LooksByWaiting, "test_a_pending_request_can_be_asked_again_and_again"),
@@ -320,6 +356,7 @@ FAULTS = [
     (DropsEmptyBuffers, "test_payloads_arrive_whole_and_in_order"),
     (TakesAnyEndpoint, "test_an_endpoint_that_is_not_understood_is_refused"),
     (HidesErrors, "test_an_error_arrives_as_its_class_with_its_sentence"),
+    (DiesOfAnError, "test_any_other_exception_is_a_service_failure_and_the_server_lives_on"),
     (KnowsNoPeers, "test_each_connection_is_a_peer_that_leaves_once"),
     (ReportsPeersThatStay, "test_each_connection_is_a_peer_that_leaves_once"),
     (TakesOverItsEndpoint, "test_an_endpoint_has_one_server"),
@@ -346,6 +383,10 @@ def suite_of(fault: str) -> type[TransportSuite]:
                 stranger.send(data)
 
     return Suite
+
+
+def test_a_faulty_transport_proves_each_test() -> None:
+    assert {test for _, test in FAULTS} == all_tests(TransportSuite)
 
 
 @pytest.mark.parametrize("faulty, test", FAULTS, ids=lambda value: getattr(value, "__name__", value))

@@ -1,4 +1,4 @@
-"""The conformance suite of devices: every paragraph of :mod:`blendhub.contracts.device`, tested."""
+"""The conformance suite of devices: each test stands for a sentence of :mod:`blendhub.contracts.device`."""
 
 from blendhub.testing.devices.attending import AttentionTests
 from blendhub.testing.devices.copying import CopyingTests

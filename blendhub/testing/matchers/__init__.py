@@ -1,4 +1,4 @@
-"""The conformance suite of matchers: every paragraph of :mod:`blendhub.contracts.matcher`, tested."""
+"""The conformance suite of matchers: each test stands for a sentence of :mod:`blendhub.contracts.matcher`."""
 
 from blendhub.testing.matchers.finding import ExactnessTests, FindingTests
 from blendhub.testing.matchers.machine import MatcherHistoryTests

@@ -1,4 +1,4 @@
-"""The conformance suite of selectors: every paragraph of :mod:`blendhub.contracts.selector`, tested."""
+"""The conformance suite of selectors: each test stands for a sentence of :mod:`blendhub.contracts.selector`."""
 
 from blendhub.testing.selectors.picking import AgreeingTests, PickingTests
 from blendhub.testing.selectors.probing import ProbingTests

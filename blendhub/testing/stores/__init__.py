@@ -1,4 +1,4 @@
-"""The conformance suite of stores: every paragraph of :mod:`blendhub.contracts.store`, tested."""
+"""The conformance suite of stores: each test stands for a sentence of :mod:`blendhub.contracts.store`."""
 
 from blendhub.testing.stores.bounds import BoundsTests
 from blendhub.testing.stores.crashes import CrashTests

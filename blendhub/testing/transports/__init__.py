@@ -1,4 +1,4 @@
-"""The conformance suite of transports: every paragraph of :mod:`blendhub.contracts.transport`, tested."""
+"""The conformance suite of transports: each test stands for a sentence of :mod:`blendhub.contracts.transport`."""
 
 from blendhub.testing.transports.answering import AnsweringTests
 from blendhub.testing.transports.ending import EndingTests

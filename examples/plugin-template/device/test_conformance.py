@@ -1,4 +1,4 @@
-"""The suite that ships with BlendHub: every paragraph of the contract, tested on this device."""
+"""The suite that ships with BlendHub, run on this device."""
 
 from plain_device.device import PlainDevice
 

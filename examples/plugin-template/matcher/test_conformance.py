@@ -1,4 +1,4 @@
-"""The suite that ships with BlendHub: every paragraph of the contract, tested on this matcher."""
+"""The suite that ships with BlendHub, run on this matcher."""
 
 from ngram_matcher import NgramMatcher, NgramOptions
 

@@ -1,4 +1,4 @@
-"""The suite that ships with BlendHub: every paragraph of the contract, tested on this selector."""
+"""The suite that ships with BlendHub, run on this selector."""
 
 from edges_selector import EdgesOptions, EdgesSelector
 

@@ -1,4 +1,4 @@
-"""The suite that ships with BlendHub: every paragraph of the contract, tested on this store."""
+"""The suite that ships with BlendHub, run on this store."""
 
 import sqlite3
 from pathlib import Path

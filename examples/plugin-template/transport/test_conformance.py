@@ -1,4 +1,4 @@
-"""The suite that ships with BlendHub: every paragraph of the contract, tested on this transport."""
+"""The suite that ships with BlendHub, run on this transport."""
 
 import socket
 
