@@ -36,7 +36,7 @@ exec setpriv --reuid "$AS" --regid "$AS" --clear-groups --inh-caps +dac_read_sea
 CLIENT = """
 import contextlib, json, sys
 from blendhub.client.hub_client import HubClient
-from blendhub.core.errors import BlendHubError, PeerGone
+from blendhub.core.errors import BlendHubError, PeerGone, StaleEpoch
 from blendhub.core.plugin_choice import PluginChoice
 from tests.hub.hub_direct import namespace, tokens
 from tests.hub.mapped import check, store
@@ -50,7 +50,7 @@ print(json.dumps("mapped"), flush=True)
 while sys.stdin.readline():
     read = None
     while read is None:
-        with contextlib.suppress(PeerGone):  # until the next hub is there
+        with contextlib.suppress(PeerGone, StaleEpoch):  # until the next hub is there, and knows this session
             store(client, tokens(1, 96))
             read = check(client, tokens(1, 96))
     print(json.dumps(read), flush=True)

@@ -131,12 +131,11 @@ def test_a_clear_drops_uncommitted_saves(engine):
     request.num_computed_tokens = 64
     assert engine.side.ended(request, ([1, 2, 3, 4],))[0]
     plan = engine.side.plan(SchedulerOutput.make_empty())
-    (save,) = plan.saves
-    assert plan.ending == {"a"} and save.span.end == 64
+    assert plan.ending == {"a"} and plan.saves[-1].slot.span.end == 64
     engine.side.clear()
     engine.settle()
     with pytest.raises(LeaseError):
-        engine.client.commit(save.right, 64)
+        engine.client.commit(plan.saves[-1].right, 64)
     assert engine.found(prompt, exact=True) == set()
 
 

@@ -57,6 +57,7 @@ class PlainDevice(Device):
         self._arena: npt.NDArray[np.uint8] | None = None
         self._closed = False
 
+    @torch.inference_mode(False)  # tensors that are made inside of it could not be written outside of it
     def attach(self, layers: Sequence[PagedLayer], block_size: int, layout: KVLayout) -> None:
         if self._closed:
             raise InvalidInput("this device is closed; create another one")
