@@ -56,6 +56,9 @@ class StandInModel(Anything):
             cache_config=SimpleNamespace(cache_dtype="auto"),
         )
 
+    def chunk_tokens(self, most: int) -> int:
+        return most
+
     def rules(self):
         return []
 

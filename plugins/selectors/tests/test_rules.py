@@ -109,7 +109,7 @@ def test_attended_picks_what_is_attended_to_most(data, moved, ratio, width):
 @given(moved=moved_spans(), ratio=st.floats(0, 1))
 def test_attended_picks_beginnings_where_attention_is_not_measured(moved, ratio):
     picks = AttendedSelector(AttendedOptions()).select(Selection(moved, ratio))
-    assert picks == FirstKSelector(FirstKOptions(k=0)).select(Selection(moved, ratio))
+    assert tokens(picks) == tokens(FirstKSelector(FirstKOptions(k=0)).select(Selection(moved, ratio)))
 
 
 @given(moved=moved_spans(), ratio=st.floats(0, 1, exclude_min=True, exclude_max=True), k=st.integers(1, 25))
@@ -129,4 +129,5 @@ def test_first_k_of_0_picks_equally_many_of_each_span(moved, ratio):
 
 
 def test_first_k_treats_spans_that_touch_each_by_itself():
-    assert FirstKSelector(FirstKOptions(k=4)).select(Selection(TOUCHING, 0.5)) == [Span(4, 8), Span(10, 17)]
+    picks = FirstKSelector(FirstKOptions(k=4)).select(Selection(TOUCHING, 0.5))
+    assert tokens(picks) == [*range(4, 8), *range(10, 17)]
