@@ -9,7 +9,9 @@ import pytest
 from blendhub.contracts import Store
 from blendhub.hub.config import HubConfig
 from blendhub.hub.limits import INLINE_TOKENS
+from blendhub.hub.memory.segments import remove_leftovers
 from tests.hub.hub_direct import DirectHub
+from tests.hub.processes import HubProcess
 
 
 @pytest.fixture
@@ -32,3 +34,18 @@ def make_hub() -> Iterator[Any]:
 @pytest.fixture
 def hub(make_hub: Any) -> DirectHub:
     return make_hub()
+
+
+@pytest.fixture
+def hub_process(tmp_path: Path) -> Iterator[Callable[..., HubProcess]]:
+    """Starts hubs in processes of their own, and kills them after the test."""
+    started: list[HubProcess] = []
+
+    def start(**options: Any) -> HubProcess:
+        started.append(HubProcess(tmp_path, **options))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+    remove_leftovers()

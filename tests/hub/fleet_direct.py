@@ -33,6 +33,12 @@ class Fleet:
         self.hubs.append(self.make_hub(n_slots=n_slots, store=self.open))
         return self.hubs[-1]
 
+    def pair(self):
+        """Two hubs that see each other."""
+        one, other = self.hub(), self.hub()
+        self.until(lambda: one.follower.hubs == other.follower.hubs == 2, "the hubs see each other")
+        return one, other
+
     def until(self, condition, what):
         """Let all hubs run until the condition holds."""
         deadline = time.monotonic() + SOON_S

@@ -240,6 +240,12 @@ class DirectHub:
         self.threads.close()
         self.arena.close()
 
+    def restart(self) -> None:
+        """Another hub with what the store has; engines register anew."""
+        self.settle()
+        self.stop()
+        self.start()
+
     def close(self) -> None:
         self.stop()
         self.loop.close()

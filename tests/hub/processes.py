@@ -1,7 +1,5 @@
 """Hubs and engines in separate processes, which tests may kill."""
 
-import os
-import signal
 import subprocess
 import sys
 import time
@@ -62,12 +60,15 @@ class HubProcess:
         assert self.process.stdout and self.process.stdout.readline() == "up\n"
 
     def kill(self) -> None:
-        os.kill(self.process.pid, signal.SIGKILL)
+        self.process.kill()
         self.process.wait()
 
 
 IN_A_CONTAINER = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
 """A new pid namespace with the machine's shared memory, as with ``--ipc=host``."""
+
+IN_A_PLACE = ("unshare", "--mount", "bash", "-c", 'mount -t tmpfs -o "$0" tmpfs /dev/shm && exec "$@"')
+"""With shared memory for itself, mounted with the options that follow."""
 
 
 def run_python(code: str, *arguments: str, within: Sequence[str] = ()) -> subprocess.Popen[str]:

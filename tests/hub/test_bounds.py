@@ -1,11 +1,15 @@
 """What one message, or one session, may cost the hub: bounds that no client widens."""
 
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
 import numpy as np
 import pytest
 
 from blendhub.client import wire
-from blendhub.core.errors import Busy
-from blendhub.core.layout import KVLayout
+from blendhub.core.errors import Busy, InvalidInput
+from blendhub.core.layout import KVLayout, Variant
 from blendhub.core.spans import Span
 from blendhub.hub.leases import read_leases as reads
 from blendhub.hub.leases import sessions
@@ -49,13 +53,6 @@ def test_a_reservation_evicts_no_more_chunks_than_a_message_may(make_hub, monkey
     hub.state.check_integrity()
 
 
-def test_a_lease_keeps_only_the_tokens_before_its_end(hub):
-    member, text = hub.join(), tokens(1, 100_000)
-    member.reserve(text, Span(0, 1))
-    (lease,) = hub.state.writes.leases
-    assert len(lease.tokens) == 1 and lease.tokens.base.nbytes == 4
-
-
 def test_what_a_session_reads_and_writes_at_a_time_is_bounded(hub, monkeypatch):
     monkeypatch.setattr(reads, "MOST_READ_LEASES", 3)
     monkeypatch.setattr(writes, "MOST_WRITE_LEASES", 2)
@@ -83,7 +80,30 @@ def test_the_number_of_sessions_is_bounded(hub, monkeypatch):
     hub.join("another", process=ELSEWHERE)
 
 
-def test_runs_have_different_ids_whatever_is_drawn(hub, monkeypatch):
-    monkeypatch.setattr("secrets.randbits", lambda bits: 2**bits - 1)
-    ids = [hub.state.indexes.new_run_id() for _ in range(1000)]
-    assert len(set(ids)) == 1000 and max(ids) < 2**53
+def numbers_of(kind: Any, at: str, seen: set[type]) -> Iterator[tuple[str, int | None, int | None]]:
+    """The places of integers in a type, and their least and greatest values."""
+    if isinstance(kind, msgspec.inspect.IntType):
+        yield at, kind.ge, kind.le
+    elif not isinstance(kind, msgspec.inspect.StructType):
+        for name in ("types", "item_types", "item_type"):
+            parts = getattr(kind, name, ())
+            for part in parts if isinstance(parts, tuple) else [parts]:
+                yield from numbers_of(part, at, seen)
+    elif kind.cls not in seen:
+        seen.add(kind.cls)
+        for field in kind.fields:
+            yield from numbers_of(field.type, f"{kind.cls.__name__}.{field.name}", seen)
+
+
+def test_every_number_of_a_request_has_a_least_and_a_greatest_value():
+    found = list(numbers_of(msgspec.inspect.type_info(wire.Request), "", set()))
+    assert {"Span.end", "Release.lease", "Register.rank", "ProcessId.pid"} <= {at for at, *_ in found}
+    assert [number for number in found if None in number] == []
+
+
+@pytest.mark.parametrize(
+    "salt, why", [("s" * 1025, "has 1,025 characters, and at most 1,024"), ("a\ud800", r"has '\\ud800' at 1")]
+)
+def test_a_salt_that_no_message_can_hold_is_refused_by_the_client(salt, why):
+    with pytest.raises(InvalidInput, match=f"cache_salt {why}"):
+        Variant(cache_salt=salt)

@@ -9,12 +9,10 @@ from blendhub.client.arena_view import ArenaName
 from blendhub.client.hub_client import HubClient
 from blendhub.core.errors import (
     HubError,
-    InvalidInput,
     PeerGone,
     ProtocolError,
     UnknownSession,
 )
-from blendhub.hub.config import HubConfig
 from blendhub.testing.transports.base import Running
 from tests.hub.hub_direct import DirectHub, namespace, tokens
 from tests.hub.processes import until
@@ -56,15 +54,6 @@ def test_a_client_registers_once_again_however_much_was_under_way(served):
         client.lookup(tokens(1, 64))
 
 
-def test_a_client_is_one_session(served):
-    with HubClient(ENDPOINT, "inproc") as client:
-        with pytest.raises(InvalidInput, match="world size"):
-            client.register("e", namespace(), rank=5)
-        client.register("e", namespace())
-        with pytest.raises(HubError, match="already"):
-            client.register("e", namespace())
-
-
 def test_a_hub_that_answers_nonsense_is_a_typed_error(served, monkeypatch):
     hub, _running = served
     with HubClient(ENDPOINT, "inproc") as client:
@@ -80,19 +69,6 @@ def test_how_often_a_hub_may_ask_for_pings_is_bounded(seconds):
     answer = wire.Registered(session=1, epoch=1, arena=name, ping_every_s=seconds)
     with pytest.raises(ProtocolError, match="ping_every_s"):
         wire.client_codec().decode(wire.hub_codec().encode(answer))
-
-
-def test_a_client_pings_on_after_an_unexpected_error(served, monkeypatch, caplog):
-    hub, _running = served
-    hub.service._config = hub.service._sessions.config = HubConfig(silence_s=0.1)
-    with HubClient(ENDPOINT, "inproc") as client:
-        client.register("e", namespace(), rank=0)
-        with monkeypatch.context() as broken:
-            broken.setattr(client, "_ping", lambda: 1 / 0)
-            until(lambda: not client.is_up)
-            until(lambda: "division by zero" in caplog.text)
-        until(lambda: client.is_up)
-        client.lookup(tokens(1, 64))
 
 
 def end_epoch(hub: DirectHub, running: Running) -> None:

@@ -27,7 +27,6 @@ def test_what_is_printed_is_read_back(config, tmp_path):
     "text, complaint",
     [
         ("arena_gb = 1", r"unknown field `arena_gb` \(did you mean 'arena_gib'\?\)"),
-        ("arena_gib = -1", r"Expected `float` >= 0.0 - at `\$.arena_gib`"),
         ("[[listen]]\nendpont = 'x'", r"unknown field `endpont` - at `\$.listen\[0\]`"),
         ("arena_gib =", "is not TOML"),
     ],
@@ -38,8 +37,3 @@ def test_a_mistake_names_the_file_and_the_key(text, complaint, tmp_path):
     with pytest.raises(OptionError, match=complaint) as raised:
         load_config(path)
     assert str(path) in str(raised.value)
-
-
-def test_a_missing_file_is_named(tmp_path):
-    with pytest.raises(OptionError, match="cannot read"):
-        load_config(tmp_path / "none.toml")

@@ -11,12 +11,11 @@ from blendhub.client import wire
 from blendhub.client.hub_client import HubClient
 from blendhub.core.errors import BlendHubError, InvalidInput, LeaseError, StoreFailed
 from blendhub.core.layout import Variant
-from blendhub.hub.memory.segments import remove_leftovers
 from harness.servers.redis_server import RedisServer, needs_redis
 from tests.hub.fleet_direct import TEXT, Fleet, known, read
 from tests.hub.hub_direct import CHUNK, HOST, namespace, tokens
 from tests.hub.mapped import check, store
-from tests.hub.processes import HubProcess, until
+from tests.hub.processes import until
 
 A, B = Variant(cache_salt="a"), Variant(cache_salt="b")
 DOCUMENT = tokens(1, 4 * CHUNK)
@@ -51,22 +50,6 @@ def test_a_salt_is_deleted_whole_and_no_other(hub):
         forget(hub, "")
 
 
-def test_a_reader_finishes_and_its_slots_are_free_afterwards(hub):
-    member = hub.join()
-    member.store(DOCUMENT, variant=A)
-    free = hub.state.cache.arena.extents.free_bytes
-    found = member.read(DOCUMENT, A)
-    forget(hub)
-    assert held(member, DOCUMENT) == 0 and hub.state.cache.arena.extents.free_bytes == free
-    # Others fill the arena meanwhile.
-    for seed in range(100, 170):
-        member.store(tokens(seed, CHUNK))
-    member.check(found, DOCUMENT)
-    member.ask(wire.Release, lease=found.lease)
-    hub.state.check_integrity()
-    assert not hub.state.cache.erased
-
-
 def test_what_is_being_written_is_never_published(hub):
     member = hub.join()
     reserved = member.reserve(DOCUMENT, variant=A)
@@ -86,20 +69,18 @@ def test_what_is_being_written_is_never_published(hub):
 
 
 def test_the_store_has_none_of_it_after_a_restart(make_hub, tmp_path):
-    first = make_hub(n_slots=5, store=tmp_path / "store")
-    member = first.join()
+    hub = make_hub(n_slots=5, store=tmp_path / "store")
+    member = hub.join()
     member.store(DOCUMENT, variant=A)
-    first.settle()
+    hub.settle()
     member.store(tokens(2, 3 * CHUNK), variant=B)  # pushes some of it out of the arena
-    first.settle()
-    forget(first)
+    hub.settle()
+    forget(hub)
     assert held(member, DOCUMENT) == 0
-    first.close()
-    second = make_hub(store=tmp_path / "store")
-    reader = second.join()
+    hub.restart()
+    reader = hub.join()
     assert held(reader, DOCUMENT) == 0 and held(reader, tokens(2, 3 * CHUNK), B) == 3 * CHUNK
-    forget(second, "b")
-    second.close()
+    forget(hub, "b")
     assert not list((tmp_path / "store").rglob("*.kv"))
 
 
@@ -159,9 +140,9 @@ def test_a_store_that_fails_is_an_error_and_the_next_deletion_finishes(make_hub,
 
 
 @pytest.mark.slow
-def test_a_hub_killed_while_it_deletes_loses_nothing_of_others_and_the_next_deletion_finishes(tmp_path):
+def test_a_hub_killed_while_it_deletes_loses_nothing_of_others_and_the_next_deletion_finishes(hub_process, tmp_path):
     place = tmp_path / "store"
-    hub = HubProcess(tmp_path, store=place, arena_gib=0.02)
+    hub = hub_process(store=place, arena_gib=0.02)
     doomed = [tokens(100 + number, 6 * CHUNK) for number in range(40)]
     kept = [tokens(300 + number, 2 * CHUNK) for number in range(10)]
 
@@ -172,35 +153,29 @@ def test_a_hub_killed_while_it_deletes_loses_nothing_of_others_and_the_next_dele
         with HubClient(hub.endpoint, timeout=10.0) as client, contextlib.suppress(BlendHubError):
             client.forget("a")  # the hub is killed meanwhile
 
-    try:
-        with HubClient(hub.endpoint) as client:
-            client.register("e", namespace(), rank=0)
-            for text in doomed:
-                store(client, text, variant=A)
-            for text in kept:
-                store(client, text)
-            until(lambda: not client.stats().gauges["store_waiting_chunks"])
-        whole = files()
-        for _ in range(3):
-            deleting = threading.Thread(target=delete)
-            deleting.start()
-            deadline, before = time.monotonic() + 10, files()
-            while files() > before - 20 and deleting.is_alive() and time.monotonic() < deadline:
-                time.sleep(0.0005)
-            hub.kill()
-            deleting.join()
-            hub.start()
-        assert files() < whole, "no deletion had begun when the hub was killed"
-        with HubClient(hub.endpoint) as client:
-            client.register("e", namespace(), rank=0)
-            client.forget("a")
-            for text in doomed:
-                assert not client.lookup(text, A, acquire=False, wait_s=5.0).matches
-            for text in kept:
-                assert check(client, text, wait_s=5.0) == len(text)
-    finally:
+    with HubClient(hub.endpoint) as client:
+        client.register("e", namespace(), rank=0)
+        for text in doomed:
+            store(client, text, variant=A)
+        for text in kept:
+            store(client, text)
+        until(lambda: not client.stats().gauges["store_waiting_chunks"])
+    whole = files()
+    for _ in range(3):
+        deleting = threading.Thread(target=delete)
+        deleting.start()
+        deadline, before = time.monotonic() + 10, files()
+        while files() > before - 20 and deleting.is_alive() and time.monotonic() < deadline:
+            time.sleep(0.0005)
         hub.kill()
-        remove_leftovers()
+        deleting.join()
+        hub.start()
+    assert files() < whole, "no deletion had begun when the hub was killed"
+    with HubClient(hub.endpoint) as client:
+        client.register("e", namespace(), rank=0)
+        client.forget("a")
+        assert not any(client.lookup(text, A, acquire=False, wait_s=5.0).matches for text in doomed)
+        assert all(check(client, text, wait_s=5.0) == len(text) for text in kept)
     assert files() == 10 * 2, "two chunks of each text without the salt"
 
 
@@ -212,8 +187,7 @@ def test_a_hub_killed_while_it_deletes_loses_nothing_of_others_and_the_next_dele
 def test_all_hubs_of_a_fleet_delete_it_also_from_their_arenas(make_hub, tmp_path):
     with RedisServer() as server:
         fleet = Fleet(make_hub, server, tmp_path / "place")
-        one, other = fleet.hub(), fleet.hub()
-        fleet.until(lambda: one.follower.hubs == other.follower.hubs == 2, "the hubs see each other")
+        one, other = fleet.pair()
         one.join().store(TEXT, variant=A)
         one.join(engine="another").store(tokens(3, CHUNK), variant=B)
         one.settle()

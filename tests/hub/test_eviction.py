@@ -39,15 +39,6 @@ def test_it_has_what_was_inserted_and_evicts_nothing_held(calls):
         assert all((key in policy) == (key in known) for key in range(10))
 
 
-def test_it_does_not_take_being_held_for_a_use():
-    policy = S3FIFO()
-    for key in range(3):
-        policy.insert(key, key)
-        policy.hold(key)
-        policy.release(key)
-    assert [policy.evict() for _ in range(4)] == [0, 1, 2, None]
-
-
 def hits(policy, requests, capacity):
     held, found = set(), 0
     for key in requests:

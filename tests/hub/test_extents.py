@@ -2,11 +2,9 @@
 
 import itertools
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blendhub.core.errors import InvalidInput
 from blendhub.hub.memory import extents
 from blendhub.hub.memory.extents import GRAIN, Extents
 
@@ -64,15 +62,6 @@ def longest_free(arena: Extents, taken: list[tuple[int, int]]) -> int:
         longest = max(longest, start - at)
         at = start + arena.rounded(size)
     return max(longest, arena.size - at)
-
-
-@pytest.mark.parametrize("start, size", [(64, 64), (0, 64), (0, 128)])
-def test_what_is_not_in_use_cannot_be_freed(start, size):
-    arena = of_size(SIZE)
-    arena.free(arena.allocate(128), 128)
-    with pytest.raises(InvalidInput, match="not an extent in use"):
-        arena.free(start, size)
-    assert arena.free_bytes == SIZE
 
 
 def test_an_arena_has_a_bounded_number_of_slots(monkeypatch):

@@ -3,8 +3,10 @@
 import os
 import resource
 import signal
+import subprocess
 import threading
 import time
+from collections.abc import Sequence
 
 import pytest
 
@@ -13,7 +15,6 @@ from blendhub.core.errors import DeadlineExceeded, HubError, LeaseError, PeerGon
 from blendhub.core.plugin_choice import PluginChoice
 from blendhub.hub.config import HubConfig, StoreChoice
 from blendhub.hub.embedded import embedded_hub
-from blendhub.hub.memory.segments import remove_leftovers
 from harness.namespaces import skip_unless_permitted
 from tests.hub.hub_direct import namespace, tokens
 from tests.hub.mapped import check, store
@@ -23,11 +24,8 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
-def hub(tmp_path):
-    hub = HubProcess(tmp_path)
-    yield hub
-    hub.kill()
-    remove_leftovers()
+def hub(hub_process):
+    return hub_process()
 
 
 @pytest.fixture
@@ -56,28 +54,26 @@ sys.stdin.read()
 """
 
 
-def test_a_client_killed_while_writing_leaves_nothing(hub, client):
+def victim_of(hub: HubProcess, code: str, *does: str, within: Sequence[str] = ()) -> subprocess.Popen[str]:
+    victim = run_python(code, hub.endpoint, *does, within=within)
+    assert victim.stdout and victim.stdout.readline() == "ready\n"
+    return victim
+
+
+@pytest.mark.parametrize("does", ["write", "read"])
+def test_a_client_killed_while_it_writes_or_reads_leaves_nothing(hub, client, does):
+    store(client, tokens(2, 96))
     free = client.stats().gauges["arena_free_bytes"]
-    victim = run_python(VICTIM, hub.endpoint, "write")
-    assert victim.stdout.readline() == "ready\n"
-    assert client.stats().gauges["write_leases"] == 1
-    os.kill(victim.pid, signal.SIGKILL)
+    victim = victim_of(hub, VICTIM, does)
+    assert client.stats().gauges[f"{does}_leases"] == 1
+    victim.kill()
     victim.wait()
     # Its connection may end before the kernel tells of its death: until then it might still write.
     until(lambda: client.stats().gauges["arena_free_bytes"] == free)
+    until(lambda: client.stats().gauges["sessions"] == 1)
     gauges = client.stats().gauges
-    assert gauges["arena_quarantined_bytes"] == 0 and gauges["write_leases"] == 0 and gauges["sessions"] == 1
-    assert check(client, tokens(1, 96)) == 0
-
-
-def test_a_client_killed_while_reading_holds_nothing(hub, client):
-    store(client, tokens(2, 96))
-    victim = run_python(VICTIM, hub.endpoint, "read")
-    assert victim.stdout.readline() == "ready\n"
-    os.kill(victim.pid, signal.SIGKILL)
-    victim.wait()
-    until(lambda: client.stats().gauges["read_leases"] == 0)
-    assert check(client, tokens(2, 96)) == 96
+    assert gauges["arena_quarantined_bytes"] == gauges["write_leases"] == gauges["read_leases"] == 0
+    assert check(client, tokens(1, 96)) == 0 and check(client, tokens(2, 96)) == 96
 
 
 @pytest.fixture(params=[(), IN_A_CONTAINER], ids=["beside the hub", "in a container"])
@@ -86,13 +82,12 @@ def within(request):
     return request.param
 
 
-def test_a_stopped_writer_loses_its_lease_but_not_its_slots(tmp_path, within):
+def test_a_stopped_writer_loses_its_lease_but_not_its_slots(hub_process, within):
     """A stopped process may wake and write at any time, so its slots are not reused before it is dead."""
-    hub = HubProcess(tmp_path, silence_s=0.5)
+    hub = hub_process(silence_s=0.5)
     with HubClient(hub.endpoint) as client:
         free = client.stats().gauges["arena_free_bytes"]
-        victim = run_python(VICTIM, hub.endpoint, "write", within=within)
-        assert victim.stdout.readline() == "ready\n"
+        victim = victim_of(hub, VICTIM, "write", within=within)
         held = free - client.stats().gauges["arena_free_bytes"]
         os.kill(python_of(victim), signal.SIGSTOP)
         until(lambda: client.stats().gauges["write_leases"] == 0)
@@ -101,8 +96,6 @@ def test_a_stopped_writer_loses_its_lease_but_not_its_slots(tmp_path, within):
         os.kill(python_of(victim), signal.SIGKILL)
         victim.wait()
         until(lambda: client.stats().gauges["arena_free_bytes"] == free)
-    hub.kill()
-    remove_leftovers()
 
 
 FORKS = (
@@ -121,10 +114,9 @@ time.sleep(60)
 
 def test_slots_that_a_forked_child_may_write_outlive_its_parent(hub, client):
     free = client.stats().gauges["arena_free_bytes"]
-    victim = run_python(FORKS, hub.endpoint, "write")
-    assert victim.stdout.readline() == "ready\n"
+    victim = victim_of(hub, FORKS, "write")
     child = int(victim.stdout.readline())
-    os.kill(victim.pid, signal.SIGKILL)
+    victim.kill()
     victim.wait()
     until(lambda: client.stats().gauges["write_leases"] == 0)
     time.sleep(1.0)
@@ -157,12 +149,11 @@ sys.stdin.read()
 
 
 @pytest.mark.parametrize("trouble", ["its session ended", "the hub was restarted"])
-def test_a_process_that_comes_late_writes_nothing(tmp_path, within, trouble):
+def test_a_process_that_comes_late_writes_nothing(hub_process, within, trouble):
     """Its slots may hold another text by now."""
-    hub = HubProcess(tmp_path, silence_s=1.0, arena_gib=4 * namespace().slot_bytes / 2**30)
+    hub = hub_process(silence_s=1.0, arena_gib=4 * namespace().slot_bytes / 2**30)
     with HubClient(hub.endpoint) as client:
-        late = run_python(LATE, hub.endpoint, within=within)
-        assert late.stdout.readline() == "ready\n"
+        late = victim_of(hub, LATE, within=within)
         if trouble == "its session ended":
             os.kill(python_of(late), signal.SIGSTOP)
             until(lambda: client.stats().gauges["sessions"] == 0)
@@ -171,9 +162,9 @@ def test_a_process_that_comes_late_writes_nothing(tmp_path, within, trouble):
         else:
             hub.kill()
             hub.start()
-            until(lambda: hub_has_a_session(hub))
-        until_free(hub)
         with HubClient(hub.endpoint) as other:
+            until(lambda: other.stats().gauges["sessions"] == 1)
+            until(lambda: other.stats().gauges["arena_free_bytes"] == other.stats().gauges["arena_bytes"])
             other.register("other", namespace(), rank=0)
             # As many as there is room for, so that the slots of the late one are among them.
             for seed in range(2, 6):
@@ -184,19 +175,6 @@ def test_a_process_that_comes_late_writes_nothing(tmp_path, within, trouble):
             assert sum(check(other, tokens(seed, 96)) for seed in range(2, 6)) > 0
         late.kill()
         late.wait()
-    hub.kill()
-    remove_leftovers()
-
-
-def hub_has_a_session(hub: HubProcess) -> bool:
-    with HubClient(hub.endpoint) as client:
-        return client.stats().gauges["sessions"] == 1
-
-
-def until_free(hub: HubProcess) -> None:
-    with HubClient(hub.endpoint) as client:
-        gauges = client.stats().gauges
-        until(lambda: client.stats().gauges["arena_free_bytes"] == gauges["arena_bytes"])
 
 
 @pytest.mark.alone
@@ -263,8 +241,8 @@ def test_a_hub_that_is_down_or_stands_still_is_an_error_at_once_and_not_a_wait(h
         assert check(client, tokens(1, 96)) == 0
 
 
-def test_a_restarted_hub_has_everything_on_disk(tmp_path):
-    hub = HubProcess(tmp_path, store=tmp_path / "store")
+def test_a_restarted_hub_has_everything_on_disk(hub_process, tmp_path):
+    hub = hub_process(store=tmp_path / "store")
     texts = [tokens(seed, 96) for seed in range(20)]
     with HubClient(hub.endpoint) as client:
         client.register("e", namespace(), rank=0)
@@ -275,7 +253,6 @@ def test_a_restarted_hub_has_everything_on_disk(tmp_path):
         hub.start()
         until(lambda: client.registrations == 2)
         assert all(check(client, text, wait_s=2.0) == 96 for text in texts)
-    hub.kill()
 
 
 def test_a_full_disk_is_said_once_and_counted_and_the_hub_goes_on(tmp_path, caplog):

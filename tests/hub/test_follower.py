@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from blendhub_fleet.records import decode_record, encode_record, encode_spans
 
-from blendhub.client import wire
 from blendhub.contracts import RunKey, StoredRun
 from blendhub.core.spans import Span
 from blendhub.hub.index.namespace_index import Saved
@@ -31,9 +30,7 @@ def fleet(make_hub, shared_server, tmp_path):
 
 @pytest.fixture
 def two(fleet):
-    one, other = fleet.hub(), fleet.hub()
-    fleet.until(lambda: one.follower.hubs == other.follower.hubs == 2, "the hubs see each other")
-    return one, other
+    return fleet.pair()
 
 
 def test_what_one_hub_stores_is_found_and_read_on_the_other(fleet, two):
@@ -45,32 +42,6 @@ def test_what_one_hub_stores_is_found_and_read_on_the_other(fleet, two):
     assert all(match.exact for match in member.read(TEXT).matches)
     assert count(other, "fleet_fetched_bytes") == count(one, "fleet_sent_bytes") == 3 * namespace().slot_bytes
     assert count(other, "fleet_published_chunks") == 3 and count(one, "fleet_published_chunks") == 0
-
-
-def test_a_late_hub_finds_everything(fleet):
-    one = fleet.hub()
-    member = one.join()
-    fleet.until(lambda: one.follower.hubs == 1, "the hub has joined")
-    texts = [tokens(seed, 2 * CHUNK) for seed in range(10, 20)]
-    for text in texts:
-        store(one, member, text)
-    late = fleet.hub()
-    fleet.until_each_knows(20)
-    reader = late.join()
-    assert [read(reader, text) for text in texts] == [2 * CHUNK] * 10
-
-
-def test_a_run_that_grows_is_followed(fleet, two):
-    one, other = two
-    member = one.join()
-    run = store(one, member, span=Span(0, CHUNK)).run
-    fleet.until_each_knows(1)
-    store(one, member, span=Span(CHUNK, 3 * CHUNK), run=run)
-    fleet.until_each_knows(3)
-    assert read(other.join()) == len(TEXT)
-    (index,) = other.state.indexes
-    (followed,) = index.runs.values()
-    assert followed.foreign
 
 
 def test_an_engine_does_not_grow_the_run_of_another_hub(fleet, two):
@@ -103,21 +74,10 @@ def test_bytes_that_are_gone_are_a_miss_that_all_hear_of(fleet, two):
     other.state.check_integrity()
 
 
-def test_clear_is_heard_by_all(fleet, two):
-    one, _ = two
-    member = one.join()
-    store(one, member)
-    fleet.until_each_knows(3)
-    member.ask(wire.Clear)
-    fleet.until_each_knows(0)
-    fleet.until(lambda: not fleet.files(), "the bytes are removed")
-
-
 def test_a_hub_that_falls_behind_the_log_reads_the_catalogue_again(make_hub, shared_server, tmp_path):
     fleet = Fleet(make_hub, shared_server, tmp_path / "place", log_length=8)
-    one, other = fleet.hub(), fleet.hub()
+    one, other = fleet.pair()
     member = one.join()
-    fleet.until(lambda: one.follower.hubs == other.follower.hubs == 2, "the hubs see each other")
     texts = [tokens(seed, CHUNK) for seed in range(100, 140)]
     for text in texts:  # meanwhile the other one applies nothing
         store(one, member, text)
@@ -128,9 +88,8 @@ def test_a_hub_that_falls_behind_the_log_reads_the_catalogue_again(make_hub, sha
 
 def test_only_what_is_asked_for_again_goes_out(make_hub, shared_server, tmp_path):
     fleet = Fleet(make_hub, shared_server, tmp_path / "place", share="reused")
-    one, other = fleet.hub(), fleet.hub()
+    one, other = fleet.pair()
     member = one.join()
-    fleet.until(lambda: one.follower.hubs == other.follower.hubs == 2, "the hubs see each other")
     store(one, member)
     store(one, member, tokens(2, 3 * CHUNK))
     assert not fleet.files() and one.tier.writer.saved == 0
@@ -181,23 +140,3 @@ def test_a_record_of_other_sizes_costs_its_own_chunk_and_is_dropped_for_all(flee
     (index,) = one.state.indexes
     fleet.until(lambda: Saved.NO in [chunk.saved for chunk in index.chunks()], "the writer hears of it")
     assert read(member) == 2 * CHUNK and count(other, "store_failures") == 1
-
-
-def test_a_lost_chunk_in_the_middle_can_come_again(fleet, two):
-    one, other = two
-    reserved = store(one, one.join())
-    fleet.until_each_knows(3)
-    chunk = one.state.indexes.get(namespace().digest).runs[reserved.run].chunks[CHUNK]
-    other.tier.store.discard(chunk.run.key, chunk.span)
-    fleet.until(lambda: chunk.saved is Saved.NO, "its owner hears that it is gone")
-    other_index = other.state.indexes.get(namespace().digest)
-    other.tier.forget([(chunk.run.key, chunk.span)])
-    one.run(save(one, chunk))
-    one.settle()
-    fleet.until_each_knows(3)
-    assert read(other.join()) == len(TEXT)
-    assert len(other_index.named(chunk.run.key)) == 2
-
-
-async def save(hub, chunk):
-    hub.tier.writer.offer(chunk.run, TEXT, [chunk])

@@ -5,7 +5,6 @@ import time
 
 import pytest
 
-from blendhub.hub.stores import store_writer as saves
 from harness.servers.redis_server import RedisServer, needs_redis
 from tests.hub.fleet_direct import TEXT, Fleet, count, known, read, store
 from tests.hub.hub_direct import CHUNK, tokens
@@ -22,9 +21,8 @@ def server():
 def two_hubs(make_hub, server, tmp_path, **options):
     """A fleet, its hubs, of which one has stored a text, and an engine on each."""
     fleet = Fleet(make_hub, server, tmp_path / "place", **options)
-    one, other = fleet.hub(), fleet.hub()
+    one, other = fleet.pair()
     members = [one.join(), other.join()]
-    fleet.until(lambda: one.follower.hubs == other.follower.hubs == 2, "the hubs see each other")
     store(one, members[0])
     fleet.until_each_knows(3)
     return fleet, (one, other), members
@@ -70,29 +68,6 @@ def test_a_hub_may_start_before_redis(make_hub, server, tmp_path):
     fleet.until(lambda: one.follower.hubs == 1, "the hub joins")
     store(one, member, tokens(2, CHUNK))
     fleet.until(lambda: len(fleet.files()) == 4, "what was stored before is sent as well")
-
-
-def test_what_is_sent_later_has_a_bound_and_is_in_no_other_s_way(make_hub, server, tmp_path, monkeypatch):
-    monkeypatch.setattr(saves, "MOST_WAITING_SAVES", 5)
-    fleet = Fleet(make_hub, server, tmp_path / "place", deadline_s=1.0)
-    one, other = fleet.hub(n_slots=8), fleet.hub()
-    member = one.join()
-    fleet.until(lambda: one.follower.hubs == other.follower.hubs == 2, "the hubs see each other")
-    server.kill()
-    texts = [tokens(seed, CHUNK) for seed in range(12)]
-    for text in texts:
-        assert store(one, member, text).lease is not None, "what waits for Redis is evicted like anything else"
-    assert one.tier.writer.later == 5
-    left = [text for text in texts[-5:] if member.lookup(text, acquire=False).matches]
-    assert 0 < len(left) <= 5 and count(one, "store_skipped") > 0
-    one.state.check_integrity()
-    server.start()
-    fleet.until(lambda: known(other) == len(left), "what was put off, and is still in the arena, comes")
-    reader = other.join()
-    assert [read(reader, text) for text in left] == [CHUNK] * len(left)
-    one.settle()
-    assert one.tier.writer.later == 0
-    assert all(run.tokens is None for index in one.state.indexes for run in index.runs.values())
 
 
 def test_a_frozen_redis_delays_no_request(make_hub, server, tmp_path):

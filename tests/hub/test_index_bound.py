@@ -75,17 +75,6 @@ def test_an_engine_that_holds_its_text_is_refused_and_no_other_engine(make_hub, 
     assert hostile.store(TEXT, variant=salt(0)).lease is not None
 
 
-def test_what_makes_room_leaves_the_hub_s_own_store_too(make_hub, tmp_path):
-    hub = make_hub(n_slots=N_SALTS, store=tmp_path / "store")
-    flood(hub.join())
-    hub.settle()
-    hub.close()
-    again = make_hub(n_slots=N_SALTS, store=tmp_path / "store")
-    member = again.join()
-    assert not has(member, 0) and has(member, N_SALTS - 1)
-    again.state.check_integrity()
-
-
 def test_tokens_that_are_kept_for_prefixes_without_kv_make_room(hub):
     """One stored token behind a long prefix costs that prefix's tokens."""
     member = hub.join()

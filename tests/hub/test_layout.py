@@ -86,16 +86,3 @@ def test_namespaces_are_told_apart_by_every_field():
         with pytest.raises(LayoutMismatch, match=f"engine 'e' is registered with another namespace: {name} is"):
             check_same(Namespace(**base), Namespace(**{**base, **other}), "engine 'e'")
     check_same(Namespace(**base), Namespace(**base), "engine 'e'")
-
-
-def test_an_unknown_dtype_is_refused_with_those_that_exist():
-    with pytest.raises(LayoutMismatch, match=r"'float12'.*bfloat16"):
-        KVLayout(layers=1, kv_heads=1, key_dim=2, value_dim=2, dtype="float12")
-
-
-def test_the_digest_of_a_namespace_stays_the_same():
-    """Stores file KV under it: another digest would lose what earlier releases stored."""
-    layout = KVLayout(layers=2, kv_heads=1, key_dim=4, value_dim=4, dtype="float16", chunk_tokens=32)
-    assert Namespace(model="m", layout=layout).digest == "475a1f1bd82723b41b2b475b8882c769"
-    tuned = Namespace(model="m", layout=layout, matchers=(PluginChoice("prefix", {"chunk_tokens": 16}),))
-    assert tuned.digest == "51edb1fb102843c2a61a907d3a4522ec"

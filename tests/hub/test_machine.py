@@ -63,9 +63,7 @@ class HubMachine(WritingRules):
 
     @rule(orderly=st.booleans())
     def the_hub_is_restarted(self, orderly: bool) -> None:
-        self.hub.settle()
-        self.hub.stop()
-        self.hub.start()
+        self.hub.restart()
         self.hub.service._watch.watch = lambda process: None
         if orderly:
             self.all_keep_alive()

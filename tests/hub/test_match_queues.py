@@ -10,7 +10,6 @@ import pytest
 
 from blendhub.client import wire
 from blendhub.contracts import Envelope
-from blendhub.core.errors import InvalidInput
 from blendhub.core.layout import Variant
 from blendhub.core.spans import Span
 from blendhub.hub.index import match_queues
@@ -130,15 +129,6 @@ def test_a_lookup_whose_deadline_passed_while_it_waited_is_not_matched(slow):
 
     slow.hub.run(meanwhile())
     assert [len(prompt) for prompt in slow.matched] == [len(LONG)]
-
-
-def test_an_error_of_a_long_match_reaches_its_request(slow, monkeypatch):
-    def fail(prompt):
-        raise InvalidInput("this matcher takes no such prompt")
-
-    monkeypatch.setattr(slow.matcher, "match", fail)
-    with pytest.raises(InvalidInput, match="no such prompt"):
-        slow.member.lookup(LONG)
 
 
 def test_an_owner_with_many_namespaces_has_one_thread(make_hub):

@@ -1,11 +1,6 @@
 """The default size of the arena: with trees of files like those of machines, and under a real limit."""
 
 import asyncio
-import os
-import subprocess
-import sys
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -36,13 +31,15 @@ def tree(tmp_path):
 
 def v2(path: str, groups: dict[str, dict[str, object]], root: str = "/") -> dict[str, object]:
     """A process in the group ``path``; limits and numbers by group, as seen under the mount."""
-    files = {"proc/self/cgroup": V2.format(path=path), "proc/self/mountinfo": OTHERS + MOUNT_V2.format(root=root)}
-    return files | {f"sys/fs/cgroup{g}/{name}": text for g, numbers in groups.items() for name, text in numbers.items()}
+    return group_files(V2.format(path=path), MOUNT_V2.format(root=root), "sys/fs/cgroup", groups)
 
 
-def v1(path: str, groups: dict[str, dict[str, object]], root: str = "/") -> dict[str, object]:
-    files = {"proc/self/cgroup": V1.format(path=path), "proc/self/mountinfo": OTHERS + MOUNT_V1.format(root=root)}
-    place = "sys/fs/cgroup/memory"
+def v1(path: str, groups: dict[str, dict[str, object]]) -> dict[str, object]:
+    return group_files(V1.format(path=path), MOUNT_V1.format(root="/"), "sys/fs/cgroup/memory", groups)
+
+
+def group_files(membership: str, mount: str, place: str, groups: dict[str, dict[str, object]]) -> dict[str, object]:
+    files: dict[str, object] = {"proc/self/cgroup": membership, "proc/self/mountinfo": OTHERS + mount}
     return files | {f"{place}{g}/{name}": text for g, numbers in groups.items() for name, text in numbers.items()}
 
 
@@ -111,59 +108,3 @@ def test_what_other_hubs_still_reserve_is_known(monkeypatch):
     one.close()
     other.close()
     assert segments.unreserved_bytes() == before
-
-
-LIMIT = 512 * 2**20
-
-
-@pytest.fixture
-def limited():
-    """A real group within this process's own, with a limit."""
-    yield from a_limit(LIMIT)
-
-
-def a_limit(n_bytes: int) -> Iterator[Path]:
-    for group in memory._groups(Path("/")):
-        name = group.files.limits[0]
-        if not (group.path / name).exists():
-            continue
-        made = group.path / f"blendhub-test-{os.getpid()}"
-        try:
-            made.mkdir()
-            (made / name).write_text(str(n_bytes))
-        except OSError as error:
-            if made.exists():
-                made.rmdir()
-            pytest.skip(f"needs the right to make control groups, as root has on its own machine: {error}")
-        yield made
-        made.rmdir()
-        return
-    pytest.skip("this machine does not limit memory by control groups")
-
-
-def within_a_limit(code: str, limited: Path) -> subprocess.CompletedProcess[str]:
-    """Run code in a group."""
-    begin = """
-import os, sys
-from pathlib import Path
-Path(sys.argv[1], "cgroup.procs").write_text(str(os.getpid()))
-"""
-    done = subprocess.run([sys.executable, "-c", begin + code, str(limited)], capture_output=True, text=True)
-    if done.returncode and "PermissionError" in done.stderr:
-        pytest.skip("a process cannot be put into a control group here")
-    return done
-
-
-def test_a_process_under_a_real_limit_takes_no_more_than_that(limited):
-    code = """
-from blendhub.hub.memory.default_size import available_bytes, default_arena_bytes
-before = available_bytes()
-held = b"x" * 2**27
-print(before, available_bytes(), default_arena_bytes())
-"""
-    done = within_a_limit(code, limited)
-    assert done.returncode == 0, done.stderr
-    before, after, arena = map(int, done.stdout.split())
-    assert LIMIT / 2 < before <= LIMIT
-    assert before - after >= 0.9 * 2**27
-    assert arena <= LIMIT / 4

@@ -41,19 +41,6 @@ def test_a_large_slot_evicts_at_most_twice_the_bytes_that_it_needs(full_hub):
     full_hub.state.check_integrity()
 
 
-def test_chunks_that_are_read_are_left_where_they_are(full_hub):
-    """With every hundredth chunk under a lease, only few places have room."""
-    small = full_hub.join("other small")
-    text = tokens(1, SMALL * CHUNK)
-    leased = [small.lookup(text[at * CHUNK : (at + 1) * CHUNK]) for at in range(0, SMALL, 100)]
-    large = full_hub.join("large", namespace=namespace("large", layout=LARGE_LAYOUT))
-    for seed in range(2, 30):
-        large.store(tokens(seed, LARGE * CHUNK))
-    full_hub.state.check_integrity()
-    for at, found in zip(range(0, SMALL, 100), leased, strict=True):
-        small.check(found, text[at * CHUNK :])
-
-
 def test_room_that_is_not_there_is_looked_for_once(full_hub, monkeypatch):
     """Beginning anew at each of the chunks that are tried, the search would look at each extent dozens of times."""
     small = full_hub.join("other small")

@@ -1,5 +1,5 @@
 """A hub frees its memory without garbage collections, so in a process that runs only a hub, full ones look at each
-object once. Memory of large messages goes back to the system, and threads share one heap."""
+object once. Memory of large messages goes back to the system."""
 
 import gc
 
@@ -56,26 +56,6 @@ del large
 print(own_bytes() - before)
 """
 
-THREADS_THAT_ALLOCATE = """
-import ctypes, os, threading
-from blendhub.hub.process_tuning import share_one_heap
-
-share_one_heap()
-allocated = threading.Barrier(5)
-
-def work():
-    kept = bytearray(100_000)
-    allocated.wait()
-    allocated.wait()
-
-for _ in range(4):
-    threading.Thread(target=work).start()
-allocated.wait()
-os.dup2(1, 2)
-ctypes.CDLL(None).malloc_stats()  # writes to standard error
-allocated.wait()
-"""
-
 
 def use_up(hub, rounds):
     """Store more than fits into the arena, look it up, clear it, and unregister."""
@@ -117,19 +97,14 @@ def is_less_than_4_mib(printed):
     return int(printed) < 2**22
 
 
-def is_of_one_heap(printed):
-    return "Arena 0:" in printed and "Arena 1:" not in printed
-
-
 @pytest.mark.parametrize(
     "code, holds",
     [
         (LOOKED_AT_BY_FULL_COLLECTIONS, "True True True\n".__eq__),
         (A_CYCLE_THAT_HAS_BECOME_OLD, "None\n".__eq__),
         (LARGE_AMONG_SMALL, is_less_than_4_mib),
-        (THREADS_THAT_ALLOCATE, is_of_one_heap),
     ],
-    ids=["looks at each object once", "collects old cycles", "returns large blocks", "has one heap"],
+    ids=["looks at each object once", "collects old cycles", "returns large blocks"],
 )
 def test_a_process_of_a_hub(code, holds):
     printed = run_python(code).communicate(timeout=60)[0]

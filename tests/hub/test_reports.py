@@ -138,9 +138,3 @@ def test_a_preview_names_the_engines_that_there_are(hub: DirectHub):
     with pytest.raises(InvalidInput, match="no engine 'three' is registered; name one of: one, two"):
         hub.ask(wire.Preview(engine="three"), [b""])
     assert hub.ask(wire.Preview(engine="two"), [b""]).engine == "two"
-
-
-def test_long_prompts_are_previewed_in_a_thread(make_hub):
-    hub = make_hub(inline=CHUNK)
-    hub.join().store(tokens(1, 2 * CHUNK))
-    assert hub.ask(wire.Preview(), [tokens(1, 2 * CHUNK).tobytes()]).matches

@@ -1,8 +1,6 @@
 """Saves to the store: what they cost the hub, and what is left of a chunk that could not be saved."""
 
 import asyncio
-import threading
-import tracemalloc
 
 from blendhub.client import wire
 from blendhub.contracts import Envelope
@@ -20,30 +18,6 @@ def a_hub_and_its_store(make_hub, tmp_path, n_slots=LONG):
     hub = make_hub(n_slots=n_slots, store=tmp_path / "store")
     hub.tier.store._catalogue.capacity = 2**40
     return hub, hub.tier.store
-
-
-def test_a_long_run_costs_its_tokens_once(make_hub, tmp_path, monkeypatch):
-    hub, store = a_hub_and_its_store(make_hub, tmp_path)
-    member, text = hub.join(), tokens(1, LONG * CHUNK)
-    threads, save_run = [], store.save_run
-
-    def watched(run):
-        threads.append(threading.current_thread())
-        return save_run(run)
-
-    monkeypatch.setattr(store, "save_run", watched)
-    reserved = member.reserve(text)
-    tracemalloc.start()
-    member.commit(reserved)
-    hub.settle()
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert len(threads) == 1 and threads[0] is not threading.current_thread()
-    assert peak < 32 * text.nbytes, "the tokens were copied for many chunks at a time"
-    (index,) = hub.state.indexes
-    (run,) = index.runs.values()
-    assert run.tokens is None, "they are kept for the store alone"
-    assert hub.tier.writer.saved == LONG
 
 
 def test_a_chunk_whose_save_failed_in_any_way_can_be_evicted_and_cleared(make_hub, tmp_path, monkeypatch):
@@ -94,6 +68,30 @@ def test_a_batch_that_the_store_never_takes_keeps_no_other_from_it(make_hub, tmp
     while hub.tier.writer.saved < 8 or len(refused) < 2:
         hub.run(asyncio.sleep(0.01))
     assert hub.tier.writer.later + hub.tier.writer.waiting == 8
+
+
+def test_what_is_put_off_while_the_store_is_away_has_a_bound_and_is_evicted_like_anything(
+    make_hub, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(saves, "MOST_WAITING_SAVES", 5)
+    monkeypatch.setattr(saves, "TRY_AGAIN_S", 0.05)
+    hub, store = a_hub_and_its_store(make_hub, tmp_path, n_slots=8)
+
+    def away(*arguments):
+        raise StoreAway("the store is away")
+
+    member = hub.join()
+    with monkeypatch.context() as trouble:
+        trouble.setattr(store, "save_chunks", away)
+        for seed in range(12):
+            assert member.store(tokens(seed, CHUNK)).lease is not None
+            hub.settle()
+        assert hub.tier.writer.later == 5 and hub.service.stats().counters["store_skipped"] > 0
+    while hub.tier.writer.later or hub.tier.writer.waiting:
+        hub.run(asyncio.sleep(0.01))
+    (index,) = hub.state.indexes
+    assert 0 < hub.tier.writer.saved <= 5 and all(run.tokens is None for run in index.runs.values())
+    hub.state.check_integrity()
 
 
 def test_a_clear_of_many_chunks_lets_other_requests_in_between(make_hub, monkeypatch):

@@ -9,16 +9,6 @@ from blendhub.hub.handlers import base
 from tests.hub.hub_direct import tokens
 
 
-def test_the_hit_rate_is_counted(hub):
-    member, text = hub.join(), tokens(1, 96)
-    member.store(text)
-    member.lookup(text)
-    member.lookup(tokens(2, 96))
-    counters = hub.ask(wire.Stats()).counters
-    assert counters["requests_lookup"] == 2 and counters["lookups_that_found"] == 1
-    assert counters["tokens_exact"] == 96
-
-
 @pytest.mark.parametrize(
     "kind, fields, payload, error, sentence",
     [

@@ -10,6 +10,7 @@ from tests.hub.hub_direct import CHUNK, namespace, tokens
 
 PROMPT = tokens(1, 5 * CHUNK)
 EXACT, BLENDED, BEHIND = Span(0, 40), Span(40, 100), Span(100, 160)
+ALL_SETTLED = [(40, 100, "settled"), (100, 160, "settled")]
 
 
 @pytest.fixture
@@ -34,15 +35,24 @@ def kinds(found):
 
 def test_behind_the_whole_prefix_it_is_settled_at_the_positions_where_it_was(hub, member):
     found = member.lookup(np.concatenate([PROMPT, tokens(2, 20)]), settled=0.15)
-    assert kinds(found) == [(0, 40, "exact"), (40, 100, "settled"), (100, 160, "settled")]
+    assert kinds(found) == [(0, 40, "exact"), *ALL_SETTLED]
     assert all(match.source_start == match.span.start for match in found.matches)
     member.check(found, PROMPT)
     assert hub.service.counters.totals["tokens_settled"] == 120
     hub.state.check_integrity()
 
 
-def test_a_lookup_that_does_not_ask_for_it_finds_nothing_blended(member):
-    assert kinds(member.lookup(PROMPT)) == [(0, 40, "exact"), (100, 160, "moved")]
+@pytest.mark.parametrize(
+    "prompt, settled, expected",
+    [
+        (PROMPT, None, [(100, 160, "moved")]),
+        (PROMPT, 0.2, [(100, 160, "moved")]),
+        (np.concatenate([PROMPT[:70], tokens(2, 40)]), 0.15, [(40, 70, "settled")]),
+    ],
+    ids=["not asked for", "less was recomputed", "up to where the prompts part"],
+)
+def test_what_is_found_behind_the_exact_prefix(member, prompt, settled, expected):
+    assert kinds(member.lookup(prompt, settled=settled)) == [(0, 40, "exact"), *expected]
 
 
 @pytest.mark.parametrize("settled", [None, 0.0])
@@ -60,17 +70,6 @@ def test_elsewhere_only_what_was_computed_can_be_moved(member, settled):
         assert set(range(100 + shift, 160 + shift)) <= blended
 
 
-def test_up_to_where_the_prompts_part_it_is_settled(member):
-    assert kinds(member.lookup(np.concatenate([PROMPT[:70], tokens(2, 40)]), settled=0.15)) == [
-        (0, 40, "exact"),
-        (40, 70, "settled"),
-    ]
-
-
-def test_what_was_blended_with_less_recomputed_is_not_found(member):
-    assert kinds(member.lookup(PROMPT, settled=0.2)) == [(0, 40, "exact"), (100, 160, "moved")]
-
-
 def test_exact_text_comes_before_settled_text(member):
     member.store(PROMPT, Span(40, 80))
     assert kinds(member.lookup(PROMPT, settled=0.0))[:3] == [(0, 40, "exact"), (40, 80, "exact"), (80, 100, "settled")]
@@ -79,22 +78,15 @@ def test_exact_text_comes_before_settled_text(member):
 def test_it_is_stored_once_however_much_was_recomputed(member):
     again = member.reserve(PROMPT, Span(40, 160), exact=False, blended=True, ratio=0.5)
     assert again.lease is None and not len(again.span)
+    assert member.reserve(PROMPT, Span(0, 160)).span == Span(40, 160), "exact KV of the same text is stored beside it"
     more = np.concatenate([PROMPT, tokens(2, 32)])
     assert member.reserve(more, Span(40, 192), exact=False, blended=True, ratio=0.5).span == Span(160, 192)
-
-
-def test_settled_text_does_not_keep_exact_text_from_being_stored(member):
-    assert member.reserve(PROMPT, Span(0, 160)).span == Span(40, 160)
 
 
 def test_a_run_goes_on_as_what_it_is(member):
     longer = np.concatenate([PROMPT, tokens(2, 64)])
     first = member.store(longer, Span(160, 192), exact=False, blended=True, ratio=0.15)
-    for more in (
-        {},
-        {"exact": False},
-        {"exact": False, "blended": True, "ratio": 0.3},
-    ):
+    for more in ({}, {"exact": False}, {"exact": False, "blended": True, "ratio": 0.3}):
         assert member.reserve(longer, Span(192, 224), run=first.run, **more).run != first.run
     same = {"exact": False, "blended": True, "ratio": 0.15}
     assert member.reserve(longer, Span(192, 224), run=first.run, **same).run == first.run
@@ -143,16 +135,9 @@ def test_other_kv_evicts_blended_kv_down_to_a_share(make_hub):
 
 
 def test_the_store_keeps_what_it_is(make_hub, tmp_path):
-    first = make_hub(store=tmp_path / "store")
-    store_blended(first.join())
-    first.settle()
-    first.close()
-    second = make_hub(store=tmp_path / "store")
-    member = second.join()
-    second.state.check_integrity()
-    assert kinds(member.lookup(PROMPT, settled=0.15, wait_s=5.0)) == [
-        (0, 40, "exact"),
-        (40, 100, "settled"),
-        (100, 160, "settled"),
-    ]
+    hub = make_hub(store=tmp_path / "store")
+    store_blended(hub.join())
+    hub.restart()
+    member = hub.join()
+    assert kinds(member.lookup(PROMPT, settled=0.15, wait_s=5.0)) == [(0, 40, "exact"), *ALL_SETTLED]
     assert kinds(member.lookup(PROMPT, settled=0.2)) == [(0, 40, "exact"), (100, 160, "moved")]

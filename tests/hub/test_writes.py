@@ -1,6 +1,5 @@
 """Reservations and commits of a hub's service, called directly."""
 
-import numpy as np
 import pytest
 
 from blendhub.client import wire
@@ -25,15 +24,6 @@ def test_nothing_is_found_before_every_rank_has_committed(hub):
     index = first.hub.state.indexes.get(namespace(world_size=2).digest)
     assert len(index) == 64, "the index learns the tokens once, not once a rank"
     hub.state.check_integrity()
-
-
-def test_a_run_grows(hub):
-    member, text = hub.join(), tokens(1, 300)
-    first = member.store(text, Span(0, 100))
-    second = member.store(text, Span(100, 300), run=first.run)
-    assert second.run == first.run
-    prompt = np.concatenate([tokens(9, 7), text[60:200]])
-    assert {match.run for match in member.lookup(prompt).matches} == {first.run}
 
 
 def test_what_is_stored_exactly_is_not_stored_twice(hub):
@@ -67,10 +57,3 @@ def test_a_full_arena_says_so_and_goes_on(make_hub):
         member.reserve(tokens(2, 32))
     member.ask(wire.Abort, lease=held.lease)
     assert member.reserve(tokens(2, 32)).lease is not None
-
-
-def test_a_chunk_larger_than_the_arena_is_refused_with_the_sizes(make_hub):
-    hub = make_hub(n_slots=1)
-    member = hub.join(namespace=namespace(world_size=2))
-    with pytest.raises(ArenaFull, match="arena_gib"):
-        member.reserve(tokens(1, 32))

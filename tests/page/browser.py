@@ -66,10 +66,8 @@ class Browser:
         os.close(self._to)
         os.close(self._from)
 
-    def show(self, url: str, *, width: int = 1000, dark: bool = False) -> None:
+    def show(self, url: str, *, width: int = 1000) -> None:
         self._ask("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False)
-        feature = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
-        self._ask("Emulation.setEmulatedMedia", features=[feature])
         self._ask("Page.navigate", url=url)
 
     def run(self, script: str) -> Any:

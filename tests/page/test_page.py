@@ -1,6 +1,5 @@
-"""The hub's page in Debian's Chromium: what it shows, with the keyboard alone, and whether it can be read."""
+"""The hub's page in Debian's Chromium: what it shows, and with the keyboard alone."""
 
-import json
 import re
 from collections.abc import Iterator
 
@@ -95,22 +94,6 @@ def test_the_page_shows_numbers_and_the_last_requests_of_an_engine(shown):
     assert browser.problems == []
 
 
-def test_a_hub_of_a_fleet_shows_it_and_another_hub_has_no_such_tile(shown):
-    browser = shown()
-    assert "fleet" not in texts(browser, "#tiles dt")
-    stats = {
-        "counters": {"fleet_failures": 2, "store_failures": 1},
-        "gauges": {"fleet_hubs": 3, "fleet_behind": 40, "chunks": 1000, "chunks_in_arena": 100},
-        "namespaces": {},
-    }
-    for in_step, seen in ((0, "does not answer"), (1, "3 hubs")):
-        stats["gauges"]["fleet_in_step"] = in_step
-        last = "[...document.querySelectorAll('#tiles div')].at(-1)"
-        # In one go: the page's own update could come in between.
-        tile = browser.run(f"(tiles({json.dumps(stats)}), [...{last}.children].map(one => one.textContent))")
-        assert tile == ["fleet", f"{seen}, 40 changes behind, 100 chunks here, 900 elsewhere, 3 failures"]
-
-
 def test_markup_in_what_engines_report_is_text(shown):
     browser = shown()
     browser.run("document.querySelectorAll('#requests details').forEach(one => one.open = true)")
@@ -194,55 +177,11 @@ def test_everything_can_be_done_with_the_keyboard(shown):
     browser.until("document.querySelector('details').open && document.querySelectorAll('#requests table').length == 3")
 
 
-CONTRAST = """
-(() => {
-  const channel = (c) => (c /= 255) <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4;
-  const light = ([r, g, b]) => 0.2126 * channel(r) + 0.7152 * channel(g) + 0.0722 * channel(b);
-  const parse = (text) => text.match(/[\\d.]+/g).map(Number);
-  const behind = (one) => {
-    for (; one; one = one.parentElement) {
-      const colour = parse(getComputedStyle(one).backgroundColor);
-      if (colour.length === 3 || colour[3] === 1) return colour;
-    }
-    return [255, 255, 255];
-  };
-  const ratio = (a, b) => {
-    const [high, low] = [light(a), light(b)].sort((x, y) => y - x);
-    return (high + 0.05) / (low + 0.05);
-  };
-  const seen = (one) => one.offsetParent !== null || one.tagName === "BODY";
-  const texts = [...document.querySelectorAll("body *")].filter((one) => seen(one) && one.tagName !== "OPTION" &&
-    [...one.childNodes].some((node) => node.nodeType === 3 && node.data.trim()));
-  const frames = [...document.querySelectorAll("rect.frame")];
-  return {
-    n: texts.length,
-    bad: texts.map((one) => [one.textContent.slice(0, 20), ratio(parse(getComputedStyle(one).color), behind(one))])
-      .filter((one) => one[1] < 4.5),
-    frames: Math.min(...frames.map((one) =>
-      ratio(parse(getComputedStyle(one).stroke), behind(one.closest("li, details"))))),
-  };
-})()
-"""
-"""The WCAG's contrast of every text with what is behind it, and of the frames of strips."""
-
-
-@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-def test_every_text_can_be_read(shown, dark):
-    browser = shown(dark=dark)
+def test_nothing_is_cut_off_on_a_phone(shown):
+    browser = shown(width=360)
     browser.run("document.querySelectorAll('#requests details').forEach(one => one.open = true)")
     browser.until("document.querySelectorAll('#requests table').length >= 4")
-    back = browser.run("getComputedStyle(document.body).backgroundColor")
-    assert back == ("rgb(13, 17, 23)" if dark else "rgb(255, 255, 255)")
-    found = browser.run(CONTRAST)
-    assert found["n"] > 40 and found["bad"] == [] and found["frames"] >= 3
-
-
-@pytest.mark.parametrize("width", [1000, 360])
-def test_nothing_is_cut_off_on_a_desk_or_a_phone(shown, width):
-    browser = shown(width=width)
-    browser.run("document.querySelectorAll('#requests details').forEach(one => one.open = true)")
-    browser.until("document.querySelectorAll('#requests table').length >= 4")
-    assert browser.run("document.documentElement.scrollWidth") <= width
+    assert browser.run("document.documentElement.scrollWidth") <= 360
 
 
 def test_a_hub_that_is_gone_is_said(browser: Browser):
