@@ -9,11 +9,11 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 
 BOUNDS = {
-    "blendhub/": 29_000,
-    "blendhub/testing/": 6_300,
-    "plugins/": 10_820,
-    "tests/, plugins/*/tests/": 37_300,
-    "benchmarks/, harness/, examples/": 12_000,
+    "blendhub/": 21_120,
+    "blendhub/testing/": 6_200,
+    "plugins/": 10_150,
+    "tests/, plugins/*/tests/": 32_700,
+    "benchmarks/, harness/, examples/": 9_210,
 }
 """The most lines of Python in these folders. A folder's files count in the row that names it most closely."""
 
