@@ -50,6 +50,22 @@ def test_a_salt_is_deleted_whole_and_no_other(hub):
         forget(hub, "")
 
 
+def test_a_reader_finishes_and_its_slots_are_free_afterwards(hub):
+    member = hub.join()
+    member.store(DOCUMENT, variant=A)
+    free = hub.state.cache.arena.extents.free_bytes
+    found = member.read(DOCUMENT, A)
+    forget(hub)
+    assert held(member, DOCUMENT) == 0 and hub.state.cache.arena.extents.free_bytes == free
+    # Others fill the arena meanwhile.
+    for seed in range(100, 170):
+        member.store(tokens(seed, CHUNK))
+    member.check(found, DOCUMENT)
+    member.ask(wire.Release, lease=found.lease)
+    hub.state.check_integrity()
+    assert not hub.state.cache.erased
+
+
 def test_what_is_being_written_is_never_published(hub):
     member = hub.join()
     reserved = member.reserve(DOCUMENT, variant=A)
