@@ -13,6 +13,7 @@ from blendhub.core.errors import (
     ProtocolError,
     UnknownSession,
 )
+from blendhub.hub.config import HubConfig
 from blendhub.testing.transports.base import Running
 from tests.hub.hub_direct import DirectHub, namespace, tokens
 from tests.hub.processes import until
@@ -89,4 +90,17 @@ def test_calls_between_two_sessions_fail_at_once_and_say_why(served, lose, why):
         with pytest.raises(PeerGone, match=f"no session with the hub at {ENDPOINT}: .*{why}"):
             client.lookup(tokens(1, 64))
         client.keep_alive()
+        client.lookup(tokens(1, 64))
+
+
+def test_a_client_pings_on_after_an_unexpected_error(served, monkeypatch, caplog):
+    hub, _running = served
+    hub.service._config = hub.service._sessions.config = HubConfig(silence_s=0.1)
+    with HubClient(ENDPOINT, "inproc") as client:
+        client.register("e", namespace(), rank=0)
+        with monkeypatch.context() as broken:
+            broken.setattr(client, "_ping", lambda: 1 / 0)
+            until(lambda: not client.is_up)
+            until(lambda: "division by zero" in caplog.text)
+        until(lambda: client.is_up)
         client.lookup(tokens(1, 64))

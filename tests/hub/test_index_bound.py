@@ -83,3 +83,14 @@ def test_tokens_that_are_kept_for_prefixes_without_kv_make_room(hub):
         assert hub.service.stats().gauges["matcher_bytes"] < 1.2 * ROOM
     assert hub.service.stats().gauges["chunks"] > 8, "ten of these prefixes fit"
     hub.state.check_integrity()
+
+
+def test_what_makes_room_leaves_the_hub_s_own_store_too(make_hub, tmp_path):
+    hub = make_hub(n_slots=N_SALTS, store=tmp_path / "store")
+    flood(hub.join())
+    hub.settle()
+    hub.close()
+    again = make_hub(n_slots=N_SALTS, store=tmp_path / "store")
+    member = again.join()
+    assert not has(member, 0) and has(member, N_SALTS - 1)
+    again.state.check_integrity()

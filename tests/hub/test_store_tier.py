@@ -1,5 +1,8 @@
 """The store behind the arena: evicted chunks come back, also after a restart; damaged chunks do not."""
 
+import asyncio
+import time
+
 import msgspec
 import pytest
 
@@ -42,6 +45,21 @@ def test_without_waiting_the_reply_says_what_is_on_the_way(small_hub):
     assert found.on_the_way_tokens == len(TEXTS[0]) and found.lease is None and not found.matches
     small_hub.settle()
     assert len(member.read(TEXTS[0]).pieces) == 2
+
+
+def test_a_chunk_that_arrives_while_a_lookup_that_waits_for_it_is_answered_is_loaded_once(small_hub):
+    member = small_hub.join()
+    fill(small_hub, member)
+    small_hub.settle()
+    loaded = small_hub.tier.reader.loaded
+    assert member.lookup(TEXTS[0]).on_the_way
+    small_hub.run(asyncio.sleep(0))  # the threads read, and the loop does not hear of it
+    time.sleep(0.1)
+    found = member.read(TEXTS[0], wait_s=5.0)
+    assert len(found.pieces) == 2
+    member.check(found, TEXTS[0])
+    small_hub.state.check_integrity()
+    assert small_hub.tier.reader.loaded == loaded + 2
 
 
 def test_what_only_the_store_has_is_left_out_of_a_match(small_hub):

@@ -169,7 +169,11 @@ def test_an_engine_starts_without_its_hub_and_uses_it_when_it_comes(model, plain
         answer = engine.one(document, tokens=4)
         assert disagreement([answer], [plain.one(document, tokens=4)]) < TOLERANCE
         assert hub.endpoint in answer.report["reason"]
-        warnings = [line for line in engine.log.splitlines() if "no session with the hub" in line and "WARNING" in line]
+        warnings = [
+            line
+            for line in engine.log.splitlines()
+            if "BlendHub: no session with the hub" in line and "WARNING" in line
+        ]
         assert len(warnings) == 1 and hub.endpoint in warnings[0]
         hub.start()
         until = time.monotonic() + 30
