@@ -2,6 +2,8 @@
 
 import inspect
 import itertools
+import threading
+import time
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -11,12 +13,29 @@ import pytest
 import torch
 
 from blendhub import Span
-from blendhub.contracts import Device, PagedLayer, Segment, Transfer
+from blendhub.contracts import (
+    AttentionRules,
+    ChosenAttention,
+    ChosenTokens,
+    Device,
+    PagedLayer,
+    Segment,
+    Transfer,
+)
 from blendhub.core.errors import InvalidInput, LayoutMismatch, Unsupported
 from blendhub.core.layout import KVLayout
-from blendhub.testing.device_reference import CompletedTransfer, ReferenceDevice, decoded, encoded, rotated
+from blendhub.testing.attention_reference import ReferenceAttention
+from blendhub.testing.device_reference import (
+    CompletedTransfer,
+    ReferenceDevice,
+    decoded,
+    encoded,
+    rotated,
+    torch_type,
+)
 from blendhub.testing.devices import DeviceSuite
 from blendhub.testing.devices.device_harness import DeviceHarness, DeviceSetup
+from tests.suite_runs import all_tests
 
 pytestmark = pytest.mark.slow
 
@@ -146,7 +165,7 @@ class AssumesContiguousTables(ReferenceDevice):
 
 
 def _as_if_contiguous(table: Any) -> Any:
-    return table.as_strided(table.shape, (table.shape[1], 1))
+    return table.as_strided(table.shape, torch.empty(table.shape, device="meta").stride())
 
 
 class RequiresTheLayoutsTensorType(ReferenceDevice):
@@ -261,6 +280,284 @@ class ClosesOnce(ReferenceDevice):
         super().close()
 
 
+class SavesNothing(ReferenceDevice):
+    def save(self, segments: Sequence[Segment], block_ids: Any) -> Transfer:
+        return super().save([], block_ids)
+
+
+class SavesEachSegmentOnce(ReferenceDevice):
+    def __init__(self) -> None:
+        super().__init__()
+        self._saved: list[Segment] = []
+
+    def save(self, segments: Sequence[Segment], block_ids: Any) -> Transfer:
+        fresh = [segment for segment in segments if segment not in self._saved]
+        self._saved += fresh
+        return super().save(fresh, block_ids)
+
+
+class SavesFromTheSource(ReferenceDevice):
+    def save(self, segments: Sequence[Segment], block_ids: Any) -> Transfer:
+        spans = [Span(one.source_start, one.source_start + len(one.span)) for one in segments]
+        moved = [replace(one, span=span) for one, span in zip(segments, spans, strict=True)]
+        return super().save(moved, block_ids)
+
+
+class RefusesSavesThatOverlap(ReferenceDevice):
+    def save(self, segments: Sequence[Segment], block_ids: Any) -> Transfer:
+        self._check_load(segments, 0)
+        return super().save(segments, block_ids)
+
+
+class RefusesNothingToLoad(ReferenceDevice):
+    def load(self, segments: Sequence[Segment], block_ids: Any, skip_prefix_n_tokens: int = 0) -> Transfer:
+        if not segments:
+            raise InvalidInput("nothing is to be loaded")
+        return super().load(segments, block_ids, skip_prefix_n_tokens)
+
+
+class LoadsAThousandTokens(ReferenceDevice):
+    def load(self, segments: Sequence[Segment], block_ids: Any, skip_prefix_n_tokens: int = 0) -> Transfer:
+        return super().load([one for one in segments if one.span.end <= 1000], block_ids, skip_prefix_n_tokens)
+
+
+class ExpectsAscendingSegments(ReferenceDevice):
+    def load(self, segments: Sequence[Segment], block_ids: Any, skip_prefix_n_tokens: int = 0) -> Transfer:
+        ends = np.maximum.accumulate([0, *(one.span.end for one in segments)])
+        ascending = [one for one, end in zip(segments, ends, strict=False) if one.span.start >= end]
+        return super().load(ascending, block_ids, skip_prefix_n_tokens)
+
+
+class MovesAllAsTheFirst(ReferenceDevice):
+    def load(self, segments: Sequence[Segment], block_ids: Any, skip_prefix_n_tokens: int = 0) -> Transfer:
+        moved = [segments[0].source_start - segments[0].span.start + one.span.start for one in segments]
+        alike = [replace(one, source_start=start) for one, start in zip(segments, moved, strict=True)]
+        return super().load(alike, block_ids, skip_prefix_n_tokens)
+
+
+class ChecksTheWholeTable(ReferenceDevice):
+    def _check_segments(self, segments: Sequence[Segment], block_ids: Any) -> None:
+        super()._check_segments(segments, block_ids)
+        if not all(0 <= block < self._n_blocks for block in block_ids):
+            raise InvalidInput("there is no such block")
+
+
+class KnowsThreeHeads(ReferenceDevice):
+    def _place(self, index: int, arrays: Any, place: tuple[int, int, int]) -> Any:
+        block, slot, head = place
+        return super()._place(index, arrays, (block, slot, min(head, 2)))
+
+
+class KnowsPositionsBelow128K(ReferenceDevice):
+    def _rotated(self, key: Any, rotation: Any, old: int, new: int) -> Any:
+        return rotated(key, rotation, min(old, 2**17 - 1), new)
+
+
+class Overflows(ReferenceDevice):
+    def _rotated(self, key: Any, rotation: Any, old: int, new: int) -> Any:
+        after, float32_error = rotated(key, rotation, old, new)
+        after[np.abs(after) > torch.finfo(torch_type(self._layout.dtype)).max] = np.nan
+        return after, float32_error
+
+
+class RecomputesNoTokens(ReferenceDevice):
+    block_tokens = 0
+
+
+class DropsThePendingTransfer(ReferenceDevice):
+    """Copies when ``wait`` is called, and only for the transfer that was started last."""
+
+    def load(self, segments: Sequence[Segment], block_ids: Any, skip_prefix_n_tokens: int = 0) -> Transfer:
+        load, device = super().load, self
+
+        class Later(CompletedTransfer):
+            def wait(self) -> None:
+                if device._last is self:
+                    load(segments, block_ids, skip_prefix_n_tokens)
+
+        self._last = Later()
+        return self._last
+
+
+class SnapshotDevice(ReferenceDevice):
+    """Keeps a copy of the pages as they were at ``begin_step``."""
+
+    _snapshot: list[Any] | None = None
+
+    def begin_step(self) -> None:
+        self._snapshot = self._copied()
+
+    def _copied(self) -> list[Any]:
+        return [bits.copy() for tensors in self._bits for bits in tensors]
+
+    def _write(self, arrays: list[Any], where: Any = None) -> None:
+        pages = [bits for tensors in self._bits for bits in tensors]
+        for number, (bits, array) in enumerate(zip(pages, arrays, strict=True)):
+            np.copyto(bits, array, where=True if where is None else where[number])
+
+
+class FollowsTheFirstStep(SnapshotDevice):
+    """What the engine wrote after the first ``begin_step`` arrives after a load and overwrites it."""
+
+    def begin_step(self) -> None:
+        if self._snapshot is None:
+            super().begin_step()
+
+    def load(self, segments: Sequence[Segment], block_ids: Any, skip_prefix_n_tokens: int = 0) -> Transfer:
+        before = self._copied()
+        done = super().load(segments, block_ids, skip_prefix_n_tokens)
+        if self._snapshot is not None:
+            self._write(before, [one != other for one, other in zip(before, self._snapshot, strict=True)])
+        return done
+
+
+class LoadsIntoThePagesOfTheStepsBegin(SnapshotDevice):
+    def load(self, segments: Sequence[Segment], block_ids: Any, skip_prefix_n_tokens: int = 0) -> Transfer:
+        if self._snapshot is not None:
+            self._write(self._snapshot)
+        return super().load(segments, block_ids, skip_prefix_n_tokens)
+
+
+class SavesThePagesOfTheStepsBegin(SnapshotDevice):
+    def save(self, segments: Sequence[Segment], block_ids: Any) -> Transfer:
+        now = self._copied()
+        if self._snapshot is not None:
+            self._write(self._snapshot)
+        done = super().save(segments, block_ids)
+        self._write(now)
+        return done
+
+
+class PinsWhatIsNotReserved(ReferenceDevice):
+    def pin(self, arena: Any, progress: Any = None) -> None:
+        super().pin(arena)
+        arena[::4096].sum()
+
+
+class PinsInTheCallersThread(ReferenceDevice):
+    """Waits until the arena is reserved, but not for ever."""
+
+    def pin(self, arena: Any, progress: Any = None) -> None:
+        super().pin(arena)
+        deadline = time.monotonic() + 2
+        while progress is not None and progress().left and time.monotonic() < deadline:
+            time.sleep(0.01)
+
+
+class AsksForProgressForEver(ReferenceDevice):
+    def pin(self, arena: Any, progress: Any = None) -> None:
+        super().pin(arena)
+        self._ends = threading.Event()
+        if progress is not None:
+            threading.Thread(target=self._ask, args=(progress,), daemon=True).start()
+
+    def _ask(self, progress: Any) -> None:
+        for _ in range(1000):
+            if not self._ends.wait(0.01):
+                progress()
+
+    def close(self) -> None:
+        self._ends.set()
+        super().close()
+
+
+class RefusesToCopyWhileItIsReserved(ReferenceDevice):
+    def pin(self, arena: Any, progress: Any = None) -> None:
+        super().pin(arena)
+        self._progress = progress
+
+    def _ready(self) -> Any:
+        if self._progress is not None and self._progress().left:
+            raise InvalidInput("the arena is still being reserved")
+        return super()._ready()
+
+
+class AttendingDevice(ReferenceDevice):
+    """A correct device with attention."""
+
+    attends: type[ReferenceAttention] = ReferenceAttention
+
+    def attention(self, rules: Sequence[AttentionRules], dtype: torch.dtype) -> ChosenAttention:
+        if self._others:
+            raise Unsupported("there are several groups")
+        assert self._layers is not None
+        return self.attends(self._layers, self._block_size, self._layout, rules)
+
+
+class AttendsToTheFirstGroup(AttendingDevice):
+    def attention(self, rules: Sequence[AttentionRules], dtype: torch.dtype) -> ChosenAttention:
+        self._others = []
+        return super().attention(rules, dtype)
+
+
+def ignoring(**rules: Any) -> type[AttendingDevice]:
+    """A device that takes these rules for those of all layers."""
+
+    class Ignoring(ReferenceAttention):
+        def attend(self, layer: int, queries: torch.Tensor, output: torch.Tensor) -> None:
+            self._rules = [one._replace(**rules) for one in self._rules]
+            super().attend(layer, queries, output)
+
+    return type(f"Ignores_{'_'.join(rules)}", (AttendingDevice,), {"attends": Ignoring})
+
+
+class SeesTheFuture(ReferenceAttention):
+    def begin(self, tokens: ChosenTokens) -> None:
+        super().begin(tokens._replace(positions=np.full_like(tokens.positions, tokens.positions.max())))
+
+
+class ExpectsAscendingTokens(ReferenceAttention):
+    def begin(self, tokens: ChosenTokens) -> None:
+        super().begin(tokens._replace(positions=np.sort(tokens.positions)))
+
+
+class KnowsOnePrompt(ReferenceAttention):
+    def begin(self, tokens: ChosenTokens) -> None:
+        super().begin(tokens._replace(blocks=np.repeat(tokens.blocks[:1], len(tokens.blocks), 0)))
+
+
+class ReadsTheNextBlock(ReferenceAttention):
+    def begin(self, tokens: ChosenTokens) -> None:
+        super().begin(tokens._replace(blocks=np.roll(tokens.blocks, 1, axis=1)))
+
+
+class KeepsTheBlocksOfTheFirstForward(ReferenceAttention):
+    _tokens: Any = None
+
+    def begin(self, tokens: ChosenTokens) -> None:
+        first = self._tokens.blocks if self._tokens else tokens.blocks
+        super().begin(tokens._replace(blocks=first))
+
+
+class AnswersForTheFirstLayer(ReferenceAttention):
+    def attend(self, layer: int, queries: torch.Tensor, output: torch.Tensor) -> None:
+        super().attend(0, queries, output)
+
+
+class SharesKeysInTurn(ReferenceAttention):
+    """A head of keys serves every n-th head of queries instead of neighbours."""
+
+    def attend(self, layer: int, queries: torch.Tensor, output: torch.Tensor) -> None:
+        heads = torch.arange(queries.shape[1]).view(-1, self._planes[layer][0].shape[1]).T.flatten()
+        answers = torch.empty_like(output)
+        super().attend(layer, queries[:, heads], answers)
+        output[:, heads] = answers
+
+
+class ExpectsContiguousQueries(ReferenceAttention):
+    def attend(self, layer: int, queries: torch.Tensor, output: torch.Tensor) -> None:
+        super().attend(layer, _as_if_contiguous(queries), output)
+
+
+class WritesContiguousAnswers(ReferenceAttention):
+    def attend(self, layer: int, queries: torch.Tensor, output: torch.Tensor) -> None:
+        super().attend(layer, queries, _as_if_contiguous(output))
+
+
+def attending(attends: type[ReferenceAttention]) -> type[AttendingDevice]:
+    return type(attends.__name__, (AttendingDevice,), {"attends": attends})
+
+
 FAULTS = [
     (TouchesTheSkippedPrefix, "test_the_skipped_prefix_is_not_touched"),
     (TouchesTheSkippedPrefix, "test_any_transfers"),
@@ -305,7 +602,55 @@ FAULTS = [
     (CopiesOnlyInWait, "test_close_waits_for_pending_transfers"),
     (KeepsTensorsOfTheFirstThread, "test_calls_inside_and_outside_of_inference_mode"),
     (ClosesOnce, "test_close_may_be_called_twice"),
+    (SavesNothing, "test_saved_chunks_are_loaded_unchanged"),
+    (SavesEachSegmentOnce, "test_transfers_see_what_was_written_before_the_call"),
+    (SavesFromTheSource, "test_source_start_plays_no_part_in_saving"),
+    (SavesFromTheSource, "test_rotating_forth_and_back_stays_within_rounding"),
+    (RefusesSavesThatOverlap, "test_one_shard_serves_several_segments_and_one_token_several_shards"),
+    (RefusesNothingToLoad, "test_an_empty_transfer_ends"),
+    (LoadsAThousandTokens, "test_a_large_transfer_is_whole"),
+    (ExpectsAscendingSegments, "test_segments_come_in_any_order"),
+    (MovesAllAsTheFirst, "test_moved_and_unmoved_segments_side_by_side"),
+    (ChecksTheWholeTable, "test_blocks_of_a_table_that_no_segment_needs_may_be_unknown"),
+    (CopiesOnlyInWait, "test_the_callers_block_table_may_change_after_the_call"),
+    (DropsThePendingTransfer, "test_several_transfers_may_be_pending"),
+    (KnowsThreeHeads, "test_heads_and_widths"),
+    (KnowsPositionsBelow128K, "test_positions_up_to_the_last_row_of_the_table"),
+    (Overflows, "test_values_too_large_for_8_bits_saturate"),
+    (RecomputesNoTokens, "test_block_tokens_is_a_number_of_tokens"),
+    (FollowsTheFirstStep, "test_a_load_overwrites_what_the_engine_wrote_before_the_step"),
+    (LoadsIntoThePagesOfTheStepsBegin, "test_a_step_writes_other_pages_than_its_loads_and_its_saves_see_them"),
+    (SavesThePagesOfTheStepsBegin, "test_a_step_writes_other_pages_than_its_loads_and_its_saves_see_them"),
+    (PinsWhatIsNotReserved, "test_an_arena_is_used_while_it_is_being_reserved"),
+    (PinsInTheCallersThread, "test_an_arena_is_used_while_it_is_being_reserved"),
+    (AsksForProgressForEver, "test_an_arena_is_used_while_it_is_being_reserved"),
+    (RefusesToCopyWhileItIsReserved, "test_an_arena_is_used_while_it_is_being_reserved"),
+    (AttendsToTheFirstGroup, "test_attention_over_several_groups_is_refused"),
+    (attending(SeesTheFuture), "test_each_token_attends_to_the_keys_of_its_prompt_up_to_its_position"),
+    (attending(ExpectsAscendingTokens), "test_each_token_attends_to_the_keys_of_its_prompt_up_to_its_position"),
+    (attending(KnowsOnePrompt), "test_each_token_attends_to_the_keys_of_its_prompt_up_to_its_position"),
+    (attending(ReadsTheNextBlock), "test_each_token_attends_to_the_keys_of_its_prompt_up_to_its_position"),
+    (
+        attending(KeepsTheBlocksOfTheFirstForward),
+        "test_each_token_attends_to_the_keys_of_its_prompt_up_to_its_position",
+    ),
+    (attending(ExpectsContiguousQueries), "test_each_token_attends_to_the_keys_of_its_prompt_up_to_its_position"),
+    (attending(WritesContiguousAnswers), "test_each_token_attends_to_the_keys_of_its_prompt_up_to_its_position"),
+    (attending(SharesKeysInTurn), "test_each_layer_has_its_rules"),
+    (attending(AnswersForTheFirstLayer), "test_each_layer_has_its_rules"),
+    (ignoring(scale=0.2), "test_each_layer_has_its_rules"),
+    (ignoring(window=None), "test_each_layer_has_its_rules"),
+    (ignoring(chunk=None), "test_each_layer_has_its_rules"),
+    (ignoring(soft_cap=0.0), "test_each_layer_has_its_rules"),
+    (ignoring(sinks=None), "test_each_layer_has_its_rules"),
+    (ignoring(latent=0), "test_pages_of_every_format"),
+    (ignoring(key_scale=1.0), "test_keys_and_values_of_8_bits_have_scales"),
+    (ignoring(value_scale=1.0), "test_keys_and_values_of_8_bits_have_scales"),
 ]
+
+
+def test_a_faulty_device_proves_each_test() -> None:
+    assert {test for _, test in FAULTS} == all_tests(DeviceSuite)
 
 
 @pytest.mark.usefixtures("without_shrinking")
@@ -323,7 +668,7 @@ def test_suite_catches(faulty: type[ReferenceDevice], test: str) -> None:
 def test_suite_passes_a_correct_device(test: str) -> None:
     class Suite(DeviceSuite):
         def create(self) -> Device:
-            return ReferenceDevice()
+            return AttendingDevice()
 
     assert _passes(Suite(), test)
 
@@ -367,8 +712,6 @@ class LimitedDevice(ReferenceDevice):
         if layout.dtype not in self.dtypes or any(layer.format not in self.formats for layer in layers):
             raise Unsupported(f"only {self.formats} of {self.dtypes} are supported")
         super().attach(layers, block_size, layout)
-
-    attention = Device.attention
 
 
 class TestLimitedDevice(DeviceSuite):

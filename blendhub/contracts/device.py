@@ -158,7 +158,8 @@ class Device(ABC):
         """Use this arena, and pin its memory if that makes copies faster. Replaces an earlier arena.
 
         Returns at once: pinning takes minutes on large machines, and copies do not wait for it. ``progress`` says how
-        far the arena is reserved by now: what lies behind that is not pinned yet. None: all of it is reserved.
+        far the arena is reserved by now: what lies behind that is not pinned yet. Any thread may ask it, until nothing
+        is ``left``. None: all of it is reserved.
 
         Raises InvalidInput for anything but a flat array of bytes, and after ``close``.
         """

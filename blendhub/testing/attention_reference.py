@@ -23,7 +23,9 @@ class ReferenceAttention(ChosenAttention):
         self._tokens = tokens
 
     def attend(self, layer: int, queries: torch.Tensor, output: torch.Tensor) -> None:
-        tokens, rules, (keys, values) = self._tokens, self._rules[layer], self._planes[layer]
+        tokens, rules = self._tokens, self._rules[layer]
+        # Tiles have two axes of tokens and two of width.
+        keys, values = (plane.flatten(2, plane.ndim // 2).flatten(3) for plane in self._planes[layer])
         for prompt, blocks in enumerate(torch.from_numpy(tokens.blocks).long().to(queries.device)):
             mine = torch.from_numpy(tokens.prompts == prompt).to(queries.device)
             positions = torch.from_numpy(tokens.positions).to(queries.device)[mine]

@@ -51,6 +51,13 @@ def encoded(numbers: npt.ArrayLike, dtype: str) -> Bits:
     return rounded
 
 
+def saturated(numbers: Floats, dtype: str) -> Floats:
+    import torch
+
+    largest = torch.finfo(torch_type(dtype)).max
+    return np.clip(numbers, -largest, largest)
+
+
 def step_at(numbers: Floats, dtype: str) -> Floats:
     """The distance between neighbouring numbers of this type at these values."""
     import torch
@@ -248,6 +255,8 @@ class ReferenceDevice(Device):
             if layer.rotation is not None and source != position:
                 before = decoded(keys[head], self._layout.dtype)
                 after, float32_error = self._rotated(before, layer.rotation, source, position)
+                if ITEM_SIZES[self._layout.dtype] == 1:
+                    after = saturated(after, self._layout.dtype)
                 moved = float32_error > 0
                 key[moved] = encoded(after[moved], self._layout.dtype)
                 exact, _ = self._place(index, self.exact[index], place)

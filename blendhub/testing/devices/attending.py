@@ -2,15 +2,17 @@
 
 from collections.abc import Sequence
 
+import msgspec
 import numpy as np
 import pytest
 import torch
 
 from blendhub.contracts import AttentionRules, ChosenAttention, ChosenTokens, Device, PagedLayer, PageFormat
+from blendhub.core.errors import Unsupported
 from blendhub.core.layout import KVLayout
 from blendhub.testing.attention_reference import ReferenceAttention
 from blendhub.testing.device_reference import page_shapes, torch_type
-from blendhub.testing.devices.base import DeviceTests
+from blendhub.testing.devices.base import DeviceTests, MakeHarness
 from blendhub.testing.sentences import holds
 
 RULES = AttentionRules(heads=4, scale=0.2)
@@ -26,7 +28,10 @@ def spread_out(n: int, end: int, seed: int = 1) -> list[int]:
 
 
 class AttentionCase:
-    """Prompts whose chosen tokens ask, with random keys and values in pages of any order."""
+    """Prompts whose chosen tokens ask, with random keys and values in pages of any order.
+
+    There are two layers, of which the second has twice the scale.
+    """
 
     def __init__(
         self,
@@ -44,11 +49,15 @@ class AttentionCase:
         needed = -(-max(max(positions) + 1 for positions in chosen) // block_size)
         n_blocks = len(chosen) * needed + 3
         blocks = torch.randperm(n_blocks, generator=random)[:-3].view(len(chosen), needed)
+        layout = msgspec.structs.replace(layout, layers=2)
         pages = [
-            (torch.randn(shape, generator=random) / 2).to(torch_type(layout.dtype)).to(place)
-            for shape in page_shapes(format, n_blocks, block_size, layout)
+            tuple(
+                (torch.randn(shape, generator=random) / 2).to(torch_type(layout.dtype)).to(place)
+                for shape in page_shapes(format, n_blocks, block_size, layout)
+            )
+            for _ in range(layout.layers)
         ]
-        layer = PagedLayer("layer", format, tuple(pages))
+        layers = [PagedLayer(f"layer {number}", format, tensors) for number, tensors in enumerate(pages)]
         positions = np.array([at for positions in chosen for at in positions])
         prompts = np.repeat(np.arange(len(chosen)), [len(positions) for positions in chosen])
         any_order = np.random.default_rng(4).permutation(len(positions))
@@ -62,9 +71,10 @@ class AttentionCase:
         self.value_width = rules.latent or layout.value_dim
         if type(device).attention is Device.attention:
             pytest.skip("the device has no attention")
-        device.attach([layer], block_size, layout)
-        self.attention = device.attention([rules], dtype)
-        self.reference = ReferenceAttention([layer], block_size, layout, [rules])
+        self.rules = [rules, rules._replace(scale=2 * rules.scale)]
+        device.attach(layers, block_size, layout)
+        self.attention = device.attention(self.rules, dtype)
+        self.reference = ReferenceAttention(layers, block_size, layout, self.rules)
 
     def check(self) -> None:
         if self.attention is None:
@@ -73,10 +83,15 @@ class AttentionCase:
         assert (found - expected).abs().max() < TOLERANCE[self.queries.dtype]
 
     def _answers(self, attention: ChosenAttention) -> torch.Tensor:
-        output = self.queries.new_full((*self.queries.shape[:2], self.value_width), torch.nan)
-        attention.begin(self.tokens)
-        attention.attend(0, self.queries, output)
-        return output.float()
+        """The answers of both layers in the second of two forwards. They are part of a wider tensor."""
+        tokens, shape = self.tokens, (len(self.rules), *self.queries.shape[:2], 2 * self.value_width)
+        output = self.queries.new_full(shape, torch.nan)
+        attention.begin(ChosenTokens(tokens.positions[:1], tokens.prompts[:1], tokens.blocks[::-1].copy()))
+        attention.begin(tokens)
+        for layer in range(len(self.rules)):
+            attention.attend(layer, self.queries, output[layer, ..., : self.value_width])
+        assert output[..., self.value_width :].isnan().all(), "bytes behind the answers were written"
+        return output[..., : self.value_width].float()
 
 
 CHOSEN = {
@@ -122,6 +137,16 @@ class AttentionTests(DeviceTests):
         if dtype in self.dtypes:
             layout = KVLayout(layers=1, kv_heads=2, key_dim=64, value_dim=64, dtype=dtype, chunk_tokens=16)
             self._check([spread_out(20, 100)], RULES._replace(key_scale=0.5, value_scale=2.0), layout=layout)
+
+    @holds("Raises Unsupported where several groups are attached")
+    def test_attention_over_several_groups_is_refused(self, make_harness: MakeHarness) -> None:
+        setup = self.setup(key_dim=64, value_dim=64)
+        harness, other, rules = make_harness(setup), make_harness(setup), [AttentionRules(3, 0.2)] * 2
+        if harness.device.attention(rules, torch.float32) is None:
+            pytest.skip("the device has no attention")
+        other.join(harness, 1)
+        with pytest.raises(Unsupported):
+            harness.device.attention(rules, torch.float32)
 
     def _check(
         self,

@@ -1,6 +1,6 @@
 """Runs a device and the reference on equal pages and arenas, and compares every byte afterwards."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -164,13 +164,20 @@ class DeviceHarness:
         self.device.pin(self.arena)
         self.reference.pin(self.expected_arena)
 
-    def overwrite_pages(self) -> None:
-        """Write new random bytes to all pages, as an engine writes KV."""
+    def overwrite_pages(self, blocks: slice = slice(None), after: Callable[[], None] = lambda: None) -> None:
+        """Write new random bytes to the pages of these blocks, as an engine writes KV.
+
+        ``after`` may submit work to the engine's stream: the writes follow it, and nothing waits for them.
+        """
+        writes: list[tuple[torch.Tensor, torch.Tensor]] = []
         for layer, expected in zip(self.layers, self._layers, strict=True):
             for tensor, twin in zip(layer.tensors, expected.tensors, strict=True):
-                fresh = self._random_bits(twin.shape)
-                bits_of(twin)[...] = fresh
-                tensor.copy_(twin)
+                written = twin[blocks]
+                bits_of(written)[...] = self._random_bits(written.shape)
+                writes.append((tensor[blocks], written.to(tensor.device)))
+        after()
+        for pages, values in writes:
+            pages.copy_(values)
 
     def check(self) -> None:
         """Raise AssertionError unless pages and arena equal the reference's."""
@@ -223,6 +230,17 @@ class DeviceHarness:
             # Keys that are rotated must be numbers; what is only copied may be any bits.
             return encoded(self._random.normal(0, 2, n_items), self.setup.dtype).view(np.uint8)
         return self._random_bits((n_items,)).view(np.uint8)
+
+
+def occupy_engine(torch_type: str) -> None:
+    """Submit work to the engine's stream that takes an accelerator about a tenth of a second; a host has no stream."""
+    import torch
+
+    if torch_type == "cpu":
+        return
+    numbers = torch.ones(4096, 4096, dtype=torch.bfloat16, device=torch_type)
+    for _ in range(300):
+        numbers = numbers @ numbers * 0.0
 
 
 def _moved(layers: Sequence[PagedLayer], torch_type: str) -> list[PagedLayer]:

@@ -2,18 +2,26 @@
 
 import gc
 import mmap
+import os
+import time
 import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import product
 
 import numpy as np
 from msgspec.structs import replace
 
-from blendhub.contracts import Device
+from blendhub.contracts import ArenaProgress, Device
 from blendhub.testing.devices.base import DeviceTests, MakeHarness
-from blendhub.testing.devices.device_harness import DeviceHarness, Rotary
+from blendhub.testing.devices.device_harness import DeviceHarness, Rotary, occupy_engine
 from blendhub.testing.sentences import holds
+
+PIN_S = 1.0
+"""The most time that ``pin`` may take, however slowly the hub reserves the arena."""
+LOOK_S = 0.25
+"""The time in which a device that looks for more reserved memory has looked."""
 
 
 @holds("The engine's work that is submitted after ``wait`` returned sees the transfer.")
@@ -68,6 +76,32 @@ class LifecycleTests(DeviceTests):
             harness.arena[:] = harness.expected_arena[:] = value
             harness.load(harness.chunks(3, 60))
 
+    @holds("A save sees the engine's writes to its pages that were submitted before the")
+    def test_a_load_overwrites_what_the_engine_wrote_before_the_step(self, make_harness: MakeHarness) -> None:
+        """On an accelerator, the engine's writes wait in its stream while the load starts."""
+        harness = self._large(make_harness)
+        for _ in range(2):
+            harness.overwrite_pages(after=partial(occupy_engine, self.torch_type))
+            harness.device.begin_step()
+            harness.load(harness.chunks(0, 512, source=2000), skip_prefix_n_tokens=30)
+
+    @holds("The engine begins a step.")
+    def test_a_step_writes_other_pages_than_its_loads_and_its_saves_see_them(self, make_harness: MakeHarness) -> None:
+        harness = self._large(make_harness)
+        harness.block_ids = np.arange(harness.setup.n_blocks)
+        first_token = 512
+        harness.device.begin_step()
+        for _ in range(2):
+            of_the_step = slice(first_token // harness.setup.block_size, None)
+            harness.overwrite_pages(of_the_step, after=partial(occupy_engine, self.torch_type))
+            transfers = [
+                harness.start_load(harness.chunks(0, first_token, source=2000)),
+                harness.start_save([harness.segment(first_token, first_token + 100, shard=8)]),
+            ]
+            for transfer in transfers:
+                transfer.wait()
+            harness.check()
+
     @holds("Any thread may make any call, inside torch's inference mode or outside of it.")
     def test_calls_inside_and_outside_of_inference_mode(self, make_harness: MakeHarness) -> None:
         """An engine's step runs inside of it, and threads that save do not: tensors must serve both."""
@@ -115,6 +149,40 @@ class LifecycleTests(DeviceTests):
         harness.arena = np.empty(0, np.uint8)
         gc.collect()
         memory.close()  # raises BufferError while a view of it exists
+
+    @holds("what lies behind that is not pinned yet")
+    def test_an_arena_is_used_while_it_is_being_reserved(self, harness: DeviceHarness) -> None:
+        """Behind the reserved part, a touch makes pages for which memory may be missing."""
+        expected, goal = harness.expected_arena, harness.shard(3)
+        progress, asked = ArenaProgress(0, goal), 0
+
+        def ask() -> ArenaProgress:
+            nonlocal asked
+            asked += 1
+            return progress
+
+        with open(os.memfd_create("arena"), "r+b") as file:
+            file.truncate(len(expected))
+            arena = np.frombuffer(mmap.mmap(file.fileno(), 0), np.uint8)
+            begin = time.monotonic()
+            harness.device.pin(arena, ask)
+            assert time.monotonic() - begin < PIN_S, "pin waits until the arena is reserved"
+            for n_shards in (1, 2, 3):
+                end = harness.shard(n_shards)
+                harness.arena, harness.expected_arena = arena[:end], expected[:end]
+                harness.arena[:] = harness.expected_arena
+                progress = ArenaProgress(end, goal)
+                harness.load(harness.chunks(0, n_shards * harness.layout.chunk_tokens), 5)
+                harness.overwrite_pages()
+                harness.save(harness.chunks(0, n_shards * harness.layout.chunk_tokens))
+                time.sleep(LOOK_S)
+                touched = os.fstat(file.fileno()).st_blocks * 512
+                assert touched <= -(-end // mmap.PAGESIZE) * mmap.PAGESIZE, "memory that is not reserved was touched"
+            deadline, before = time.monotonic() + 20 * LOOK_S, -1
+            while asked != before:
+                assert time.monotonic() < deadline, "nothing is left, but the device still asks for more"
+                before = asked
+                time.sleep(LOOK_S)
 
     @holds("Wait for pending transfers, and release arena and pages.")
     def test_close_waits_for_pending_transfers(self, make_harness: MakeHarness) -> None:

@@ -15,6 +15,7 @@ from blendhub.core.layout import KVLayout
 from blendhub.core.spans import Span
 from blendhub.devices import StreamDevice, planes_of
 from blendhub.testing.device_reference import page_shapes
+from blendhub.testing.devices.device_harness import occupy_engine
 
 LAYERS, HEADS, WIDTH, CHUNK, CHUNKS = 8, 8, 128, 256, 16
 N_TOKENS = CHUNK * CHUNKS
@@ -49,9 +50,7 @@ class RaceSuite(ABC):
 
     def occupy(self) -> None:
         """Submit work to the engine's stream that takes about a tenth of a second."""
-        numbers = torch.ones(4096, 4096, dtype=torch.bfloat16, device=self.torch_type)
-        for _ in range(300):
-            numbers = numbers @ numbers * 0.0
+        occupy_engine(self.torch_type)
 
     @property
     def accelerator(self) -> Any:
