@@ -15,8 +15,6 @@ from blendhub.core.plugin_choice import PluginChoice
 from blendhub.framework.host import PluginHost
 from blendhub.hub.config import DEFAULT_TRANSPORT, HubConfig, Listen
 from blendhub.hub.deletion import Deletion
-from blendhub.hub.http.pages import pages
-from blendhub.hub.http.server import http_server
 from blendhub.hub.index.match_queues import MatchThreads
 from blendhub.hub.index.table import IndexTable
 from blendhub.hub.memory.arena import Arena
@@ -83,6 +81,10 @@ class Hub:
             resources.push_async_callback(server.close)
             self.endpoints += (server.endpoint,)
         if self.config.metrics:
+            # An engine's own hub serves no pages, and where it runs the libraries for them may be absent.
+            from blendhub.hub.http.pages import pages
+            from blendhub.hub.http.server import http_server
+
             over_http = http_server(self.config.metrics, pages(self.service))
             self.metrics_address = await resources.enter_async_context(over_http)
         ticking = asyncio.create_task(self._tick())

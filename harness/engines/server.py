@@ -11,8 +11,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
-import httpx
-
 from harness.engines.engine import ENVIRONMENT
 from harness.ports import free_port
 
@@ -58,6 +56,8 @@ class Server:
             )
 
     def wait_until_up(self) -> None:
+        import httpx  # engines that are no servers run where it is not installed
+
         until = time.monotonic() + PATIENCE_S
         while time.monotonic() < until and self.process.poll() is None:
             with suppress(httpx.HTTPError):
