@@ -96,7 +96,8 @@ class BeginsBehindItsSnapshot(FleetStore):
     def snapshot(self) -> Any:
         runs, _ = super().snapshot()
         now = self._catalogue.begin()
-        return runs, msgspec.msgpack.encode(msgspec.structs.replace(now, seq=now.seq + 50))
+        # All but the last few of the changes that the test makes: the scan, whose order is Redis's, shows only some.
+        return runs, msgspec.msgpack.encode(msgspec.structs.replace(now, seq=now.seq + 170))
 
 
 class ThinksItIsAlone(FleetStore):
