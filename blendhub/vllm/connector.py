@@ -26,6 +26,7 @@ from vllm.platforms import current_platform
 from blendhub.framework.host import PluginHost
 from blendhub.outcome.reasons import Why
 from blendhub.vllm.messages import StepPlan, WorkerProof, WorkerReport
+from blendhub.vllm.model.platform import Platform
 from blendhub.vllm.model_support import neighbours_of
 from blendhub.vllm.scheduler.blocks.prefix_cache import RequestBlocks
 from blendhub.vllm.scheduler.connector_scheduler import ConnectorScheduler
@@ -82,12 +83,20 @@ class BlendHubConnector(KVConnectorBase_V1, SupportsHMA):
         if role is KVConnectorRole.SCHEDULER:
             self._starting = SchedulerStart(*common, self._transport, engine_id, self._blocks, kv_cache_config)
         else:
-            self._unchecked = WorkerStart(*common, engine_id)
+            self._unchecked = WorkerStart(*common, engine_id, self._new_platform)
         # An engine inside a script is shut down only when the script ends. At the time of ``atexit`` Python starts no
         # threads any more, but a hub needs them to close.
         threading._register_atexit(self.shutdown)  # type: ignore[attr-defined]
 
     # In a worker.
+
+    @staticmethod
+    def _new_platform(runner: Any, config: VllmConfig) -> Platform:
+        """What forwards need that depends on whose model runner serves the model."""
+        # The version of vLLM that vllm-ascend needs lacks names that this module imports.
+        from blendhub.vllm.model.upstream import Upstream
+
+        return Upstream()
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         if self._unchecked:
@@ -112,7 +121,7 @@ class BlendHubConnector(KVConnectorBase_V1, SupportsHMA):
         """Do nothing: all layers are saved together, after the forward."""
 
     def wait_for_save(self) -> None:
-        """Do nothing: saves begin in ``get_finished``. vLLM 0.23 calls that in every step, this only with tokens."""
+        """Do nothing: saves begin in ``get_finished``, which is called in steps without tokens, too."""
 
     def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:
         # Behind a connector that answers in its place, MultiConnector does not ask BlendHub for a handshake.
@@ -130,11 +139,8 @@ class BlendHubConnector(KVConnectorBase_V1, SupportsHMA):
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> Any:
         results = super().get_transfer_results(finished_req_ids)
-        results.failed_recving = self._worker.take_failed() if self._worker else set()
+        results.failed_recving = {job.request for job in self._worker.take_failed()} if self._worker else set()
         return results
-
-    def get_block_ids_with_load_errors(self) -> set[int]:
-        return self._worker.take_bad_blocks() if self._worker else set()
 
     def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
         report = self._worker.take_report() if self._worker else None
@@ -158,8 +164,8 @@ class BlendHubConnector(KVConnectorBase_V1, SupportsHMA):
     # In the scheduler.
 
     def bind_kv_cache_manager(self, kv_cache_manager: "KVCacheManager") -> None:
-        """Keep vLLM's manager of KV blocks. vLLM calls this before the first request, if it lets connectors ask."""
-        self._blocks.ask(kv_cache_manager)
+        """Keep vLLM's manager of KV blocks. vLLM calls this before the first request."""
+        self._blocks.manager = kv_cache_manager
 
     def on_new_request(self, request: "Request") -> None:
         if self._scheduler:
@@ -175,18 +181,12 @@ class BlendHubConnector(KVConnectorBase_V1, SupportsHMA):
         return (None if self._starting else 0), False
 
     def update_state_after_alloc(self, request: "Request", blocks: "KVCacheBlocks", num_external_tokens: int) -> None:
-        if not self._scheduler:
-            return
-        tables = blocks.get_block_ids()
-        self._blocks.allocated(request.request_id, tables)
-        self._scheduler.allocated(request, tables, num_external_tokens)
+        if self._scheduler:
+            self._scheduler.allocated(request, blocks.get_block_ids(), num_external_tokens)
 
     def build_connector_meta(self, scheduler_output: "SchedulerOutput") -> KVConnectorMetadata:
         self._go_on_starting(scheduler_output)
-        if not self._scheduler:
-            return StepPlan()
-        self._blocks.scheduled(scheduler_output)
-        return self._scheduler.plan(scheduler_output)
+        return self._scheduler.plan(scheduler_output) if self._scheduler else StepPlan()
 
     def update_connector_output(self, connector_output: "KVConnectorOutput") -> None:
         report = connector_output.kv_connector_worker_meta
@@ -199,7 +199,6 @@ class BlendHubConnector(KVConnectorBase_V1, SupportsHMA):
     def request_finished_all_groups(
         self, request: "Request", block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
-        self._blocks.ended(request.request_id)
         if self._scheduler:
             return self._scheduler.ended(request, block_ids)
         if self._starting:

@@ -157,12 +157,16 @@ class Host:
             return self._kept[request][:, :, :n]
         import numpy as np
         import torch
+        from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 
         from blendhub.vllm.model.engine_model import EngineModel
         from blendhub.vllm.model.layer_groups import layer_groups, pages_of
         from blendhub.vllm.model.pages import read
 
-        model, at = EngineModel(self._runner, self._engine.vllm_config), np.arange(n)
+        connector: Any = KVConnectorFactory.get_connector_class_by_name("BlendHubConnector")
+        config = self._engine.vllm_config
+        model = EngineModel(self._runner, config, connector._new_platform(self._runner, config))
+        at = np.arange(n)
         both = []
         for name, layer in zip(model.layer_names, pages_of(model, layer_groups(model, 256)), strict=True):
             table = model.table_of(name)
@@ -254,7 +258,7 @@ class Host:
     def _keep_counts(self) -> None:
         """Keep BlendHub's counts, which vLLM takes and drops where it logs no statistics."""
         connector = self._scheduler.connector
-        if type(connector).__name__ != "BlendHubConnector":
+        if type(connector).__name__ in ("NoneType", "MultiConnector"):
             return
         take = connector.get_kv_connector_stats
 
@@ -329,16 +333,6 @@ def mend_llvmlite() -> None:
         return found(library, name)
 
     ffi._lib_wrapper.__getattr__ = look
-
-
-def load_numba() -> None:
-    """Load what numba knows of Python's functions, which otherwise the first kernel of a process loads."""
-    try:
-        from numba.core.registry import cpu_target
-    except ImportError:
-        return
-    cpu_target.typing_context.refresh()
-    cpu_target.target_context.refresh()
 
 
 def _allow_asynchronous_scheduling() -> None:

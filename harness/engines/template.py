@@ -72,7 +72,7 @@ def main(address: str) -> None:
     except Exception as error:
         line.send(RuntimeError(f"{type(error).__name__}: {error}"))
         raise
-    host.load_numba()
+    _load_numba()
     look_at_models_here()
     # Each engine would look through all of it, and get its own copy of what it touches.
     gc.collect()
@@ -115,3 +115,13 @@ def _run(log: str, address: str) -> None:
     os.dup2(output, 2)
     os.close(output)
     host.serve(Client(address, "AF_UNIX"))
+
+
+def _load_numba() -> None:
+    """Load what numba knows of Python's functions, which otherwise the first kernel of a process loads."""
+    try:
+        from numba.core.registry import cpu_target
+    except ImportError:
+        return
+    cpu_target.typing_context.refresh()
+    cpu_target.target_context.refresh()

@@ -2,7 +2,7 @@
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -60,18 +60,24 @@ def text(number: int, length: int) -> list[int]:
 
 
 class PlayedBlocks(RequestBlocks):
-    """The blocks of every request are the same, and vLLM's cache cannot be asked, unless a test says otherwise."""
+    """The blocks of every request are the same. Unless a test says otherwise, vLLM has cached all that was blended."""
+
+    hash_block_size = BLOCK
 
     def __init__(self) -> None:
         super().__init__()
         self.blocks = list(range(1, 101))
-        self.cached: Callable[[Sequence[BlockHash], int], int | None] = lambda hashes, most: None
+        self.own: set[BlockHash] = set()
+        self.cached = self._blended
 
     def of(self, request: str) -> Tables:
         return (self.blocks,)
 
-    def cached_tokens(self, hashes: Sequence[BlockHash], most: int) -> int | None:
+    def cached_tokens(self, hashes: Sequence[BlockHash], most: int) -> int:
         return self.cached(hashes, most)
+
+    def _blended(self, hashes: Sequence[BlockHash], most: int) -> int:
+        return 0 if self.own.issuperset(hashes) else min(most, BLOCK * len(hashes))
 
 
 class PlayedEngine:
@@ -128,7 +134,9 @@ class PlayedEngine:
         hasher = get_request_block_hasher(BLOCK, sha256)
         sampling = SamplingParams(max_tokens=99, extra_args={"kv_transfer_params": {"blendhub": asked}})
         known: dict[str, Any] = {"cache_salt": salt, "block_hasher": hasher, "lora_request": lora, "mm_features": media}
-        return Request(name, prompt, sampling, None, **known)
+        request = Request(name, prompt, sampling, None, **known)
+        self.blocks.own.update(request.block_hashes)
+        return request
 
     def settle(self) -> None:
         """Until the hub has answered all that the scheduler side asked."""

@@ -32,7 +32,7 @@ class Layer(Anything):
 class StandInModel(Anything):
     """Keys depend on token and position, values on the token. ``together`` is called in every forward."""
 
-    block_size, block_sizes, has_one_table = BLOCK, (BLOCK,), True
+    block_size, block_sizes = BLOCK, (BLOCK,)
     max_tokens, max_spans = 4096, 64
     device = torch.device("cpu")
     frees_blocks_early = samples_last = False

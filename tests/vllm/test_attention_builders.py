@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from blendhub.vllm.model.attention_builders import OwnGroup
+from blendhub.vllm.model.attention_metadata import OwnGroup
 from tests.stand_in import StandIn
 
 

@@ -14,7 +14,7 @@ from vllm.v1.worker.utils import AttentionGroup
 from blendhub.core.spans import Span
 from blendhub.vllm.model.attention_metadata import SPANS, TABLE_BYTES, AttentionMetadata
 from blendhub.vllm.model.chosen import Chosen, Part
-from blendhub.vllm.model.platforms.upstream import Upstream
+from blendhub.vllm.model.upstream import Upstream
 
 BLOCK_SIZE = 32
 

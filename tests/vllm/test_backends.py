@@ -26,7 +26,7 @@ from vllm.v1.worker.utils import AttentionGroup
 from blendhub.core.spans import Span
 from blendhub.vllm.model.attention_metadata import AttentionMetadata
 from blendhub.vllm.model.chosen import Chosen, Part
-from blendhub.vllm.model.platforms.upstream import Upstream
+from blendhub.vllm.model.upstream import Upstream
 from harness.engines.shapes import DEEPSEEK, QWEN3
 from tests.stand_in import StandIn
 

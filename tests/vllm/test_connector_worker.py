@@ -19,6 +19,10 @@ from tests.vllm.played_engine import HOST, NAMESPACE, PlayedEngine, text
 from tests.vllm.played_worker import NotingDevice, SideDevice, played_worker, worker_of
 
 
+def failed(worker):
+    return [job.request for job in worker.worker.take_failed()]
+
+
 @pytest.fixture
 def device():
     return SideDevice()
@@ -88,7 +92,7 @@ def test_a_load_whose_adapter_is_replaced_while_it_is_copied_fails(worker, devic
     loaded[1], device.is_held = SimpleNamespace(loras={"layer": part}), False
     assert worker.step() == {"r"}
     report = worker.engine.report(request.request_id)
-    assert "AdapterReplaced" in report["reason"] and worker.worker.take_bad_blocks() == {1, 2, 3, 4, 5, 6}
+    assert "AdapterReplaced" in report["reason"] and failed(worker) == ["r"]
 
 
 def test_an_aborted_load_holds_up_no_step_and_keeps_its_blocks_and_lease_until_its_copy_has_ended(worker, device):
@@ -108,7 +112,7 @@ def test_an_aborted_load_holds_up_no_step_and_keeps_its_blocks_and_lease_until_i
     worker.engine.settle()
     assert worker.engine.gauge("read_leases") == 0
     assert worker.engine.report(other.request_id)["exact_tokens"] == 96
-    assert worker.worker.take_bad_blocks() == set()
+    assert failed(worker) == []
 
 
 @pytest.mark.parametrize("ends", [False, True], ids=["the session lives", "the session ends"])
@@ -142,7 +146,7 @@ def test_a_load_that_takes_long_while_others_fill_the_arena(device, ends):
         report = engine.report(request.request_id)
         assert engine.gauge("read_leases") == 0
         assert report["exact_tokens"] == (0 if ends else 96)
-        assert worker.worker.take_bad_blocks() == ({1, 2, 3, 4, 5, 6} if ends else set())
+        assert failed(worker) == (["r"] if ends else [])
         if ends:
             assert "LeaseError" in report["reason"]
 
@@ -175,7 +179,7 @@ def test_a_hub_that_is_restarted_between_lookup_and_load_costs_the_load_alone(de
             plan = StepPlan()
             time.sleep(0.01)
         engine.side.process_report(worker.worker.take_report())
-        assert worker.worker.take_bad_blocks() == {1, 2, 3, 4, 5, 6} and not worker.model.kv.any()
+        assert failed(worker) == ["r"] and not worker.model.kv.any()
         assert "StaleEpoch" in engine.report(request.request_id)["reason"]
     engine.close()
     hub.kill()

@@ -59,8 +59,7 @@ def test_a_model_that_keeps_features_of_images_between_embedding_and_forward_mov
     "changed", [{}, {"parallel": {"data_parallel_size": 2}}, {"speculative": "eagle"}], ids=["usual", "data", "eagle"]
 )
 def test_others_are_not_refused(changed):
-    facts = {"module": torch.nn.Module(), "frees_blocks_early": False, "has_one_table": True}
-    model = StandIn(config=configured(**changed), **facts)
+    model = StandIn(config=configured(**changed), module=torch.nn.Module())
     model_check._refuse_to_blend(model)
     model_check._refuse_to_reuse(model)
 
@@ -79,16 +78,6 @@ def test_others_are_not_refused(changed):
     ],
 )
 def test_configurations_in_which_nothing_is_stored(changed, words):
-    model: Any = SimpleNamespace(config=configured(**changed), frees_blocks_early=False, has_one_table=True)
+    model: Any = SimpleNamespace(config=configured(**changed))
     with pytest.raises(Unsupported, match=words):
-        model_check._refuse_to_reuse(model)
-
-
-@pytest.mark.parametrize("frees_early, one_table", [(True, True), (False, False)], ids=["windows", "tables"])
-def test_blocks_that_leave_windows_are_refused_where_vllm_does_not_show_them(monkeypatch, frees_early, one_table):
-    """vLLM 0.23, which vllm-ascend needs, does not."""
-    model: Any = SimpleNamespace(config=configured(), frees_blocks_early=frees_early, has_one_table=one_table)
-    model_check._refuse_to_reuse(model)
-    monkeypatch.setattr(model_check, "SHOWS_BLOCKS", False)
-    with pytest.raises(Unsupported, match="--disable-hybrid-kv-cache-manager"):
         model_check._refuse_to_reuse(model)

@@ -13,7 +13,7 @@ from vllm.v1.kv_cache_interface import CircularBufferSpec, MambaSpec, SinkFullAt
 
 from benchmarks.models.specs import BLOCK, SPECS, groups_of, latent
 from blendhub.core.errors import Unsupported
-from blendhub.vllm.model.runner import NEEDED, Runner, find_runner
+from blendhub.vllm.model.runner import NEEDED, Runner, find_caller
 
 RUNNERS = {
     "V1": ("vllm.v1.worker.gpu_model_runner", "_kernel_block_sizes"),
@@ -88,7 +88,7 @@ class ModelRunner:
 
 class Connector:
     def register(self):
-        return find_runner()
+        return find_caller("initialize_kv_cache", "execute_model")
 
 
 def test_the_runner_is_found_up_the_stack():
@@ -97,7 +97,7 @@ def test_the_runner_is_found_up_the_stack():
 
 
 def test_where_no_runner_calls_it_is_said():
-    with pytest.raises(Unsupported, match="not a model runner"):
+    with pytest.raises(Unsupported, match="initialize_kv_cache and execute_model"):
         Connector().register()
 
 

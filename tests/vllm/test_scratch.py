@@ -92,7 +92,7 @@ class Engine:
             hash_block_size=self.hash_size,
         )
         blocks = RequestBlocks()
-        blocks.ask(self.manager)
+        blocks.manager = self.manager
         self.scratch = Scratch(blocks, block_tables_of(config), patience_s=10.0)
         self.served = {}
         self.n_asked = 0

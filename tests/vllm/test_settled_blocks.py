@@ -9,7 +9,7 @@ from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.request import Request
 
-from blendhub.vllm.scheduler.blocks.prefix_cache import RequestBlocks, RequestHashes, SettledBlocks, salt_block_hashes
+from blendhub.vllm.scheduler.blocks.prefix_cache import RequestHashes, SettledBlocks, salt_block_hashes
 from tests.stand_in import Anything
 
 BLOCK = 4
@@ -130,12 +130,6 @@ def test_who_asks_for_more_recomputation_takes_nothing_that_had_less(settled, ca
     serve(settled, cache, range(20), first=4, ratio=0.15)
     assert serve(settled, cache, range(20), least=0.1) == (16, 4)
     assert serve(settled, cache, range(20), least=0.2) == (4, None)
-
-
-def test_where_vllm_cannot_be_asked_what_was_blended_is_looked_for(cache):
-    settled = SettledBlocks(RequestBlocks())
-    serve(settled, cache, range(20), first=4)
-    assert serve(settled, cache, range(20)) == (16, 4)
 
 
 def test_the_blocks_used_longest_ago_are_forgotten(cache):

@@ -1,11 +1,7 @@
-"""What differs between vLLM's versions, and the table of what was tested on them."""
-
-from types import SimpleNamespace
-from typing import Any
+"""The table of what was tested on vLLM's versions."""
 
 import pytest
 
-from blendhub.vllm.versions import build_metadata, copy_block_stride
 from tests.vllm.version_table import HEAD, PAGE, parts_of, row_of, with_row
 
 REPORT = """<testsuites><testsuite>
@@ -14,30 +10,6 @@ REPORT = """<testsuites><testsuite>
 <testcase name="four"><skipped message="no second runner"/></testcase>
 <testcase name="five"><{} message="no"/></testcase>
 </testsuite></testsuites>"""
-
-
-COMMON: Any = "common"
-
-
-def group(**newer) -> Any:
-    """A group with the fields that vLLM's attention groups have in all versions."""
-    builder = SimpleNamespace(build=lambda prefix, common: ("the builder's", prefix, common))
-    return SimpleNamespace(get_metadata_builder=lambda: builder, **newer)
-
-
-def test_a_group_that_builds_metadata_itself_does_so_and_of_others_the_builder():
-    assert build_metadata(group(), COMMON) == ("the builder's", 0, "common")
-    newer = group(build_metadata=lambda common: ("the group's", common))
-    assert build_metadata(newer, COMMON) == ("the group's", "common")
-
-
-def test_a_stride_of_blocks_is_copied_where_there_is_one():
-    older, own = group(), group()
-    copy_block_stride(own, older)
-    assert not hasattr(own, "kernel_block_stride")
-    own = group(kernel_block_stride=0)
-    copy_block_stride(own, group(kernel_block_stride=3))
-    assert own.kernel_block_stride == 3
 
 
 @pytest.mark.parametrize("how", ["failure", "error"])

@@ -107,6 +107,6 @@ def test_an_error_of_the_accelerator_costs_a_load_and_a_save_and_no_step(error):
     worker.load(plan)
     worker.save(plan)
     assert worker.finished() == ({"s"}, {"r"})
-    assert worker.take_bad_blocks() == {1, 2}
+    assert worker.take_failed() == [job]
     report = worker.take_report()
     assert str(error) in report.loads["r"].error and report.failed_saves == {type(error).__name__: 1}

@@ -56,12 +56,12 @@ class Start(WorkerStart):
             self.devices.append(Device(self.attached, fails))
             return self.devices[-1]
 
-        monkeypatch.setattr(worker_start, "find_runner", lambda: SimpleNamespace(device=torch.device("cpu")))
-        monkeypatch.setattr(worker_start, "EngineModel", lambda runner, config: model)
+        monkeypatch.setattr(worker_start, "find_caller", lambda *methods: SimpleNamespace(device=torch.device("cpu")))
+        monkeypatch.setattr(worker_start, "EngineModel", lambda runner, config, platform: model)
         alone = SimpleNamespace(rank_in_group=0, world_size=1)
         monkeypatch.setattr(worker_start, "get_tp_group", lambda: group or alone)
         settings = Settings(device=PluginChoice("noted"), chunk_tokens=32)
-        super().__init__(None, settings, StandIn(create=create), "engine")
+        super().__init__(None, settings, StandIn(create=create), "engine", lambda runner, config: None)
 
 
 def model_of(*rotaries, together=lambda tensor: tensor):

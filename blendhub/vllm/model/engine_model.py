@@ -18,7 +18,7 @@ from blendhub.core.errors import Unsupported
 from blendhub.vllm.model.attention_metadata import AttentionMetadata
 from blendhub.vllm.model.chosen import Blocks, Chosen, pages_in
 from blendhub.vllm.model.own_layers import Attend, own_attention, rules_of
-from blendhub.vllm.model.platforms import Tensors, keeps_latent, platform_of
+from blendhub.vllm.model.platform import Platform, Tensors, keeps_latent
 from blendhub.vllm.model.runner import Runner
 
 
@@ -29,11 +29,11 @@ class StopForward(Exception):
 class EngineModel:
     """BlendHub's access to the model of one worker. Everything happens on the worker's own thread."""
 
-    def __init__(self, runner: Any, config: VllmConfig) -> None:
+    def __init__(self, runner: Any, config: VllmConfig, platform: Platform) -> None:
         self.config = config
         self._runner = Runner(runner)
         layers = self._runner.layers
-        self._platform = platform_of(runner, config, list(layers))
+        self._platform = platform
         self._tables = {name: table for name, (table, _) in layers.items()}
         self._page_sizes = {
             name: int(group.get_metadata_builder().kv_cache_spec.block_size) for name, (_, group) in layers.items()
@@ -73,11 +73,6 @@ class EngineModel:
         if not self._only_metadata:
             raise Unsupported(self._why_no_metadata)
         return self._only_metadata
-
-    @property
-    def has_one_table(self) -> bool:
-        """Whether all layers share a block table: not so for models with windows, with vLLM's hybrid allocator."""
-        return len(self.block_sizes) == 1
 
     def chunk_tokens(self, most: int) -> int:
         """The tokens of a stored chunk: its blocks must be in the window still in the step that completes the chunk."""

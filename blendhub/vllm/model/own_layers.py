@@ -17,7 +17,7 @@ from vllm.v1.attention.backend import AttentionType
 
 from blendhub.contracts import AttentionRules
 from blendhub.core.errors import Unsupported
-from blendhub.vllm.model.platforms import keeps_latent
+from blendhub.vllm.model.platform import keeps_latent
 
 Attend = Callable[[Any, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], None]
 """Called with a layer, the queries, keys and values of the forward's tokens, and where to put what they attend to.

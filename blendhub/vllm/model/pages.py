@@ -10,7 +10,7 @@ from blendhub.core.errors import Unsupported
 from blendhub.core.layout import KVLayout
 from blendhub.devices import planes_of, rows_at
 from blendhub.vllm.model.engine_model import EngineModel
-from blendhub.vllm.model.platforms import Tensors
+from blendhub.vllm.model.platform import Tensors
 
 DTYPES = {
     torch.float32: "float32",

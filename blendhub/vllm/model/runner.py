@@ -104,15 +104,15 @@ def _check_spec(name: str, spec: Any) -> None:
         raise Unsupported(f"{name} keeps a window that vLLM computes anew behind each reused prefix; {SERVED_WITHOUT}")
 
 
-def find_runner() -> Any:
-    """The model runner that is initialising KV caches somewhere up the stack: vLLM has no interface that names it."""
+def find_caller(*methods: str) -> Any:
+    """The object with these methods, one of which is running somewhere up the stack: vLLM has no interface for it."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         owner = frame.f_locals.get("self")
-        if owner is not None and all(hasattr(owner, name) for name in ("initialize_kv_cache", "execute_model")):
+        if owner is not None and all(hasattr(owner, name) for name in methods):
             return owner
         frame = frame.f_back
     raise Unsupported(
-        "vLLM's model runner was not found: register_kv_caches was called by something that is not a model runner; "
+        f"BlendHub was called by nothing that has {' and '.join(methods)}, as vLLM has; "
         f"this version of BlendHub is made for {SERVED}"
     )

@@ -16,7 +16,7 @@ from blendhub.contracts import Segment, Transfer
 from blendhub.core.errors import AdapterReplaced, BlendHubError, DeadlineExceeded, HubError
 from blendhub.framework.host import PluginHost
 from blendhub.vllm.hub_executor import HubExecutor
-from blendhub.vllm.messages import NULL_BLOCK, LoadJob, LoadResult, SaveJob, StepPlan, WorkerReport
+from blendhub.vllm.messages import LoadJob, LoadResult, SaveJob, StepPlan, WorkerReport
 from blendhub.vllm.worker.forwards import Forwards
 from blendhub.vllm.worker.layer_copies import LayerCopies
 from blendhub.vllm.worker.load_task import LoadProgress, LoadTask
@@ -68,9 +68,7 @@ class ConnectorWorker:
         self._uncommitted: set[str] = set()
         """Requests that have ended and have commits left."""
         self._loaded: set[str] = set()
-        self._failed: set[str] = set()
-        """Requests whose loads have failed, where vLLM takes these in place of blocks."""
-        self._bad_blocks: set[int] = set()
+        self._failed: list[LoadJob] = []
         self._report = WorkerReport()
 
     def begin_step(self, plan: StepPlan) -> None:
@@ -133,13 +131,10 @@ class ConnectorWorker:
         loaded, self._loaded = self._loaded, set()
         return saved, loaded
 
-    def take_failed(self) -> set[str]:
-        failed, self._failed = self._failed, set()
+    def take_failed(self) -> list[LoadJob]:
+        """The loads that have failed, and whose requests were not aborted."""
+        failed, self._failed = self._failed, []
         return failed
-
-    def take_bad_blocks(self) -> set[int]:
-        bad, self._bad_blocks = self._bad_blocks, set()
-        return bad
 
     def take_report(self) -> WorkerReport | None:
         report, self._report = self._report, WorkerReport()
@@ -195,14 +190,7 @@ class ConnectorWorker:
             expected = isinstance(error.__cause__ or error, BlendHubError)
             exc_info = None if expected else error
             log.warning("request %s is computed without its stored KV: %s", job.request, error, exc_info=exc_info)
-            if len(job.blocks) > 1 or self._context.model.frees_blocks_early:
-                # Blocks would not say that what has left a window is missing, too.
-                self._failed.add(job.request)
-            else:
-                size, (blocks,) = self._context.model.block_size, job.blocks
-                bad = set(blocks[job.decision.start // size : -(-job.end // size)].tolist())
-                # Other requests have the null block, too.
-                self._bad_blocks |= bad - {NULL_BLOCK}
+            self._failed.append(job)
         self._finish(loading, LoadResult(error=f"{type(error).__name__}: {error}", another_failed=another_failed))
 
     def _finish(self, loading: LoadTask, result: LoadResult) -> None:

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from typing import Any
 
 import msgspec
 from vllm.config import VllmConfig
@@ -19,8 +20,9 @@ from blendhub.vllm.model.device_memory import DeviceMemory
 from blendhub.vllm.model.engine_model import EngineModel
 from blendhub.vllm.model.fingerprint import fingerprint
 from blendhub.vllm.model.layer_groups import LayerGroup, attach, pages_of
+from blendhub.vllm.model.platform import Platform
 from blendhub.vllm.model.rotary import digest
-from blendhub.vllm.model.runner import find_runner
+from blendhub.vllm.model.runner import find_caller
 from blendhub.vllm.model_support import ModelSupport, Neighbours, beside, unsupported
 from blendhub.vllm.settings import Settings
 from blendhub.vllm.worker.attention_choice import choose_attention
@@ -30,6 +32,8 @@ from blendhub.vllm.worker.ranks import Ranks
 from blendhub.vllm.worker.recompute import BlendContext
 
 log = logging.getLogger(__name__)
+NewPlatform = Callable[[Any, VllmConfig], Platform]
+"""Makes the platform of a model runner."""
 
 
 class WorkerStart:
@@ -38,11 +42,14 @@ class WorkerStart:
     A wrong setting ends vLLM's start instead.
     """
 
-    def __init__(self, config: VllmConfig, settings: Settings, host: PluginHost, engine_id: str) -> None:
+    def __init__(
+        self, config: VllmConfig, settings: Settings, host: PluginHost, engine_id: str, new_platform: NewPlatform
+    ) -> None:
         self._config = config
         self._settings = settings
         self._host = host
         self._engine_id = engine_id
+        self._new_platform = new_platform
         self._model: EngineModel | None = None
         self._groups: tuple[LayerGroup, ...] = ()
         self._rotations: list[Rotation] = []
@@ -52,9 +59,9 @@ class WorkerStart:
     def register(self) -> None:
         """Prepare everything that needs no forward, while vLLM's monitor of compilations is not yet armed."""
         try:
-            runner = find_runner()
+            runner = find_caller("initialize_kv_cache", "execute_model")
             with self._memory.counted(runner.device):
-                self._model = EngineModel(runner, self._config)
+                self._model = EngineModel(runner, self._config, self._new_platform(runner, self._config))
                 self._groups, self._rotations = groups_and_rotations(
                     self._model, self._model.chunk_tokens(self._settings.chunk_tokens)
                 )

@@ -12,6 +12,7 @@ from tests.vllm.ascend import strict_npu  # noqa: F401  (before vllm_ascend)
 
 import vllm_ascend.ops  # noqa: F401  # isort: skip  (before the others, which it imports in the one order that works)
 import torch_npu
+from blendhub_ascend.vllm.platform import Ascend
 from vllm.config import set_current_vllm_config
 from vllm.distributed import get_tp_group, init_distributed_environment, initialize_model_parallel
 from vllm.engine.arg_utils import EngineArgs
@@ -110,20 +111,18 @@ def engine_model(tmp_path_factory):
         group = AttentionGroup(AscendAttentionBackend, NAMES, spec, 0)
         blocks = SimpleNamespace(layer_names=NAMES, kv_cache_spec=spec)
         group.create_metadata_builders(config, NPU, 128)
-        yield EngineModel(
-            SimpleNamespace(
-                device=NPU,
-                get_model=lambda: module,
-                model=module,
-                attn_groups=[[group]],
-                kv_cache_config=SimpleNamespace(num_blocks=9, kv_cache_groups=[blocks]),
-                kernel_block_sizes=[[128]],
-                supports_mm_inputs=False,
-                model_config=config.model_config,
-                _has_sinks=False,
-            ),
-            config,
+        runner = SimpleNamespace(
+            device=NPU,
+            get_model=lambda: module,
+            model=module,
+            attn_groups=[[group]],
+            kv_cache_config=SimpleNamespace(num_blocks=9, kv_cache_groups=[blocks]),
+            kernel_block_sizes=[[128]],
+            supports_mm_inputs=False,
+            model_config=config.model_config,
+            _has_sinks=False,
         )
+        yield EngineModel(runner, config, Ascend(runner, config))
     monkeypatch.undo()
 
 

@@ -10,9 +10,11 @@ import torch
 from tests.vllm.ascend import strict_npu  # noqa: F401  (before vllm_ascend)
 
 import vllm_ascend.ops  # noqa: F401  # isort: skip  (before the others, which it imports in the one order that works)
+from blendhub_ascend.vllm.platform import Ascend
 from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbedding
 from vllm.v1.attention.backend import CommonAttentionMetadata
+from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec
 from vllm_ascend import ascend_config, ascend_forward_context
 from vllm_ascend.attention.attention_v1 import (
     AscendAttentionBackend,
@@ -27,10 +29,11 @@ from vllm_ascend.ops import rotary_embedding
 from blendhub.core.errors import Unsupported
 from blendhub.vllm.model.layer_groups import layer_groups, pages_of
 from blendhub.vllm.model.pages import possible_pages, read
-from blendhub.vllm.model.platforms import keeps_latent, platform_of
-from blendhub.vllm.model.platforms.ascend import Ascend
+from blendhub.vllm.model.platform import keeps_latent
 from blendhub.vllm.model.rotary import rotated, rotations_of
 
+SHAPE: dict[str, Any] = {"block_size": 128, "num_kv_heads": 1, "head_size": 128, "dtype": torch.bfloat16}
+FULL, WINDOW = FullAttentionSpec(**SHAPE), SlidingWindowSpec(**SHAPE, sliding_window=256)
 TOKENS = 128
 """The number of tokens of a page."""
 
@@ -77,22 +80,20 @@ def options(monkeypatch):
         enable_flashcomm2_parallel_size=0,
         xlite_graph_config=SimpleNamespace(enabled=False),
     )
-    monkeypatch.setattr("blendhub.vllm.model.platforms.ascend_refusals.get_ascend_config", lambda: given)
+    monkeypatch.setattr("blendhub_ascend.vllm.refusals.get_ascend_config", lambda: given)
     return given
 
 
-def platform(layer, **changes):
-    runner = SimpleNamespace(model=torch.nn.Identity(), _has_sinks=False)
-    return platform_of(runner, settings(layer, **changes), [layer.layer_name])
+def platform(layer, specs=(FULL,), **changes):
+    """``specs``: that of each block table."""
+    groups = [[SimpleNamespace(kv_cache_spec=spec)] for spec in specs]
+    runner = SimpleNamespace(model=torch.nn.Identity(), _has_sinks=False, attn_groups=groups)
+    return Ascend(runner, settings(layer, **changes))
 
 
 def computed_by_mla(n):
     table = torch.rand(2, n, 1, 1, 64).bfloat16()
     return torch.randn(n, 1, 1, 576).bfloat16(), table[0], table[1]
-
-
-def test_the_platform_is_told_by_the_attention_backend():
-    assert isinstance(platform(dense_layer()), Ascend)
 
 
 def test_the_hook_finds_what_mla_writes_and_nothing_is_written():
@@ -249,6 +250,12 @@ def test_options_that_are_not_served_are_refused_with_their_key(options, option)
     setattr(options, option, 2)
     with pytest.raises(Unsupported, match=f"additional_config.{option} "):
         platform(dense_layer())
+
+
+@pytest.mark.parametrize("specs", [[WINDOW], [FULL, WINDOW]], ids=["window", "tables"])
+def test_attention_windows_are_refused(specs):
+    with pytest.raises(Unsupported, match="--disable-hybrid-kv-cache-manager"):
+        platform(dense_layer(), specs)
 
 
 def test_the_second_runner_is_refused(monkeypatch):

@@ -15,18 +15,20 @@ pytest.importorskip("vllm", reason="the adapter's tests need vLLM; `make setup` 
 
 BUILD = Path(__file__).parents[3] / "build"
 ADAPTER = Path(importlib.util.find_spec("blendhub.vllm").origin).parent
+FOR_ASCEND = Path(importlib.util.find_spec("blendhub_ascend").origin).parent / "vllm"
+"""What only vLLM 0.23 runs."""
 CONNECTOR_BASE = "vllm.distributed.kv_transfer.kv_connector.v1.base"
 SCHEDULER_OUTPUT = "vllm.v1.core.sched.output"
 NOT_IN_023 = {
-    # ``Upstream`` imports it, which is not imported under vllm-ascend.
+    # ``Upstream`` imports it, in whose place vllm-ascend has a platform of its own.
     "vllm.v1.worker.block_table.get_block_table_width",
 }
 NEWER_METHODS = {
-    # Never called there: ``RequestBlocks`` follows the blocks.
+    # Never called there: ``AscendConnector`` finds the manager.
     "bind_kv_cache_manager",
     # Never called there: a step follows as long as blocks are kept for saves.
     "has_pending_push_work",
-    # Never called there: without it, models with several block tables reuse nothing.
+    # Never called there: ``AscendConnector`` names the blocks of failed loads.
     "get_transfer_results",
     # Never asked there: a dropped save is no failure.
     "requires_kv_delivery",
@@ -41,6 +43,9 @@ READ = {
     },
     (SCHEDULER_OUTPUT, "CachedRequestData"): {"req_ids", "num_computed_tokens", "new_block_ids", "resumed_req_ids"},
     (SCHEDULER_OUTPUT, "NewRequestData"): {"req_id", "num_computed_tokens"},
+    ("vllm.v1.core.kv_cache_manager", "KVCacheManager"): {"get_block_ids", "block_pool", "coordinator"},
+    ("vllm.v1.core.kv_cache_coordinator", "KVCacheCoordinator"): {"find_longest_cache_hit"},
+    ("vllm.v1.core.block_pool", "BlockPool"): {"hash_block_size", "num_gpu_blocks", "get_num_free_blocks", "touch"},
     ("vllm.v1.request", "Request"): {
         "request_id",
         "block_hashes",
@@ -96,9 +101,9 @@ def names_in(body):
     return found
 
 
-def imported(package):
-    """``(module, name)`` of all that the adapter imports from a package; an empty name is the module."""
-    for path in ADAPTER.rglob("*.py"):
+def imported(package, folder):
+    """``(module, name)`` of all that a folder of ours imports from a package; an empty name is the module."""
+    for path in folder.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == package:
                 yield from ((node.module, alias.name) for alias in node.names)
@@ -106,9 +111,9 @@ def imported(package):
                 yield from ((alias.name, "") for alias in node.names if alias.name.split(".")[0] == package)
 
 
-def missing(folder, package):
+def missing(folder, package, ours=ADAPTER):
     lacking = set()
-    for module, name in set(imported(package)):
+    for module, name in set(imported(package, ours)):
         tree = parsed(folder, module)
         known = tree is not None and (not name or name in names_in(tree.body))
         if not known and parsed(folder, f"{module}.{name}") is None:
@@ -134,12 +139,12 @@ def test_what_the_adapter_imports_is_there(vllm, version):
 
 
 def test_what_the_adapter_imports_of_vllm_ascend_is_there(sources_023):
-    assert len(set(imported("vllm_ascend"))) > 3
-    assert missing(sources_023, "vllm_ascend") == set()
+    assert len(set(imported("vllm_ascend", FOR_ASCEND))) > 3
+    assert missing(sources_023, "vllm_ascend", FOR_ASCEND) | missing(sources_023, "vllm", FOR_ASCEND) == set()
 
 
 def test_the_classes_that_are_served_or_refused_are_vllm_ascends(sources_023):
-    tables = parsed(ADAPTER.parents[1], "blendhub.vllm.model.platforms.ascend_refusals").body
+    tables = parsed(FOR_ASCEND.parents[1], "blendhub_ascend.vllm.refusals").body
     (served,) = (node.value for node in tables if getattr(getattr(node, "targets", [None])[0], "id", "") == "SERVED")
     (refused,) = (node.value for node in tables if getattr(getattr(node, "targets", [None])[0], "id", "") == "REFUSED")
     known = set()
@@ -164,7 +169,7 @@ def assigned_to(tree, names):
 
 def test_no_code_of_the_adapter_changes_what_it_imports_from_vllm():
     """The engine is not patched. What an engine's process has, ``test_vllm_is_not_patched`` asks."""
-    for path in ADAPTER.rglob("*.py"):
+    for path in [*ADAPTER.rglob("*.py"), *FOR_ASCEND.rglob("*.py")]:
         tree, names = ast.parse(path.read_text()), set()
         for node in ast.walk(tree):
             if isinstance(node, ast.Import | ast.ImportFrom):
@@ -199,8 +204,11 @@ def test_what_the_adapter_reads_is_there(vllm, module, owner):
 
 
 def test_vllm_023_calls_the_connector_as_the_adapter_expects(sources_023):
-    """The steps of the model runner that make following blocks and saves in ``get_finished`` necessary."""
+    """What makes saves in ``get_finished`` necessary, and a look at vLLM's scheduler for its manager of blocks."""
     mixin = (sources_023 / "vllm/v1/worker/kv_connector_model_runner_mixin.py").read_text()
     assert "wait_for_save=False" in mixin
     assert mixin.index("start_load_kv(get_forward_context())") < mixin.index("yield output")
-    assert "bind_kv_cache_manager" not in (sources_023 / "vllm/v1/core/sched/scheduler.py").read_text()
+    scheduler = (sources_023 / "vllm/v1/core/sched/scheduler.py").read_text()
+    assert "bind_kv_cache_manager" not in scheduler
+    assert scheduler.index("create_connector(") < scheduler.index("self.kv_cache_manager = KVCacheManager(")
+    assert "def schedule(" in scheduler and "def finish_requests(" in scheduler

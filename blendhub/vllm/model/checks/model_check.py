@@ -20,10 +20,9 @@ from blendhub.vllm.model.engine_model import EngineModel
 from blendhub.vllm.model.layer_groups import LayerGroup, layer_groups, pages_of
 from blendhub.vllm.model.page_trial import error_of, misplaced
 from blendhub.vllm.model.pages import BYTES, LayerPages, read_as_computed
-from blendhub.vllm.model.platforms import Tensors
+from blendhub.vllm.model.platform import Tensors
 from blendhub.vllm.model.rotary import digest, rotated, rotations_of
 from blendhub.vllm.model_support import ModelSupport, unsupported
-from blendhub.vllm.versions import SHOWS_BLOCKS
 from blendhub.vllm.worker.ranks import Ranks
 
 log = logging.getLogger(__name__)
@@ -118,11 +117,6 @@ def _refuse_to_reuse(model: EngineModel) -> None:
         raise Unsupported(
             "with enable_sleep_mode or enable_cumem_allocator vLLM may unmap the KV cache while KV is being copied, "
             "because vLLM does not tell a connector about it; serve without both to reuse KV"
-        )
-    if not SHOWS_BLOCKS and (model.frees_blocks_early or not model.has_one_table):
-        raise Unsupported(
-            "this vLLM does not let a connector see which blocks of attention windows it frees; with "
-            "--disable-hybrid-kv-cache-manager text is reused if some layers have no window"
         )
 
 

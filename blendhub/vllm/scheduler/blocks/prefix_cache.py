@@ -11,7 +11,6 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING, NamedTuple
 
 from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock
-from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.request import Request
 
 if TYPE_CHECKING:
@@ -25,67 +24,31 @@ Tables = Sequence[Sequence[int]]
 
 
 class RequestBlocks:
-    """The blocks as vLLM's manager knows them, or, of a vLLM that connectors cannot ask, as the scheduler's calls tell.
+    """The blocks as vLLM's manager knows them. Asked by the scheduler's thread."""
 
-    Called by the scheduler's thread. What is followed misses blocks that vLLM takes back from a running request: it
-    does that with models whose layers have attention windows, which are refused then (see ``model_check``).
-    """
-
-    def __init__(self) -> None:
-        self._manager: KVCacheManager | None = None
-        self._followed: dict[str, list[list[int]]] = {}
-        """The block tables by request; empty if there is a manager."""
-
-    def ask(self, manager: "KVCacheManager") -> None:
-        """Ask this manager from now on. Called before the first request, if ever."""
-        self._manager = manager
+    manager: "KVCacheManager"
+    """vLLM gives it before the first request."""
 
     def of(self, request: str) -> Tables:
         """The blocks of a running request in each block table, in the order of its tokens."""
-        return self._manager.get_block_ids(request) if self._manager else self._followed[request]
+        return self.manager.get_block_ids(request)
 
     @property
-    def pool(self) -> "BlockPool | None":
-        """vLLM's pool of blocks; None if it cannot be asked."""
-        return self._manager.block_pool if self._manager else None
+    def pool(self) -> "BlockPool":
+        return self.manager.block_pool
 
     @property
-    def hash_block_size(self) -> int | None:
-        """The number of tokens that each block hash stands for; None if that cannot be asked."""
-        return self._manager.block_pool.hash_block_size if self._manager else None
+    def hash_block_size(self) -> int:
+        """The number of tokens that each block hash stands for."""
+        return self.manager.block_pool.hash_block_size
 
     def cached_blocks(self, hashes: Sequence[BlockHash], most: int) -> Sequence[Sequence[KVCacheBlock]]:
         """The blocks that vLLM's prefix cache has under these hashes, for each block table."""
-        assert self._manager
-        hit = self._manager.coordinator.find_longest_cache_hit(list(hashes), most)
-        return hit[0]
+        return self.manager.coordinator.find_longest_cache_hit(list(hashes), most)[0]
 
-    def cached_tokens(self, hashes: Sequence[BlockHash], most: int) -> int | None:
-        """How many tokens, up to ``most``, vLLM's prefix cache has under these hashes; None if that cannot be asked."""
-        return self._manager.coordinator.find_longest_cache_hit(list(hashes), most)[1] if self._manager else None
-
-    def allocated(self, request: str, tables: Tables) -> None:
-        """Note that vLLM has allocated blocks to a request that waited: these are all its blocks."""
-        if not self._manager:
-            self._followed[request] = [list(blocks) for blocks in tables]
-
-    def scheduled(self, step: SchedulerOutput) -> None:
-        """Note that vLLM has scheduled a step. Running requests may have got further blocks for it."""
-        if self._manager:
-            return
-        cached = step.scheduled_cached_reqs
-        for request, groups in zip(cached.req_ids, cached.new_block_ids, strict=True):
-            if groups is None:
-                continue
-            if request in cached.resumed_req_ids:
-                self._followed[request] = [list(blocks) for blocks in groups]
-            else:
-                for blocks, new in zip(self._followed[request], groups, strict=True):
-                    blocks += new
-
-    def ended(self, request: str) -> None:
-        """Note that the request needs its blocks no more."""
-        self._followed.pop(request, None)
+    def cached_tokens(self, hashes: Sequence[BlockHash], most: int) -> int:
+        """How many tokens, up to ``most``, vLLM's prefix cache has under these hashes."""
+        return self.manager.coordinator.find_longest_cache_hit(list(hashes), most)[1]
 
 
 MOST_BLOCKS = 2**16
@@ -168,9 +131,7 @@ class SettledBlocks:
         lengths = [self._engine.cached_tokens(candidate.hashes, n_tokens - 1) for candidate in candidates]
         best, longest = None, self._engine.cached_tokens(own, n_tokens - 1)
         for candidate, length in zip(candidates, lengths, strict=True):
-            if length is None or longest is None:
-                best = candidate
-            elif length > longest:
+            if length > longest:
                 best, longest = candidate, length
         return best
 

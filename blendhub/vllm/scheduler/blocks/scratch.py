@@ -72,7 +72,7 @@ class Scratch:
     @property
     def hash_block_size(self) -> int:
         """The number of tokens that each block hash stands for."""
-        return self.blocks.hash_block_size or self.tables.block_sizes[0]
+        return self.blocks.hash_block_size
 
     @property
     def n_borrowed(self) -> int:
@@ -94,7 +94,7 @@ class Scratch:
         if not any(one.cached or one.loaded for one in lost):
             return True
         pool = self.blocks.pool
-        if pool is None or self._n_failed.get(state.id, 0) >= MOST_LOANS:
+        if self._n_failed.get(state.id, 0) >= MOST_LOANS:
             return False
         most = int(MOST_BORROWED * pool.num_gpu_blocks)
         hit: Sequence[Sequence[KVCacheBlock]] = [()] * len(lost)
@@ -163,7 +163,7 @@ class Scratch:
     def _is_short(self) -> bool:
         """Whether vLLM may need the blocks for the requests that it has."""
         pool = self.blocks.pool
-        return pool is None or pool.get_num_free_blocks() < LEAST_FREE * pool.num_gpu_blocks
+        return pool.get_num_free_blocks() < LEAST_FREE * pool.num_gpu_blocks
 
     def _needed(self, start: int, n_tokens: int) -> int:
         """About how many blocks vLLM allocates for a request of ``n_tokens``, if it has those before ``start``."""
@@ -174,7 +174,6 @@ class Scratch:
 
     def _give_back(self, loans: dict[str, Loan], request: str) -> None:
         if loan := loans.pop(request, None):
-            assert self.blocks.pool
             self.blocks.pool.free_blocks([*loan.borrowed, *loan.pinned])
 
 

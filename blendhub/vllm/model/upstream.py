@@ -12,8 +12,7 @@ from vllm.v1.attention.backend import CommonAttentionMetadata
 from vllm.v1.worker.block_table import get_block_table_width
 from vllm.v1.worker.utils import AttentionGroup
 
-from blendhub.vllm.model.platforms.platform import Platform, Tensors, WriteHook, keeps_latent
-from blendhub.vllm.versions import build_metadata, copy_block_stride
+from blendhub.vllm.model.platform import Platform, Tensors, WriteHook, keeps_latent
 
 
 class Upstream(Platform):
@@ -28,7 +27,9 @@ class Upstream(Platform):
         return get_block_table_width(n_blocks, block_size)
 
     def prepare_group(self, own: AttentionGroup, theirs: AttentionGroup) -> None:
-        copy_block_stride(own, theirs)
+        # Since 0.32 vLLM may pack the pages of several layers into a block.
+        if hasattr(theirs, "kernel_block_stride"):
+            own.kernel_block_stride = theirs.kernel_block_stride
         # Large memory that means nothing between two kernels of a stream; vLLM did not count on there being two.
         ours: Any = own.get_metadata_builder()
         runners: Any = theirs.get_metadata_builder()
@@ -39,7 +40,9 @@ class Upstream(Platform):
             ours.chunked_prefill_workspace_size = runners.chunked_prefill_workspace_size
 
     def build(self, group: AttentionGroup, common: CommonAttentionMetadata) -> Any:
-        return build_metadata(group, common)
+        # Since 0.32 the group fits block tables to kernels whose blocks are smaller than vLLM's.
+        build = getattr(group, "build_metadata", None)
+        return build(common) if build else group.get_metadata_builder().build(0, common)
 
     def forward_context(
         self,

@@ -1,14 +1,14 @@
 """What BlendHub does not serve on Ascend NPUs, with a sentence for each."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import vllm.envs
 from vllm.config import VllmConfig
+from vllm.v1.kv_cache_interface import FullAttentionSpec
 from vllm_ascend.ascend_config import get_ascend_config
 
 from blendhub.core.errors import Unsupported
-from blendhub.vllm.model.platforms.platform import keeps_latent
+from blendhub.vllm.model.platform import keeps_latent
 
 SERVED = ("AscendAttentionBackendImpl", "AscendMLAImpl")
 REFUSED = {
@@ -28,7 +28,7 @@ OPTIONS = {
 """Keys of vLLM's ``additional_config``, and what they do that rules BlendHub out."""
 
 
-def refuse(config: VllmConfig, layers: Sequence[Any]) -> None:
+def refuse(runner: Any, config: VllmConfig) -> None:
     """Raise Unsupported for a configuration in which stored KV would be wrong, or could not be written."""
     if vllm.envs.VLLM_USE_V2_MODEL_RUNNER:
         raise Unsupported(
@@ -41,7 +41,13 @@ def refuse(config: VllmConfig, layers: Sequence[Any]) -> None:
             raise Unsupported(f"additional_config.{option} {reason}; leave it out to reuse KV")
     if ascend.xlite_graph_config.enabled:
         raise Unsupported("additional_config.xlite_graph_config replaces the model's forward; leave it out")
-    for layer in layers:
+    specs = [group.kv_cache_spec for groups in runner.attn_groups for group in groups]
+    if len(runner.attn_groups) > 1 or not all(isinstance(spec, FullAttentionSpec) for spec in specs):
+        raise Unsupported(
+            "vLLM 0.23 hears of a load that failed by its blocks, which do not tell what has left an attention window; "
+            "with --disable-hybrid-kv-cache-manager text is reused if some layers have no window"
+        )
+    for layer in config.compilation_config.static_forward_context.values():
         _refuse_layer(config, layer)
 
 

@@ -1,4 +1,4 @@
-"""vllm-ascend's model runner, for vLLM 0.23. Imported only where its attention backends are in use."""
+"""What BlendHub's forwards need of vllm-ascend's model runner and attention."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -15,9 +15,8 @@ from vllm_ascend.attention.attention_v1 import AscendAttentionState
 from vllm_ascend.attention.utils import AscendCommonAttentionMetadata
 from vllm_ascend.ops import rotary_embedding
 
-from blendhub.vllm.model.platforms.ascend_refusals import refuse
-from blendhub.vllm.model.platforms.platform import Platform, Tensors, WriteHook, keeps_latent
-from blendhub.vllm.versions import build_metadata
+from blendhub.vllm.model.platform import Platform, Tensors, WriteHook, keeps_latent
+from blendhub_ascend.vllm.refusals import refuse
 
 SCRATCH = (
     (rotary_embedding, ("_cos", "_sin", "_cos_mla", "_sin_mla")),
@@ -29,8 +28,8 @@ VIEWS = (rotary_embedding, ("_cos_slice", "_sin_slice"))
 
 
 class Ascend(Platform):
-    def __init__(self, runner: Any, config: VllmConfig, layers: Sequence[Any]) -> None:
-        refuse(config, layers)
+    def __init__(self, runner: Any, config: VllmConfig) -> None:
+        refuse(runner, config)
         self._runner = runner
         self._scratch: dict[str, torch.Tensor] = {}
 
@@ -70,7 +69,7 @@ class Ascend(Platform):
                 "num_input_tokens": common.num_actual_tokens,
             }
         )
-        return build_metadata(group, ascend)
+        return group.get_metadata_builder().build(0, ascend)
 
     @contextmanager
     def forward_context(
