@@ -4,9 +4,6 @@ from bisect import bisect_left
 from collections import Counter, defaultdict, deque
 from itertools import accumulate
 
-from blendhub.core.bounded import put_last
-from blendhub.hub.limits import MOST_AUDITED_NAMESPACES
-
 RECENT = 512
 """The number of the last audits of a namespace from which its present agreement is computed."""
 
@@ -64,12 +61,10 @@ class AuditTable:
     """Counts by the digest of an engine's namespace."""
 
     def __init__(self) -> None:
-        self.namespaces: dict[str, _Audits] = {}
-        """The audits by namespace; the namespace that was silent longest comes first."""
+        self.namespaces: defaultdict[str, _Audits] = defaultdict(_Audits)
 
     def add(self, namespace: str, agreed: int, disagreed: int) -> None:
-        counts = self.namespaces.get(namespace) or _Audits()
-        put_last(self.namespaces, namespace, counts, MOST_AUDITED_NAMESPACES)
+        counts = self.namespaces[namespace]
         counts.audits += agreed + disagreed
         counts.disagreements += disagreed
         counts.recent.extend(disagreed * [False] + agreed * [True])

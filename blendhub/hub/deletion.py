@@ -4,7 +4,7 @@ import asyncio
 
 from blendhub.contracts import Deleted, SharedStore
 from blendhub.core.errors import Busy, InvalidInput
-from blendhub.hub.index.namespace_index import Chunk, Run, Saved
+from blendhub.hub.index.namespace_index import Chunk, Run
 from blendhub.hub.limits import AT_ONCE
 from blendhub.hub.state import HubState
 from blendhub.hub.stores.store_tier import StoreTier
@@ -36,7 +36,7 @@ class Deletion:
         """Delete on this hub, and what it knows of in the store."""
         async with self._one_at_a_time:
             for _ in range(MOST_ROUNDS):
-                indexes = self._state.indexes.of_salt(salt)
+                indexes = [index for index in self._state.indexes if index.namespace.cache_salt == salt]
                 runs = {run for index in indexes for run in (*index.runs.values(), *index.growing)}
                 self._end_writes(runs)
                 chunks = [chunk for run in runs for chunk in run.chunks.values()]
@@ -56,9 +56,9 @@ class Deletion:
         """Remove chunks from the store, then from index and arena; those that are on their way stay for now."""
         if self._tier:
             await self._tier.stop_moving(chunks)
-            await self._tier.discard_now([chunk for chunk in chunks if chunk.saved is Saved.YES])
-        cache = self._state.cache
+            await self._tier.discard_now([chunk for chunk in chunks if chunk.in_store])
+        cache, being_saved = self._state.cache, self._tier.writer.batch if self._tier else {}
         for chunk in chunks:
             is_there = chunk.run.chunks.get(chunk.span.start) is chunk
-            if is_there and chunk.saved is not Saved.WAITING and chunk not in cache.filling:
+            if is_there and chunk not in being_saved and chunk not in cache.filling:
                 cache.erase(chunk)

@@ -1,18 +1,23 @@
 """A hub that belongs to one process and ends with it: in a thread of that process, or in a child process."""
 
 import asyncio
+import socket
+import subprocess
 import threading
 from abc import ABC, abstractmethod
 from concurrent.futures import Future
 from typing import Self
 
+import msgspec
+
 from blendhub.client.hub_client import HubClient
 from blendhub.core.errors import HubError
 from blendhub.core.plugin_choice import PluginChoice
 from blendhub.framework.host import PluginHost
-from blendhub.hub.child import ChildHub
+from blendhub.hub.child import StartReply
 from blendhub.hub.config import DEFAULT_TRANSPORT, HubConfig, HubPlacement
 from blendhub.hub.hub import Hub
+from blendhub.system.processes import importing_the_same, python_module
 
 START_TIMEOUT_S = 120.0
 
@@ -21,17 +26,19 @@ class EmbeddedHub(ABC):
     """A running hub. Close it, or use it as a context manager; closing removes its arena, sockets and threads."""
 
     endpoint: str
-    """The endpoint for this user's other processes: a Unix socket, unless another transport was chosen for it."""
-
-    transport: PluginChoice
-    """The transport of the endpoint."""
+    """The endpoint for this user's processes: a Unix socket, unless another transport was chosen for it."""
 
     metrics_address: str
     """HOST:PORT of /metrics and /healthz; empty if they are not served."""
 
-    @abstractmethod
+    def __init__(self, host: PluginHost | None, transport: PluginChoice) -> None:
+        """``transport``: of the endpoint."""
+        self.transport = transport
+        self._host = host
+
     def connect(self) -> HubClient:
         """A client in this process."""
+        return HubClient(self.endpoint, self.transport.name, self.transport.options, host=self._host)
 
     @abstractmethod
     def close(self) -> None:
@@ -63,8 +70,9 @@ class HubInThread(EmbeddedHub):
     def __init__(
         self, config: HubConfig, host: PluginHost | None = None, transport: PluginChoice = DEFAULT_TRANSPORT
     ) -> None:
-        self._host, self.transport = host or PluginHost.discover(), transport
-        self.hub = Hub(config, self._host, transport)
+        host = host or PluginHost.discover()
+        super().__init__(host, transport)
+        self.hub = Hub(config, host, transport)
         self._is_over = asyncio.Event()
         self._started: Future[asyncio.AbstractEventLoop] = Future()
         """The thread's event loop, or the error that kept the hub from starting."""
@@ -76,9 +84,6 @@ class HubInThread(EmbeddedHub):
             self._thread.join()
             raise
         self.endpoint, self.metrics_address = self.hub.endpoints[0], self.hub.metrics_address
-
-    def connect(self) -> HubClient:
-        return HubClient(self.endpoint, self.transport.name, self.transport.options, host=self._host)
 
     def close(self) -> None:
         if self._thread.is_alive():
@@ -106,12 +111,49 @@ class HubInProcess(EmbeddedHub):
     def __init__(
         self, config: HubConfig, host: PluginHost | None = None, transport: PluginChoice = DEFAULT_TRANSPORT
     ) -> None:
-        self._host, self.transport = host, transport
-        self._child = ChildHub(config, transport, START_TIMEOUT_S)
-        self.endpoint, self.metrics_address = self._child.endpoint, self._child.metrics_address
-
-    def connect(self) -> HubClient:
-        return HubClient(self.endpoint, self.transport.name, self.transport.options, host=self._host)
+        super().__init__(host, transport)
+        self._line, child_end = socket.socketpair()
+        with child_end:
+            self._process = subprocess.Popen(
+                python_module("blendhub.hub.child", str(child_end.fileno())),
+                pass_fds=[child_end.fileno()],
+                stdin=subprocess.DEVNULL,
+                # A Ctrl-C in a terminal is meant for the owner, which still needs its hub while it ends.
+                start_new_session=True,
+                env=importing_the_same(),
+            )
+        try:
+            reply = self._start(config)
+        except BaseException:
+            self.close()
+            raise
+        self.endpoint, self.metrics_address = reply.endpoint, reply.metrics_address
 
     def close(self) -> None:
-        self._child.close(START_TIMEOUT_S)
+        """End the child process in order, so that it removes its arena and sockets."""
+        self._line.close()
+        try:
+            self._process.wait(START_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def _start(self, config: HubConfig) -> StartReply:
+        # ``config`` may have its owner's keys beside the hub's.
+        fields = {name: getattr(config, name) for name in HubConfig.__struct_fields__}
+        self._line.settimeout(START_TIMEOUT_S)
+        try:
+            self._line.sendall(msgspec.json.encode((fields, self.transport)) + b"\n")
+            line = self._line.makefile("rb").readline()
+        except TimeoutError:
+            why = f"its process did not answer in {START_TIMEOUT_S:g} s"
+            raise HubError(f"the hub did not start: {why}") from None
+        except OSError:
+            line = b""
+        if not line:
+            code = self._process.wait(START_TIMEOUT_S)
+            raise HubError(f"the hub did not start: its process ended with exit code {code}")
+        reply = msgspec.json.decode(line, type=StartReply)
+        if reply.error:
+            raise HubError(f"the hub did not start: {reply.error}")
+        return reply

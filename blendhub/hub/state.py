@@ -10,9 +10,8 @@ from blendhub.core.errors import InvalidInput
 from blendhub.core.layout import Variant
 from blendhub.core.spans import Span
 from blendhub.core.tokens import Tokens
-from blendhub.hub.index.namespace_index import Chunk, NamespaceIndex, Origin, Run, Saved
+from blendhub.hub.index.namespace_index import Chunk, NamespaceIndex, Origin, Run
 from blendhub.hub.index.table import IndexTable
-from blendhub.hub.index_limit import IndexLimit
 from blendhub.hub.leases.read_leases import ReadLeases
 from blendhub.hub.leases.sessions import Session, SessionTable
 from blendhub.hub.leases.write_leases import WriteLease, WriteLeases
@@ -30,7 +29,6 @@ class HubState:
         self.cache = cache
         self.reads = ReadLeases(cache)
         self.writes = WriteLeases(cache, tier)
-        self.index_limit = IndexLimit(indexes, cache, tier)
         self.ended_but_mapped: dict[int, Session] = {}
         """Sessions that ended, by id, whose mappings of the arena last: a process may still write through them."""
         self._lease_ids = itertools.count(1)
@@ -41,9 +39,9 @@ class HubState:
 
     def join(self, message: Register, peer: Peer, now: float) -> Session:
         """A new session."""
-        for former in self.sessions.of_client(message.client):
+        for former in [session for session in self.sessions if session.client == message.client]:
             self.end_session(former, may_still_write=False)
-        for former in [former for former in self.ended_but_mapped.values() if former.client == message.client]:
+        for former in [session for session in self.ended_but_mapped.values() if session.client == message.client]:
             self._mapping_gone(former)
         return self.sessions.add(secrets.randbits(62), message, peer, now)
 
@@ -56,10 +54,6 @@ class HubState:
             raise InvalidInput("this session registered without a rank, so it writes no shard")
         if not self.cache.arena.is_mapped_by(mapping):
             raise InvalidInput(f"no process holds mapping {mapping} of this arena")
-        known = (*self.sessions, *self.ended_but_mapped.values())
-        if any(other.mapping == mapping for other in known if other is not session):
-            # Its slots would wait in quarantine for as long as the other process lives.
-            raise InvalidInput(f"mapping {mapping} belongs to another session; map the arena anew")
         session.mapping = mapping
         leases = self.writes.leases.all_of_engine(session.engine.name)
         return next(self._lease_ids), tuple(lease.id for lease in leases if not lease.is_written_by(session.rank))
@@ -86,7 +80,6 @@ class HubState:
         The index may be new, or one that was dropped meanwhile because nothing was stored there. ``run`` is one that
         the tokens continue.
         """
-        self.index_limit.make_room(index.base)
         index = self.indexes.add(index)
         if (
             run is None
@@ -126,11 +119,11 @@ class HubState:
 
     def process_died(self, process: ProcessId) -> None:
         """End the sessions of a process. A child forked from it may still have its mapping, and write."""
-        self._end_left(self.sessions.of_process(process))
+        self._end_left([session for session in self.sessions if session.process == process])
 
     def peer_left(self, peer: Peer) -> None:
         """End the sessions of a connection that has ended. Its process may still live, and write."""
-        self._end_left(self.sessions.of_peer(peer))
+        self._end_left([session for session in self.sessions if session.peer == peer])
 
     def _end_left(self, sessions: Iterable[Session]) -> None:
         for session in sessions:
@@ -152,12 +145,13 @@ class HubState:
             session.revoked.discard(lease)
             self.writes.stop_waiting_for(session.id, lease)
         for lease in abandoned:
-            if read := self.reads.leases.of_session(lease, session):
+            read = self.reads.leases.get(lease)
+            if read and read.session == session.id:
                 self.reads.end(read)
 
     def end_silent(self, now: float, silence: float) -> None:
         """End silent sessions, and drop the indexes of namespaces that store nothing."""
-        for session in self.sessions.silent_since(now - silence):
+        for session in [session for session in self.sessions if session.last_heard <= now - silence]:
             self.end_session(session, may_still_write=True)
         self._check_mappings(list(self.ended_but_mapped.values()))
         # Each value of vLLM's cache_salt makes a namespace.
@@ -199,7 +193,7 @@ class HubState:
         in_arena = {chunk for chunk in chunks if chunk.offset is not None}
         # The store may drop a chunk while it is being read from there.
         away = chunks - in_arena - self.cache.filling.keys()
-        assert all(chunk.saved is Saved.YES for chunk in away), "a chunk is neither in the arena nor in the store"
+        assert all(chunk.in_store for chunk in away), "a chunk is neither in the arena nor in the store"
         assert len(self.cache.policy) == len(in_arena), "the eviction policy knows other chunks than the arena holds"
         assert all(chunk in self.cache.policy for chunk in in_arena)
         rounded = self.cache.arena.extents.rounded

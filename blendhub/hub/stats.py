@@ -36,7 +36,6 @@ def _totals(state: HubState, tier: StoreTier | None, counters: Counters) -> dict
         **{f"requests_{kind}": latencies.within[-1] for kind, latencies in counters.requests.items()},
         "evictions": state.cache.evictions,
         "forgotten_chunks": state.cache.forgotten,
-        "index_evictions": state.index_limit.evictions,
         "store_saves": tier.writer.saved if tier else 0,
         "store_loads": tier.reader.loaded if tier else 0,
         "store_skipped": tier.writer.skipped if tier else 0,
@@ -62,7 +61,6 @@ def _gauges(state: HubState, tier: StoreTier | None, now: float) -> dict[str, fl
         "oldest_write_lease_seconds": state.writes.leases.oldest_age(now),
         "store_bytes": tier.store.nbytes if tier else 0,
         "store_waiting_chunks": tier.writer.waiting if tier else 0,
-        "store_later_chunks": tier.writer.later if tier else 0,
     }
 
 

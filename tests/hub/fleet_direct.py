@@ -20,7 +20,7 @@ class Fleet:
 
     def __init__(self, make_hub, server, path, **options):
         self.make_hub, self.server, self.path = make_hub, server, path
-        self.group = secrets.token_hex(4)
+        self.group = f"group-{secrets.token_hex(4)}"
         self.options = {"deadline_s": 10.0, **options}
         self.hubs = []
 

@@ -219,8 +219,9 @@ class DirectHub:
         return self.loop.run_until_complete(work)
 
     def settle(self) -> None:
-        """Wait until no chunk waits to be saved or loaded."""
-        while self.tier and (self.tier.writer.waiting or self.state.cache.filling):
+        """Wait until no chunk waits to be loaded, or to be saved, unless the store fails."""
+        failures = self.tier.failures if self.tier else 0
+        while self.tier and (self.state.cache.filling or (self.tier.writer.waiting and self.tier.failures == failures)):
             self.run(asyncio.sleep(0.001))
 
     def join(self, engine: str = "e", rank: int = 0, namespace: Namespace | None = None, **more: Any) -> Member:

@@ -2,7 +2,6 @@
 
 from blendhub.client import wire
 from blendhub.hub.counters import RECENT, AuditTable
-from blendhub.hub.limits import MOST_AUDITED_NAMESPACES
 from tests.hub.hub_direct import CHUNK, tokens
 
 
@@ -12,16 +11,6 @@ def test_present_agreement_is_that_of_the_last_audits():
     table.add("a", RECENT, 0)
     assert table.of("a")["audits"] == RECENT + 9 and table.of("a")["audit_disagreements"] == 9
     assert (table.of("a")["recent_audits"], table.of("a")["recent_audit_disagreements"]) == (RECENT, 0)
-
-
-def test_the_number_of_namespaces_is_bounded_and_those_in_use_are_kept():
-    table = AuditTable()
-    for number in range(2 * MOST_AUDITED_NAMESPACES):
-        table.add(f"namespace {number}", 1, 0)
-        table.add("in use", 0, 1)
-    assert len(table.namespaces) == MOST_AUDITED_NAMESPACES
-    assert table.of("in use")["audits"] == 2 * MOST_AUDITED_NAMESPACES
-    assert table.of("namespace 0")["audits"] == 0
 
 
 def test_audits_are_counted_by_the_engine_s_namespace_whether_something_is_stored_there_or_not(hub):

@@ -8,14 +8,12 @@ import numpy as np
 import pytest
 
 from blendhub.client import wire
-from blendhub.core.errors import Busy, InvalidInput
+from blendhub.core.errors import InvalidInput
 from blendhub.core.layout import KVLayout, Variant
 from blendhub.core.spans import Span
-from blendhub.hub.leases import read_leases as reads
-from blendhub.hub.leases import sessions
 from blendhub.hub.leases import write_leases as writes
 from blendhub.hub.limits import MOST_CHUNKS, MOST_SLOTS
-from tests.hub.hub_direct import CHUNK, ELSEWHERE, namespace, tokens
+from tests.hub.hub_direct import CHUNK, namespace, tokens
 
 TINY = KVLayout(layers=1, kv_heads=1, key_dim=4, value_dim=0, dtype="int8", chunk_tokens=1)
 
@@ -51,33 +49,6 @@ def test_a_reservation_evicts_no_more_chunks_than_a_message_may(make_hub, monkey
     reserved = hub.join("large").reserve(tokens(2, 2 * small * CHUNK))
     assert len(reserved.slots) == small and hub.state.cache.evictions == MOST_SLOTS
     hub.state.check_integrity()
-
-
-def test_what_a_session_reads_and_writes_at_a_time_is_bounded(hub, monkeypatch):
-    monkeypatch.setattr(reads, "MOST_READ_LEASES", 3)
-    monkeypatch.setattr(writes, "MOST_WRITE_LEASES", 2)
-    member, other, text = hub.join(), hub.join("other"), tokens(1, CHUNK)
-    member.store(text)
-    leases = [member.lookup(text).lease for _ in range(3)]
-    with pytest.raises(Busy, match="end some first"):
-        member.lookup(text)
-    assert other.lookup(text).lease is not None
-    member.ask(wire.Release, lease=leases[0])
-    assert member.lookup(text).lease is not None
-    held = [member.reserve(tokens(seed, CHUNK)) for seed in (2, 3)]
-    with pytest.raises(Busy, match="2 leases"):
-        member.reserve(tokens(4, CHUNK))
-    member.commit(held[0])
-    assert member.reserve(tokens(4, CHUNK)).lease is not None
-
-
-def test_the_number_of_sessions_is_bounded(hub, monkeypatch):
-    monkeypatch.setattr(sessions, "MOST_SESSIONS", 3)
-    kept = [hub.join(f"engine {number}", process=ELSEWHERE) for number in range(3)]
-    with pytest.raises(Busy, match="3 sessions"):
-        hub.join("one too many", process=ELSEWHERE)
-    kept[0].ask(wire.Unregister)
-    hub.join("another", process=ELSEWHERE)
 
 
 def numbers_of(kind: Any, at: str, seen: set[type]) -> Iterator[tuple[str, int | None, int | None]]:

@@ -50,7 +50,7 @@ def test_without_redis_hubs_go_on_alone_and_catch_up_by_themselves(make_hub, ser
     # meanwhile is sent now: the text that both have, one more chunk, and what came after.
     fleet.until(lambda: known(other) == 2 + 2 + 1 + 2, "the other hub forgets the three chunks from before")
     assert read(members[1], tokens(3, CHUNK)) == CHUNK
-    assert count(one, "store_later_chunks") == 0
+    assert count(one, "store_waiting_chunks") == 0
     assert read(members[0]) == len(TEXT)
     assert count(other, "fleet_snapshots") >= 2
     for hub in (one, other):

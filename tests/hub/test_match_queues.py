@@ -3,8 +3,6 @@
 import asyncio
 import inspect
 import threading
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 
@@ -12,7 +10,6 @@ from blendhub.client import wire
 from blendhub.contracts import Envelope
 from blendhub.core.layout import Variant
 from blendhub.core.spans import Span
-from blendhub.hub.index import match_queues
 from tests.hub.hub_direct import CHUNK, namespace, tokens
 
 INLINE = 2 * CHUNK
@@ -129,27 +126,6 @@ def test_a_lookup_whose_deadline_passed_while_it_waited_is_not_matched(slow):
 
     slow.hub.run(meanwhile())
     assert [len(prompt) for prompt in slow.matched] == [len(LONG)]
-
-
-def test_an_owner_with_many_namespaces_has_one_thread(make_hub):
-    """So that another owner's long lookup finds one free."""
-    threads = match_queues.MatchThreads(inline_tokens=0)
-    gate = threading.Barrier(2)
-    order = []
-
-    async def work():
-        def ask(owner: str, work: Callable[[], Any] = lambda: None) -> Any:
-            return match_queues.MatchQueue(threads, owner).ask(lambda: order.append(owner) or work(), 1)
-
-        hostile = [ask("hostile", lambda: gate.wait(30)), *(ask("hostile") for _ in range(50))]
-        await asyncio.sleep(0.05)  # a second thread would take the next ones
-        await ask("good")
-        assert order.count("hostile") == 1
-        gate.wait(30)
-        await asyncio.gather(*hostile)
-
-    asyncio.run(work())
-    threads.close()
 
 
 def test_a_matcher_that_cannot_discard_stops_no_eviction(make_hub, monkeypatch, caplog):

@@ -80,24 +80,6 @@ def test_clear_drops_one_namespace_or_all_of_the_engine(hub):
     hub.state.check_integrity()
 
 
-def test_a_reservation_that_waits_for_room_stores_even_if_its_index_was_dropped(make_hub, tmp_path, monkeypatch):
-    hub = make_hub(n_slots=2, store=tmp_path / "store")
-    member = hub.join()
-    member.store(tokens(2, 64), variant=BOB)
-    wait = hub.tier.writer.wait_for_progress
-
-    async def tick_and_wait(timeout):
-        hub.service.tick()
-        await wait(timeout)
-
-    monkeypatch.setattr(hub.tier.writer, "wait_for_progress", tick_and_wait)
-    member.store(TEXT, variant=ANN)
-    hub.settle()
-    found = member.lookup(TEXT, variant=ANN, wait_s=5.0)
-    assert found.matches
-    hub.state.check_integrity()
-
-
 def test_a_salt_that_stores_nothing_leaves_nothing(hub):
     member = hub.join()
     for salt in range(100):

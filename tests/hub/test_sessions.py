@@ -118,11 +118,3 @@ def test_a_rank_that_has_not_mapped_the_arena_commits_nothing(hub):
     with pytest.raises(InvalidInput, match="has not mapped the arena"):
         member.commit(reserved)
     assert not member.lookup(tokens(1, CHUNK)).matches
-
-
-def test_a_mapping_belongs_to_one_session(hub):
-    """Else a process's slots would stay in quarantine for as long as another process maps the arena."""
-    honest, hostile = hub.join(), hub.join("hostile", maps=False)
-    with pytest.raises(InvalidInput, match="belongs to another session"):
-        hostile.ask(wire.Mapped, nonce=honest.view.name.nonce, mapping=honest.view.mapping)
-    honest.join()  # with the mapping that it had

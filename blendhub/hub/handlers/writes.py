@@ -9,12 +9,11 @@ from blendhub.contracts.transport import Buffer
 from blendhub.core.errors import ArenaFull, InvalidInput
 from blendhub.core.layout import Variant
 from blendhub.core.spans import Span
-from blendhub.core.tokens import Tokens
 from blendhub.hub.handlers.base import DONE, Answer, Handlers
-from blendhub.hub.index.namespace_index import NamespaceIndex, Origin, Run
+from blendhub.hub.index.namespace_index import NamespaceIndex, Origin
 from blendhub.hub.leases.sessions import Session
-from blendhub.hub.leases.write_leases import WriteLease, check_reservation
-from blendhub.hub.limits import AT_ONCE, WAIT_FOR_STORE_S
+from blendhub.hub.leases.write_leases import check_reservation
+from blendhub.hub.limits import AT_ONCE
 
 
 class WriteHandlers(Handlers):
@@ -36,42 +35,15 @@ class WriteHandlers(Handlers):
             run = named if continues else None
         if start >= message.span.end or (message.blended and not index.finds_settled):
             return wire.Reserved(span=Span(start, start))
-        lease = await self._allocate(session, message, index, run, tokens, Span(start, message.span.end))
-        return wire.Reserved(
-            span=lease.span,
-            run=lease.run.id,
-            lease=lease.id,
-            slots=lease.slots,
-        )
-
-    async def _allocate(
-        self,
-        session: Session,
-        message: wire.Reserve,
-        index: NamespaceIndex,
-        run: Run | None,
-        tokens: Tokens,
-        span: Span,
-    ) -> WriteLease:
-        """A write lease; while the arena or the index is full, waits for saves, for a moment."""
+        self.check_session(message)
         origin = Origin(message.exact, message.blended, message.ratio)
-        give_up_at = self.clock() + WAIT_FOR_STORE_S
-        while True:
-            self.check_session(message)
-            full = ArenaFull(
-                f"every slot is being read, written or saved (the arena has {self.state.cache.arena.describe()}); try "
-                "again later, or give the hub a larger arena_gib"
+        lease = self.state.reserve(session, index, tokens, Span(start, message.span.end), origin, run, self.clock())
+        if lease is None:
+            raise ArenaFull(
+                f"every slot is being read or written (the arena has {self.state.cache.arena.describe()}); try again "
+                "later, or give the hub a larger arena_gib"
             )
-            try:
-                lease = self.state.reserve(session, index, tokens, span, origin, run, self.clock())
-            except ArenaFull as error:
-                lease, full = None, error
-            if lease:
-                return lease
-            left = give_up_at - self.clock()
-            if left <= 0 or not self.tier or not self.tier.writer.waiting:
-                raise full
-            await self.tier.writer.wait_for_progress(left)
+        return wire.Reserved(span=lease.span, run=lease.run.id, lease=lease.id, slots=lease.slots)
 
     def commit(self, session: Session, message: wire.Commit, payload: Sequence[Buffer]) -> Answer:
         lease = self.state.writes.leases.of_engine(message.lease, session.engine.name)
@@ -94,6 +66,6 @@ class WriteHandlers(Handlers):
 
     def _indexes_to_clear(self, session: Session, variant: Variant | None) -> list[NamespaceIndex]:
         if variant is None:
-            return self.state.indexes.of_base(session.engine.base)
+            return [index for index in self.state.indexes if index.base == session.engine.base]
         index = self.state.find_index(session, variant)
         return [index] if index else []

@@ -12,6 +12,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar
 
@@ -22,6 +23,23 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 NICENESS = 5
 """The niceness of the matching threads: the loop, and an engine beside an embedded hub, run before them."""
+
+
+class MatchThreads:
+    """The threads that all queues share."""
+
+    def __init__(self, inline_tokens: int = INLINE_TOKENS) -> None:
+        """``inline_tokens``: the most tokens that are matched on the event loop."""
+        self.inline_tokens = inline_tokens
+        self._pool = ThreadPoolExecutor(MATCH_THREADS, "blendhub-match", initializer=_let_others_run_first)
+
+    def submit(self, work: Callable[[], None]) -> None:
+        with contextlib.suppress(RuntimeError):  # the hub has ended
+            self._pool.submit(work)
+
+    def close(self) -> None:
+        """Begin no more work. The threads finish their current work and end."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
 
 
 class _Job:
@@ -41,25 +59,21 @@ class _Job:
 class MatchQueue:
     """The work on one namespace. All methods are for the loop's thread."""
 
-    def __init__(self, threads: "MatchThreads", owner: str) -> None:
-        """``owner``: the engine's namespace. The owners take turns at the threads, however many queues each has."""
-        self.owner = owner
+    def __init__(self, threads: MatchThreads) -> None:
         self._threads = threads
         self._jobs: deque[_Job] = deque()
         self._in_thread = False
+        self._changing = threading.Lock()
+        """Held for moments only, while jobs come and go."""
 
     @property
     def is_idle(self) -> bool:
         """Whether no thread works on this namespace, or is going to."""
         return not self._in_thread
 
-    def is_inline(self, n_tokens: int) -> bool:
-        """Whether work of this length would be done at once, on the loop's thread."""
-        return not self._in_thread and n_tokens <= self._threads.inline_tokens
-
     def ask(self, work: Callable[[], T], n_tokens: int) -> "T | asyncio.Future[T]":
         """The result, or a future of it. ``n_tokens`` says how long the work is."""
-        if self.is_inline(n_tokens):
+        if self.is_idle and n_tokens <= self._threads.inline_tokens:
             return work()
         answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._queue(_Job(work, n_tokens, answer))
@@ -68,83 +82,36 @@ class MatchQueue:
     def update(self, work: Callable[[], object], n_tokens: int) -> None:
         """Do the work now or, behind what is under way, later. An error is logged: no request is there to have it."""
         job = _Job(work, n_tokens)
-        if self.is_inline(n_tokens):
+        if self.is_idle and n_tokens <= self._threads.inline_tokens:
             _do(job)
         else:
             self._queue(job)
 
     def _queue(self, job: _Job) -> None:
-        with self._threads.changed:
+        with self._changing:
             self._jobs.append(job)
             if not self._in_thread:
                 self._in_thread = True
-                self._threads.schedule(self)
+                self._threads.submit(self._work)
 
-    def work_in_thread(self) -> bool:
-        """Do what is queued, up to the first long piece; returns whether more is left. Called by the threads."""
+    def _work(self) -> None:
+        """Do what is queued, up to the first long piece; other namespaces have the thread before the next one."""
         long = False
         while not long:
             job = self._jobs[0]
             long = job.n_tokens > self._threads.inline_tokens
             _do(job)
-            with self._threads.changed:
+            with self._changing:
                 self._jobs.popleft()
                 if not self._jobs:
                     self._in_thread = False
-                    return False
-        return True
-
-
-class MatchThreads:
-    """The threads of all queues. Each owner has one of them at a time, and owners take turns."""
-
-    def __init__(self, inline_tokens: int = INLINE_TOKENS, n_threads: int = MATCH_THREADS) -> None:
-        self.inline_tokens = inline_tokens
-        self.changed = threading.Condition()
-        """A condition, held for moments only, that guards the queues."""
-        self._ready: dict[str, deque[MatchQueue]] = {}
-        """The queues that have work, by owner, in the order of the owners' turns."""
-        self._served: set[str] = set()
-        """The owners for which a thread works now."""
-        self._closed = False
-        # Now, and not with the first long lookup: the loop would wait until the thread runs.
-        for _ in range(n_threads):
-            threading.Thread(target=self._work, name="blendhub-match", daemon=True).start()
-
-    def schedule(self, queue: MatchQueue) -> None:
-        """Queue the queue, which has work. The caller holds ``changed``."""
-        self._ready.setdefault(queue.owner, deque()).append(queue)
-        self.changed.notify()
-
-    def close(self) -> None:
-        """Begin no more work. The threads finish their current work and end."""
-        with self.changed:
-            self._closed = True
-            self.changed.notify_all()
-
-    def _work(self) -> None:
-        with contextlib.suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
-        while True:
-            with self.changed:
-                self.changed.wait_for(lambda: self._closed or self._next_owner() is not None)
-                owner = self._next_owner()
-                if self._closed or owner is None:
                     return
-                queues = self._ready.pop(owner)
-                queue = queues.popleft()
-                if queues:
-                    self._ready[owner] = queues
-                self._served.add(owner)
-            more = queue.work_in_thread()
-            with self.changed:
-                self._served.discard(owner)
-                if more:
-                    self._ready.setdefault(owner, deque()).append(queue)
-                self.changed.notify()
+        self._threads.submit(self._work)
 
-    def _next_owner(self) -> str | None:
-        return next((owner for owner in self._ready if owner not in self._served), None)
+
+def _let_others_run_first() -> None:
+    with contextlib.suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
 
 
 def _do(job: _Job) -> None:

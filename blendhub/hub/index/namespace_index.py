@@ -5,7 +5,6 @@ import hashlib
 import secrets
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from enum import Enum
 from functools import partial
 from typing import NamedTuple
 
@@ -23,18 +22,10 @@ from blendhub.hub.index.settled import SettledMatches
 from blendhub.hub.limits import MOST_CHUNKS
 
 
-class Saved(Enum):
-    """Whether the store has a chunk. One that is waiting to be saved is not evicted before."""
-
-    NO = 0
-    WAITING = 1
-    YES = 2
-
-
 class Chunk:
     """A stored chunk: in the arena, in the store, or in both."""
 
-    __slots__ = ("content", "offset", "pins", "run", "saved", "span")
+    __slots__ = ("content", "in_store", "offset", "pins", "run", "span")
 
     def __init__(self, run: "Run", span: Span, offset: int | None, content: int) -> None:
         self.run = run
@@ -43,7 +34,7 @@ class Chunk:
         """The offset of the chunk's slot in the arena; None while the chunk is only in the store."""
         self.pins = 0
         """The number of leases and transfers that use the chunk. A pinned chunk is not evicted."""
-        self.saved = Saved.NO
+        self.in_store = False
         self.content = content
 
 
@@ -97,7 +88,7 @@ class Run:
         self.listed = 0
         """The last snapshot of a shared store that had chunks of it, or after which some were saved."""
         self.tokens: Tokens | None = None
-        """The run's tokens from position 0, kept while the store is to save chunks."""
+        """The run's tokens from position 0, if the store takes its chunks when a prompt asks for them again."""
         self.chunks: dict[int, Chunk] = {}
         self._starts: list[int] = []
         self._hash = hashlib.blake2b(digest_size=16)
@@ -171,7 +162,7 @@ class NamespaceIndex:
         self.growing: set[Run] = set()
         """The runs that a write lease extends; each run has one such lease at a time."""
         self._changed = changed or (lambda index: None)
-        self.queue = MatchQueue(threads, self.base)
+        self.queue = MatchQueue(threads)
         """The queue, which does all work on the matchers."""
         self._nbytes = 0
         made = [(choice, host.create("matcher", choice.name, choice.options)) for choice in namespace.matchers]
@@ -182,9 +173,6 @@ class NamespaceIndex:
             if matcher.reach == "prefix"
         )
         self._settled = SettledMatches(next(prefixes, None))
-
-    def __len__(self) -> int:
-        return self.n_tokens
 
     @property
     def nbytes(self) -> int:
@@ -288,7 +276,7 @@ class NamespaceIndex:
         run = chunk.run
         self.queue.update(partial(self._discard, run, chunk.span), 0)
         run.remove(chunk)
-        chunk.saved = Saved.NO
+        chunk.in_store = False
         self.n_chunks -= 1
         self.n_tokens -= len(chunk.span)
         if not run.chunks:

@@ -19,15 +19,11 @@ class IndexTable:
         self._threads = threads
         self._run_numbers = itertools.count()
         self._by_digest: dict[str, NamespaceIndex] = {}
-        self._by_base: dict[str, dict[Variant, NamespaceIndex]] = {}
-        self._by_salt: dict[str, dict[NamespaceIndex, None]] = {}
+        self._by_variant: dict[tuple[str, Variant], NamespaceIndex] = {}
         self._sums: dict[str, Counter[str]] = {}
         """The amounts stored, by base namespace, without what has changed since."""
         self._counted: dict[NamespaceIndex, Counter[str]] = {}
         """The part of ``_sums`` that belongs to each index."""
-        self._costly: dict[str, dict[NamespaceIndex, None]] = {}
-        """The indexes that take more memory than the KV that they index, by base namespace, in the order in
-        which they began to."""
         self._changed: dict[NamespaceIndex, None] = {}
         self._maybe_empty: dict[NamespaceIndex, None] = {}
 
@@ -43,16 +39,11 @@ class IndexTable:
 
     def find(self, base: str, variant: Variant) -> NamespaceIndex | None:
         """The index of one variant of a base namespace; None if nothing is stored there."""
-        variants = self._by_base.get(base)
-        return variants.get(variant) if variants else None
+        return self._by_variant.get((base, variant))
 
     def make(self, namespace: Namespace) -> NamespaceIndex:
         """A new index, not added yet. Slow: matchers may compile. Changes no state, so any thread may call it."""
         return NamespaceIndex(namespace, self._host, self._threads, changed=self._note)
-
-    def get_or_make(self, namespace: Namespace) -> NamespaceIndex:
-        """The index of a namespace, made if it is new."""
-        return self.get(namespace.digest) or self.add(self.make(namespace))
 
     def new_run_id(self) -> int:
         """An id that no other run has, of this hub or of one before it, whose matches an engine may still name.
@@ -61,22 +52,13 @@ class IndexTable:
         """
         return (next(self._run_numbers) % 2**24) << 29 | secrets.randbits(29)
 
-    def of_base(self, base: str) -> list[NamespaceIndex]:
-        """The indexes of all variants of a base namespace."""
-        return list(self._by_base.get(base, {}).values())
-
-    def of_salt(self, cache_salt: str) -> list[NamespaceIndex]:
-        """The indexes of the requests with this salt, of whatever engine and LoRA adapter."""
-        return list(self._by_salt.get(cache_salt, ()))
-
     def add(self, index: NamespaceIndex) -> NamespaceIndex:
         """Add an index, unless its namespace has one; returns the index to be used."""
-        known = self._by_digest.setdefault(index.digest, index)
-        if known is index:
-            self._by_base.setdefault(index.base, {})[index.namespace.variant] = index
-            self._by_salt.setdefault(index.namespace.variant.cache_salt, {})[index] = None
+        present = self._by_digest.setdefault(index.digest, index)
+        if present is index:
+            self._by_variant[index.base, index.namespace.variant] = index
             self._note(index)
-        return known
+        return present
 
     def sums(self) -> dict[str, Counter[str]]:
         """The amounts stored, by the digest of an engine's namespace: each salt of a request makes a variant of it.
@@ -84,32 +66,17 @@ class IndexTable:
         Costs as much as has changed since the last call, whatever the number of namespaces.
         """
         for index in list(self._changed):
-            matchers = index.nbytes
-            kv = index.n_chunks * index.namespace.slot_bytes
-            new = Counter(
+            amounts = Counter(
                 variants=1,
                 runs=len(index.runs),
                 chunks=index.n_chunks,
-                tokens=len(index),
-                matcher_bytes=matchers,
-                excess=max(0, matchers - kv),
+                tokens=index.n_tokens,
+                matcher_bytes=index.nbytes,
             )
-            self._count(index, new)
+            self._count(index, amounts)
             if index.queue.is_idle:
                 del self._changed[index]
         return self._sums
-
-    def excess(self) -> dict[str, int]:
-        """Bytes that indexes take beyond the KV that they index, by base namespace; only where there are any."""
-        return {base: sums["excess"] for base, sums in self.sums().items() if sums["excess"]}
-
-    def oldest_costly(self, base: str) -> NamespaceIndex:
-        """The first costly index of a base namespace: it takes more memory than the KV that it indexes."""
-        return next(iter(self._costly[base]))
-
-    def defer(self, index: NamespaceIndex) -> None:
-        """Put the index behind the other costly indexes of its base namespace."""
-        self._costly[index.base][index] = self._costly[index.base].pop(index)
 
     def drop_empty(self) -> None:
         """Drop the indexes in which nothing is stored or written. A later request makes a new index if necessary."""
@@ -117,54 +84,34 @@ class IndexTable:
             if index.runs:
                 del self._maybe_empty[index]
             elif not index.growing:
-                self.remove(index)
-
-    def remove(self, index: NamespaceIndex) -> None:
-        """Drop an index without runs."""
-        self._maybe_empty.pop(index, None)
-        del self._by_digest[index.digest]
-        variants = self._by_base[index.base]
-        del variants[index.namespace.variant]
-        if not variants:
-            del self._by_base[index.base]
-        of_salt = self._by_salt[index.namespace.variant.cache_salt]
-        del of_salt[index]
-        if not of_salt:
-            del self._by_salt[index.namespace.variant.cache_salt]
-        self._count(index, Counter())
-        self._changed.pop(index, None)
+                del self._maybe_empty[index], self._by_digest[index.digest]
+                del self._by_variant[index.base, index.namespace.variant]
+                self._count(index, Counter())
+                self._changed.pop(index, None)
 
     def _note(self, index: NamespaceIndex) -> None:
         self._changed[index] = None
         if not index.runs:
             self._maybe_empty[index] = None
 
-    def _count(self, index: NamespaceIndex, new: Counter[str]) -> None:
+    def _count(self, index: NamespaceIndex, amounts: Counter[str]) -> None:
         sums = self._sums.setdefault(index.base, Counter())
         sums.subtract(self._counted.pop(index, Counter()))
-        sums.update(new)
-        costly = self._costly.setdefault(index.base, {})
-        if new["excess"]:
-            costly.setdefault(index)
-        else:
-            costly.pop(index, None)
-        if new:
-            self._counted[index] = new
-        elif index.base not in self._by_base:
-            del self._sums[index.base], self._costly[index.base]
+        sums.update(amounts)
+        if amounts:
+            self._counted[index] = amounts
+        elif not sums["variants"]:
+            del self._sums[index.base]
 
     def check_integrity(self) -> None:
-        """Assert that both ways to an index agree."""
-        by_base = [index for variants in self._by_base.values() for index in variants.values()]
-        assert len(by_base) == len(self), "an index is known by one of its two names only"
-        assert all(self._by_base.values()), "a base namespace without indexes is kept"
+        """Assert that both ways to an index agree, and that the sums are right."""
+        assert len(self._by_variant) == len(self), "an index is known by one of its two names only"
         for index in self:
             assert self.find(index.base, index.namespace.variant) is index
             assert index.digest == index.namespace.digest
             index.check_integrity()
             assert index.runs or index in self._maybe_empty
-        assert self._counted.keys() <= set(self._by_digest.values()), "an index that was dropped is counted"
-        assert {index for costly in self._costly.values() for index in costly} <= self._counted.keys()
-        assert {base: sums["chunks"] for base, sums in self.sums().items()} == {
-            base: sum(index.n_chunks for index in variants.values()) for base, variants in self._by_base.items()
-        }
+        sums = self.sums()
+        assert self._counted.keys() == set(self), "an index that was dropped is counted"
+        for base, amounts in sums.items():
+            assert amounts["chunks"] == sum(index.n_chunks for index in self if index.base == base)

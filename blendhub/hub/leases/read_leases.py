@@ -8,7 +8,6 @@ from blendhub.core.spans import Span
 from blendhub.hub.index.namespace_index import ChunkMatch
 from blendhub.hub.leases.sessions import Session
 from blendhub.hub.leases.table import Lease, Leases
-from blendhub.hub.limits import MOST_READ_LEASES
 from blendhub.hub.memory.cache import Cache
 
 
@@ -34,13 +33,10 @@ class ReadLeases:
         self._cache = cache
 
     def grant(self, id: int, session: Session, now: float, chunk_matches: Sequence[ChunkMatch]) -> ReadLease | None:
-        """A lease on chunks, which are all in the arena; None for none. Raises Busy if the session has too many, and
-        InvalidInput for an id that another lease has.
-        """
+        """A lease on chunks, which are all in the arena; None for none."""
         if not chunk_matches:
             return None
-        self.leases.check(session, MOST_READ_LEASES)
-        if id in self.leases:
+        if self.leases.get(id):
             raise InvalidInput(f"lease {id} holds already; each lookup draws another id")
         lease = ReadLease(id, session, now, chunk_matches)
         for chunk in lease.chunks:

@@ -2,13 +2,12 @@
 
 import asyncio
 import os
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Iterator
 
 from blendhub.client.wire import Register
 from blendhub.contracts.transport import Peer
-from blendhub.core.errors import Busy, InvalidInput, StaleEpoch, UnknownSession
+from blendhub.core.errors import InvalidInput, StaleEpoch, UnknownSession
 from blendhub.core.layout import Namespace, Variant, check_same
-from blendhub.hub.limits import MOST_SESSIONS
 from blendhub.system.processes import ProcessId
 
 
@@ -45,8 +44,6 @@ class SessionTable:
     def __init__(self, epoch: int) -> None:
         self.epoch = epoch
         self._by_id: dict[int, Session] = {}
-        self._by_name: dict[Hashable, dict[int, Session]] = {}
-        """The sessions by client, by peer and by process; no name of one kind equals one of another kind."""
         self._engines: dict[str, EngineEntry] = {}
 
     def __len__(self) -> int:
@@ -70,8 +67,6 @@ class SessionTable:
 
     def add(self, id: int, request: Register, peer: Peer, now: float) -> Session:
         name, rank, namespace = request.engine, request.rank, request.namespace
-        if len(self) >= MOST_SESSIONS:
-            raise Busy(f"the hub has {MOST_SESSIONS} sessions, as many as it takes")
         if namespace.variant != Variant():
             raise InvalidInput(
                 f"engine {name!r} registers with {namespace.variant}; an engine registers without LoRA and salt, and "
@@ -89,8 +84,6 @@ class SessionTable:
         self._engines[name] = engine
         engine.sessions[id] = session
         self._by_id[id] = session
-        for known_as in (session.client, session.peer, session.process):
-            self._by_name.setdefault(known_as, {})[id] = session
         return session
 
     def get(self, id: int, epoch: int, now: float) -> Session:
@@ -105,26 +98,9 @@ class SessionTable:
 
     def remove(self, session: Session) -> None:
         del self._by_id[session.id]
-        for known_as in (session.client, session.peer, session.process):
-            named = self._by_name[known_as]
-            del named[session.id]
-            if not named:
-                del self._by_name[known_as]
         del session.engine.sessions[session.id]
         if not session.engine.sessions:
             del self._engines[session.engine.name]
-
-    def silent_since(self, then: float) -> list[Session]:
-        return [session for session in self._by_id.values() if session.last_heard <= then]
-
-    def of_client(self, client: int) -> list[Session]:
-        return list(self._by_name.get(client, {}).values())
-
-    def of_peer(self, peer: Peer) -> list[Session]:
-        return list(self._by_name.get(peer, {}).values())
-
-    def of_process(self, process: ProcessId) -> list[Session]:
-        return list(self._by_name.get(process, {}).values())
 
 
 class ProcessWatcher:

@@ -9,7 +9,7 @@ from blendhub.core.tokens import Tokens, as_tokens
 from blendhub.hub.index.namespace_index import Chunk, Run, content_of
 from blendhub.hub.leases.sessions import Session
 from blendhub.hub.leases.table import Lease, Leases
-from blendhub.hub.limits import MOST_CHUNKS, MOST_SLOTS, MOST_WRITE_LEASES
+from blendhub.hub.limits import MOST_CHUNKS, MOST_SLOTS
 from blendhub.hub.memory.arena import Arena
 from blendhub.hub.memory.cache import Cache
 from blendhub.hub.stores.store_tier import StoreTier
@@ -90,7 +90,6 @@ class WriteLeases:
         It ends early, too, where it has as many slots, or has evicted as many chunks, as one message may.
         """
         namespace = run.index.namespace
-        self.leases.check(session, MOST_WRITE_LEASES)
         slots: list[Slot] = []
         evictions = self._cache.evictions
         size = namespace.chunk_tokens

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from blendhub.hub.index.namespace_index import Chunk, Saved
+from blendhub.hub.index.namespace_index import Chunk
 from blendhub.hub.limits import MOST_TRIES
 from blendhub.hub.memory.arena import Arena
 from blendhub.hub.memory.eviction import EvictionOrder
@@ -90,7 +90,7 @@ class Cache:
         for chunk in chunks:
             if chunk.pins or chunk.run.chunks.get(chunk.span.start) is not chunk:
                 continue
-            if chunk.saved is Saved.YES:
+            if chunk.in_store:
                 in_store.append(chunk)
             if chunk.offset is not None:
                 self.remove(chunk)
@@ -166,7 +166,7 @@ class Cache:
     def _evict(self, chunk: Chunk) -> None:
         self.evictions += 1
         self._free(chunk)
-        if chunk.saved is not Saved.YES:
+        if not chunk.in_store:
             self.forgotten += 1
             chunk.run.index.drop(chunk)
 

@@ -17,7 +17,7 @@ from blendhub.contracts import Deleted, Dropped, Published, SharedStore, StoredR
 from blendhub.core.errors import BlendHubError, Busy, CursorLost
 from blendhub.core.spans import Span
 from blendhub.core.tokens import Tokens, as_tokens
-from blendhub.hub.index.namespace_index import Chunk, NamespaceIndex, Run, Saved, content_of
+from blendhub.hub.index.namespace_index import Chunk, NamespaceIndex, Run, content_of
 from blendhub.hub.index.table import IndexTable
 from blendhub.hub.limits import CHUNKS_A_PIECE
 from blendhub.hub.stores.store_tier import StoreTier, described
@@ -187,8 +187,8 @@ class Follower:
             known = index.find(stored.key, span)
             if known is None:
                 new.append(span)
-            elif known.saved is Saved.NO:
-                known.saved = Saved.YES
+            else:
+                known.in_store = True
         self.published += len(new)
         for piece in _pieces(new):
             # It may have been dropped meanwhile: it was empty.
@@ -213,7 +213,7 @@ class Follower:
         run.listed = self._generation
         chunks = [Chunk(run, span, None, content_of(index.digest, arrival.tokens, span)) for span in spans]
         for chunk in chunks:
-            chunk.saved = Saved.YES
+            chunk.in_store = True
         index.publish(run, arrival.tokens, chunks)
 
     async def _let_others_work(self, index: NamespaceIndex | None = None) -> None:
@@ -249,7 +249,7 @@ class Follower:
                 await self._let_others_work()
 
     def _forget_saved(self, run: Run, listed: set[Span]) -> None:
-        gone = [one for one in run.chunks.values() if one.saved is Saved.YES and one.span not in listed]
+        gone = [one for one in run.chunks.values() if one.in_store and one.span not in listed]
         self.dropped += len(gone)
         for chunk in gone:
             self._tier.forget_chunk(chunk)

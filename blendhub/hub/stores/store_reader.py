@@ -14,7 +14,7 @@ from blendhub.contracts import RunKey, Store
 from blendhub.core.errors import InvalidInput
 from blendhub.core.spans import Span
 from blendhub.hub.counters import Latencies
-from blendhub.hub.index.namespace_index import Chunk, Saved
+from blendhub.hub.index.namespace_index import Chunk
 from blendhub.hub.memory.cache import Cache
 
 READERS = 2
@@ -74,7 +74,7 @@ class StoreReader:
         while self._waiting and len(batch) < self._store.at_once:
             chunk = self._waiting.popleft()
             # The chunk may have been dropped, or have arrived, since the load was requested.
-            is_in_store_only = chunk.saved is Saved.YES and chunk.offset is None
+            is_in_store_only = chunk.in_store and chunk.offset is None
             offset = self._cache.begin_filling(chunk) if is_in_store_only else None
             if offset is None:
                 self._ends.pop(chunk).set_result(None)
@@ -99,7 +99,7 @@ class StoreReader:
         for chunk, whole in zip(batch, found, strict=True):
             if whole:
                 self.loaded += 1
-            elif answered or chunk.saved is not Saved.YES:
+            elif answered or not chunk.in_store:
                 chunk.run.index.drop(chunk)
 
     def _read(self, batch: dict[Chunk, list[memoryview]]) -> list[bool]:

@@ -15,7 +15,7 @@ from blendhub.contracts import RunKey, SharedStore, Store, StoredRun
 from blendhub.core.errors import BlendHubError, StoreFailed
 from blendhub.core.spans import Span
 from blendhub.core.tokens import as_tokens
-from blendhub.hub.index.namespace_index import Chunk, Run, Saved, content_of
+from blendhub.hub.index.namespace_index import Chunk, Run, content_of
 from blendhub.hub.index.table import IndexTable
 from blendhub.hub.limits import WAIT_FOR_STORE_S
 from blendhub.hub.memory.cache import Cache
@@ -75,9 +75,8 @@ class StoreTier:
 
     async def stop_moving(self, chunks: Sequence[Chunk]) -> None:
         """Save none of these chunks any more, and wait for those that are being saved or loaded, for a moment."""
-        self.writer.withdraw(set(chunks))
-        if any(chunk.saved is Saved.WAITING for chunk in chunks):
-            await self.writer.wait_for_progress(WAIT_FOR_STORE_S)
+        self.writer.withdraw(chunks)
+        await self.writer.wait_for(chunks, WAIT_FOR_STORE_S)
         loading = [self.load(chunk) for chunk in chunks if chunk in self._cache.filling]
         if loading:
             await asyncio.wait(loading, timeout=WAIT_FOR_STORE_S)
@@ -87,7 +86,7 @@ class StoreTier:
         for key, span in dropped:
             index = self._indexes.get(key.namespace)
             chunk = index.find(key, span) if index else None
-            if chunk and chunk.saved is Saved.YES:
+            if chunk and chunk.in_store:
                 self.forget_chunk(chunk)
 
     def forget_chunk(self, chunk: Chunk) -> None:
@@ -95,7 +94,7 @@ class StoreTier:
         # A chunk that is being loaded ends in the arena, or is dropped when the store does not find it.
         if chunk.offset is None and chunk not in self._cache.filling:
             chunk.run.index.drop(chunk)
-        chunk.saved = Saved.NO
+        chunk.in_store = False
 
     async def close(self) -> None:
         """Finish what is being saved, and close the store."""
@@ -104,12 +103,13 @@ class StoreTier:
         self.store.close()
 
     def _restore_run(self, stored: StoredRun, about: RunDescription) -> int:
-        tokens, index = as_tokens(stored.tokens), self._indexes.get_or_make(about.namespace)
+        tokens = as_tokens(stored.tokens)
+        index = self._indexes.get(about.namespace.digest) or self._indexes.add(self._indexes.make(about.namespace))
         id, start = self._indexes.new_run_id(), stored.chunks[0].start
         run = Run(id, index, start, about.origin, stored.key)
         chunks = [Chunk(run, span, None, content_of(index.digest, tokens, span)) for span in stored.chunks]
         for chunk in chunks:
-            chunk.saved = Saved.YES
+            chunk.in_store = True
         index.publish(run, tokens, chunks)
         return len(chunks)
 

@@ -6,8 +6,8 @@ when the store asks for them: once for each time that a run grew.
 
 import asyncio
 import contextlib
-from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from typing import TypeAlias
@@ -19,15 +19,13 @@ from blendhub.core.errors import InvalidInput, StoreAway
 from blendhub.core.layout import Namespace
 from blendhub.core.spans import Span
 from blendhub.core.tokens import Tokens
-from blendhub.hub.index.namespace_index import Chunk, Origin, Run, Saved
+from blendhub.hub.index.namespace_index import Chunk, Origin, Run
 from blendhub.hub.limits import MOST_WAITING_SAVES
 from blendhub.hub.memory.cache import Cache, slot_bytes
 
-Gone: TypeAlias = list[tuple[RunKey, Span]]
+Entries: TypeAlias = list[tuple[RunKey, Span]]
 TRY_AGAIN_S = 1.0
 """How many seconds to wait, after the store was away, before the next try."""
-OF_ARENA = 4
-"""Chunks that wait for a shared store take at most a fourth of the arena: it may be away, and they are not evicted."""
 
 
 class RunDescription(msgspec.Struct, frozen=True):
@@ -44,7 +42,7 @@ class RunDescription(msgspec.Struct, frozen=True):
 
 
 class StoreWriter:
-    """The chunks that wait to be saved; they stay in the arena until then."""
+    """The chunks that wait to be saved. They may be evicted before: then they are not saved."""
 
     def __init__(
         self,
@@ -52,9 +50,10 @@ class StoreWriter:
         cache: Cache,
         saver: ThreadPoolExecutor,
         failed: Callable[[str, Exception], None],
-        forget: Callable[[Gone], None],
+        forget: Callable[[Entries], None],
     ) -> None:
         self.saved = self.skipped = 0
+        """Chunks that were saved, and chunks that were evicted, or gave way to later ones, before they were."""
         self.generation = 0
         """The number of the last snapshot of a shared store; see :attr:`Run.listed`."""
         self._store = store
@@ -65,211 +64,130 @@ class StoreWriter:
         shared = store if isinstance(store, SharedStore) else None
         self._when_reused = shared is not None and shared.share == "reused"
         self._pace = shared.pace if shared else 0.0
-        self._of_arena = OF_ARENA if shared else 1
-        self._to_save: deque[Chunk] = deque()
-        """The chunks that wait to be saved. The first ones are being saved."""
-        self._bytes = 0
-        """The bytes of the arena that the waiting chunks take."""
-        self._batch: list[Chunk] = []
-        """The chunks that are being saved now."""
-        self._of_run: Counter[Run] = Counter()
-        """How many of the waiting chunks belong to each run. A run keeps its tokens for them."""
+        self.batch: dict[Chunk, Tokens] = {}
+        """The chunks that are being saved now, all of one run. They are pinned."""
+        self._waiting: OrderedDict[Chunk, Tokens] = OrderedDict()
+        """The next chunks, and the tokens of each one's run from position 0 to the chunk's end or beyond."""
         self._saving: asyncio.Task[None] | None = None
-        self._later: deque[Chunk] = deque()
-        """What the store was away for, in the order in which it is tried again. It can be evicted: then it is not
-        saved."""
-        self._trying_again: asyncio.TimerHandle | None = None
-        self._closing = False
+        self._closing = asyncio.Event()
         self._progress = asyncio.Event()
-        """Set when chunks were saved, and then replaced."""
+        """Set when a batch has ended, and then replaced."""
 
     @property
     def waiting(self) -> int:
         """Chunks that are being saved, or wait for it."""
-        return len(self._to_save)
-
-    @property
-    def later(self) -> int:
-        """Chunks that wait until the store is there again."""
-        return len(self._later)
+        return len(self.batch) + len(self._waiting)
 
     def offer(self, run: Run, tokens: Tokens, chunks: Sequence[Chunk]) -> None:
         """Offer new chunks of a run for saving. ``tokens`` are the run's tokens from position 0."""
         if self._when_reused:
             run.tokens = tokens
         else:
-            self._queue(run, tokens, chunks)
+            self._queue(dict.fromkeys(chunks, tokens))
 
     def reused(self, chunks: Iterable[Chunk]) -> None:
         """Note that a prompt has asked for these chunks again."""
         if self._when_reused:
-            for chunk in chunks:
-                if chunk.saved is Saved.NO and chunk.run.tokens is not None:
-                    self._queue(chunk.run, chunk.run.tokens, [chunk])
+            self._queue({chunk: chunk.run.tokens for chunk in chunks if chunk.run.tokens is not None})
 
-    def withdraw(self, chunks: set[Chunk]) -> None:
+    def withdraw(self, chunks: Iterable[Chunk]) -> None:
         """Save none of these chunks, but for those that are being saved now."""
-        later = [chunk for chunk in self._to_save if chunk in chunks and chunk not in self._batch]
-        if later:
-            self._to_save = deque(chunk for chunk in self._to_save if chunk not in chunks or chunk in self._batch)
-            for chunk in later:
-                self._end(chunk, Saved.NO)
+        for chunk in chunks:
+            self._waiting.pop(chunk, None)
 
-    async def wait_for_progress(self, timeout: float) -> None:
-        """Wait until some of the waiting chunks have been saved."""
-        if self._to_save:
+    async def wait_for(self, chunks: Iterable[Chunk], timeout: float) -> None:
+        """Wait, for a moment, if any of these chunks is being saved now."""
+        if not self.batch.keys().isdisjoint(chunks):
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._progress.wait(), timeout)
 
     async def close(self) -> None:
-        """Finish what waits. What a shared store takes slowly on purpose is not waited for."""
-        self._closing = True
-        if self._trying_again:
-            self._trying_again.cancel()
+        """Finish what waits. What a shared store takes slowly on purpose, or cannot take now, is not waited for."""
+        self._closing.set()
         if self._saving:
             await asyncio.gather(self._saving, return_exceptions=True)
 
-    def _queue(self, run: Run, tokens: Tokens, chunks: Sequence[Chunk]) -> None:
-        for chunk in chunks:
-            if not self._has_room_for(chunk):
-                self.skipped += 1
-                continue
-            chunk.saved = Saved.WAITING
-            self._cache.pin(chunk)
-            self._to_save.append(chunk)
-            self._bytes += slot_bytes(chunk)
-            self._of_run[run] += 1
-            run.tokens = tokens
-        if self._to_save and self._saving is None:
+    def _queue(self, chunks: Mapping[Chunk, Tokens]) -> None:
+        self._waiting.update((chunk, tokens) for chunk, tokens in chunks.items() if self._is_to_be_saved(chunk))
+        while len(self._waiting) > MOST_WAITING_SAVES:
+            self._waiting.popitem(last=False)
+            self.skipped += 1
+        if self._waiting and self._saving is None:
             self._saving = asyncio.get_running_loop().create_task(self._save_all())
 
-    def _has_room_for(self, chunk: Chunk) -> bool:
-        most_bytes = self._cache.arena.extents.size // self._of_arena
-        return len(self._to_save) < MOST_WAITING_SAVES and self._bytes + slot_bytes(chunk) <= most_bytes
-
     async def _save_all(self) -> None:
-        while self._to_save:
-            batch = self._batch = self._next_batch()
+        while self._waiting:
+            chunks = self._next_chunks()
+            if not chunks:
+                continue
             try:
-                kept = await self._save(batch)
+                await self._save(chunks)
+                rest_s = self._pace and sum(map(slot_bytes, chunks)) / self._pace
             except StoreAway:
-                self._put_off()
-                break
-            finally:
-                self._batch = []
-            for chunk in batch:
-                self._to_save.popleft()
-                self._end(chunk, Saved.YES if chunk in kept else Saved.NO)
-            self.saved += len(kept)
-            self._take_up()
-            if kept:
-                batch[0].run.listed = self.generation
-            self._progress.set()
-            self._progress = asyncio.Event()
-            if self._pace:
-                await self._rest(sum(map(slot_bytes, kept)) / self._pace)
+                # At the end, since the store may refuse these chunks for ever. What was evicted meanwhile would keep
+                # the tokens of its run.
+                self._waiting.update(chunks)
+                self.withdraw([chunk for chunk in self._waiting if not self._is_to_be_saved(chunk)])
+                rest_s = TRY_AGAIN_S
+            if rest_s and self._waiting:
+                with contextlib.suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(self._closing.wait(), rest_s)
+                if self._closing.is_set():
+                    break
         self._saving = None
 
-    def _put_off(self) -> None:
-        """The store is away: what waits for it gives way to other chunks in the arena, and is tried again."""
-        while self._to_save:
-            chunk = self._to_save.popleft()
-            self._of_run[chunk.run] += 1
-            self._later.append(chunk)
-            self._end(chunk, Saved.NO)
-        # Chunks that were evicted meanwhile would keep the tokens of their runs.
-        for _ in range(len(self._later)):
-            if self._is_left(self._later[0]):
-                self._later.rotate(-1)
-            else:
-                self._end_waiting(queue=False)
-        while self._later and (self._closing or len(self._later) > MOST_WAITING_SAVES):
-            self.skipped += self._end_waiting(queue=False)
-        self._progress.set()
-        self._progress = asyncio.Event()
-        if self._later and self._trying_again is None:
-            self._trying_again = asyncio.get_running_loop().call_later(TRY_AGAIN_S, self._try_again)
-
-    def _try_again(self) -> None:
-        self._trying_again = None
-        self._take_up()
-
-    def _take_up(self) -> None:
-        """Queue more of what was put off: a batch, if so much may wait at a time."""
-        n_queued = 0
-        while self._later and n_queued < self._store.at_once and self._has_room_for(self._later[0]):
-            n_queued += self._end_waiting(queue=True)
-
-    def _end_waiting(self, *, queue: bool) -> bool:
-        """The first chunk that was put off waits no longer; returns whether it is still to be saved."""
-        chunk = self._later.popleft()
-        is_left, tokens = self._is_left(chunk), chunk.run.tokens
-        if queue and is_left and tokens is not None:
-            self._queue(chunk.run, tokens, [chunk])
-        self._release_tokens(chunk.run)
-        return is_left
-
-    def _is_left(self, chunk: Chunk) -> bool:
-        """Whether a chunk that was put off can still be saved."""
-        is_known = chunk.run.chunks.get(chunk.span.start) is chunk
-        return is_known and chunk.saved is Saved.NO and chunk.offset is not None and chunk.run.tokens is not None
-
-    async def _rest(self, seconds: float) -> None:
-        """Wait, as often as the pace asks for it, unless the hub ends: what waits then is not saved."""
-        loop = asyncio.get_running_loop()
-        until = loop.time() + seconds
-        while not self._closing and loop.time() < until:
-            await asyncio.sleep(min(until - loop.time(), 0.1))
-        while self._closing and self._to_save:
-            self._end(self._to_save.popleft(), Saved.NO)
-
-    def _next_batch(self) -> list[Chunk]:
-        """The first waiting chunks that belong to one run."""
-        run = self._to_save[0].run
-        batch = []
-        for chunk in islice(self._to_save, self._store.at_once):
+    def _next_chunks(self) -> dict[Chunk, Tokens]:
+        """The first waiting chunks that belong to one run, without those that were evicted."""
+        run = next(iter(self._waiting)).run
+        chunks = {}
+        for chunk in list(islice(self._waiting, self._store.at_once)):
             if chunk.run is not run:
                 break
-            batch.append(chunk)
-        return batch
+            tokens = self._waiting.pop(chunk)
+            if self._is_to_be_saved(chunk):
+                chunks[chunk] = tokens
+            elif not chunk.in_store:
+                self.skipped += 1
+        return chunks
 
-    def _end(self, chunk: Chunk, saved: Saved) -> None:
-        chunk.saved = saved
-        self._bytes -= slot_bytes(chunk)
-        self._release_tokens(chunk.run)
-        self._cache.unpin(chunk)
+    def _is_to_be_saved(self, chunk: Chunk) -> bool:
+        is_stored = chunk.run.chunks.get(chunk.span.start) is chunk
+        return is_stored and chunk.offset is not None and not chunk.in_store
 
-    def _release_tokens(self, run: Run) -> None:
-        """Note that one chunk less needs the tokens of the run."""
-        self._of_run[run] -= 1
-        if not self._of_run[run]:
-            del self._of_run[run]
-            if not self._when_reused:
-                run.tokens = None
-
-    async def _save(self, batch: list[Chunk]) -> set[Chunk]:
-        """The chunks of the batch that the store has afterwards. Raises StoreAway; whatever else goes wrong costs these
-        chunks alone.
-        """
-        run = batch[0].run
+    async def _save(self, chunks: dict[Chunk, Tokens]) -> None:
+        """Save chunks of one run. Raises StoreAway; whatever else goes wrong costs these chunks alone."""
+        self.batch = chunks
+        for chunk in chunks:
+            self._cache.pin(chunk)
+        run, tokens = next(iter(chunks)).run, max(chunks.values(), key=len)
         try:
-            chunks = [(one.span, self._cache.shards(one)) for one in batch]
-            gone = await asyncio.get_running_loop().run_in_executor(self._saver, self._write, run, chunks)
+            shards = [(chunk.span, self._cache.shards(chunk)) for chunk in chunks]
+            loop = asyncio.get_running_loop()
+            gone = await loop.run_in_executor(self._saver, self._write, run, tokens, shards)
         except StoreAway as error:
             self._failed("save", error)
             raise
         except Exception as error:
             self._failed("save", error)
-            return set()
-        kept = {chunk for chunk in batch if (run.key, chunk.span) not in gone}
-        self._forget(gone)
-        return kept
+        else:
+            for chunk in chunks:
+                # The store may have dropped it already, for chunks that came after it.
+                if (run.key, chunk.span) not in gone:
+                    chunk.in_store = True
+                    self.saved += 1
+                    run.listed = self.generation
+            self._forget(gone)
+        finally:
+            self.batch = {}
+            for chunk in chunks:
+                self._cache.unpin(chunk)
+            self._progress.set()
+            self._progress = asyncio.Event()
 
-    def _write(self, run: Run, chunks: list[tuple[Span, list[memoryview]]]) -> Gone:
+    def _write(self, run: Run, tokens: Tokens, chunks: list[tuple[Span, list[memoryview]]]) -> Entries:
         try:
             return self._store.save_chunks(run.key, chunks)
         except InvalidInput:  # the store does not have the run, or only a shorter version
-            assert run.tokens is not None
             about = msgspec.msgpack.encode(RunDescription(run.index.namespace, *run.origin))
-            gone = self._store.save_run(StoredRun(run.key, run.tokens.tobytes(), about, ()))
+            gone = self._store.save_run(StoredRun(run.key, tokens.tobytes(), about, ()))
             return gone + self._store.save_chunks(run.key, chunks)

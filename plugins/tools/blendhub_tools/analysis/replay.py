@@ -54,7 +54,7 @@ class Replay:
     ) -> None:
         layout = KVLayout(layers=1, kv_heads=1, key_dim=1, value_dim=1, dtype="int8", chunk_tokens=chunk_tokens)
         namespace = Namespace(model="played", layout=layout, matchers=matchers)
-        self.index = NamespaceIndex(namespace, host, MatchThreads(ALL_AT_ONCE, n_threads=0))
+        self.index = NamespaceIndex(namespace, host, MatchThreads(ALL_AT_ONCE))
         self.cache = Cache(cast(Arena, Slots(slots * namespace.slot_bytes)))
         self.slots = slots
         self.reused = Reused()
