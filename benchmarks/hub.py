@@ -201,10 +201,10 @@ def growth(few: int, many: int) -> list[Row]:
             hub = stack.enter_context(HubInProcess(config))
             client = clients[n_chunks] = stack.enter_context(hub.connect())
             client.register("growth", namespace, rank=0)
-            before = own_bytes(hub._child._process.pid)
+            before = own_bytes(hub._process.pid)
             for run in progress(range(n_chunks * GROWTH.chunk_tokens // 2048), f"{n_chunks:,} chunks"):
                 _store(client, _text(run, 2048))
-            grown = own_bytes(hub._child._process.pid) - before
+            grown = own_bytes(hub._process.pid) - before
         ratios = []
         for turn in progress(range(60), "growth"):
             large, small = (seconds(partial(clients[n].lookup, prompt, acquire=False)) for n in (many, few))

@@ -35,7 +35,7 @@ class BenchedHub:
     """A hub, a client of it, and what its process takes."""
 
     def __init__(self, hub: HubInProcess, name: str) -> None:
-        self._pid = hub._child._process.pid
+        self._pid = hub._process.pid
         self.client = hub.connect()
         self.client.register(name, NAMESPACE, rank=0)
 
