@@ -6,13 +6,15 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-from blendhub_tools.advice.curve import COLOURS
 from blendhub_tools.advice.judge import FIRST, KL, RIGHT, SURE_FIRST
 from blendhub_tools.advice.outcomes import Comparison, Outcome, accuracy
 
 from benchmarks.quality.measure import SELECTORS
 from benchmarks.report import Row, measured_row
 from blendhub.vllm.settings import Settings
+
+COLOURS = ("#D55E00", "#0072B2", "#009E73")
+"""Okabe and Ito's, which people of every colour vision tell apart."""
 
 BARS = {0.05: 0.40, 0.15: 0.70, 0.3: 0.90}
 DEFAULT = Settings().selector.name

@@ -8,13 +8,11 @@ from typing import Any
 
 import pytest
 from blendhub_tools.advice.judge import (
-    ALL_KL,
     ANSWER,
     FIRST,
     KL,
     NATS,
     RIGHT,
-    RIGHT_NATS,
     SURE_FIRST,
     divergence,
     judge,
@@ -96,11 +94,11 @@ def test_an_answer_is_compared_at_each_token_of_full_prefill():
     ours = said([1, 2], {1: 0.4, 2: 0.6}, {1: 0.4, 2: 0.6})
     scores = judge(full, ours, 1)
     first = 0.8 * math.log(2) + 0.2 * math.log(0.2 / 0.6)
-    assert scores[KL] == pytest.approx(-first) and scores[ALL_KL] == pytest.approx(-first / 2)
-    assert scores[NATS] == scores[RIGHT_NATS] == pytest.approx(-math.log(2))
+    assert scores[KL] == pytest.approx(-first)
+    assert scores[NATS] == pytest.approx(-math.log(2))
     assert scores[FIRST] == scores[SURE_FIRST] == scores[ANSWER] == scores[RIGHT] == 0
     assert judge(full, full, 2)[FIRST:] == [1, 1, 1, 1]
-    assert judge(full, ours, 0)[RIGHT] is None and judge(full, ours, 0)[RIGHT_NATS] is None
+    assert judge(full, ours, 0)[RIGHT] is None
     assert [Question([], right).answered([1, 2]) for right in ([1], [2], [1, 2], [])] == [1, 0, 2, 0]
 
 
@@ -126,8 +124,8 @@ def test_rows_are_means_of_workloads_that_lose_unlike_amounts():
 
     def outcome(workload: str, selector: str, ratio: float, kl: float) -> Outcome:
         """Four questions a case, whose mean KL is given."""
-        scores = [-4 * kl, -4 * kl, -4.0, -4.0, 3.0, 3.0, 2.0, 4.0]
-        return Outcome(selector, "", ratio, [scores] * 3, [[4] * 8] * 3, [ratio] * 3, [1.0] * 3, workload)
+        scores = [-4 * kl, -4.0, 3.0, 3.0, 2.0, 4.0]
+        return Outcome(selector, "", ratio, [scores] * 3, [[4] * 6] * 3, [ratio] * 3, [1.0] * 3, workload)
 
     ways = (("full", 1.0, 0.0), ("reuse", 0.0, 1.0), ("hkvd", 0.15, 0.3))
     outcomes = [
@@ -163,6 +161,6 @@ def test_everything_recomputed_is_full_prefill_and_nothing_recomputed_is_not(tmp
         store(engine, earlier)
         full, reuse, everything = (workload.measure(engine, way) for way in (FULL, REUSE, Way("first_k", 1.0)))
     for exact in (full, everything):
-        assert all(abs(case[KL]) < 1e-3 and abs(case[ALL_KL]) < 1e-3 and case[ANSWER] == 1 for case in exact.scores)
-    assert all(case[KL] < -0.01 and case[ALL_KL] < -0.01 for case in reuse.scores)
+        assert all(abs(case[KL]) < 1e-3 and case[ANSWER] == 1 for case in exact.scores)
+    assert all(case[KL] < -0.01 for case in reuse.scores)
     assert (full.recomputed, reuse.recomputed, everything.recomputed) == ([1.0] * 2, [0.0] * 2, [1.0] * 2)

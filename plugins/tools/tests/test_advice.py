@@ -2,21 +2,17 @@
 
 import pytest
 from blendhub_tools.advice.answering import end_of
-from blendhub_tools.advice.choice import Advice, advise, agreed, agreement, interval, settings_for
+from blendhub_tools.advice.choice import Advice, advise, agreed, agreement, in_words, interval, settings_for
 from blendhub_tools.advice.judge import ANSWER
-from blendhub_tools.advice.measure import distinct_ratios
 from blendhub_tools.advice.outcomes import Outcome
 from blendhub_tools.advice.questions import Prompts, Question
-from blendhub_tools.advise import sentence
 from hypothesis import given
 from hypothesis import strategies as st
 
 from blendhub.cli import main
-from blendhub.framework.host import PluginHost
 from blendhub.outcome.agreement import audits_needed, wilson
 from tests.benchmarks.word_model import WORDS, make_tokenizer
 
-HOST = PluginHost.discover()
 CHAT = "{{ bos_token }} user : {{ messages[0]['content'] }} </s>{% if add_generation_prompt %} model :{% endif %}"
 
 
@@ -60,8 +56,8 @@ def test_of_equal_ratios_the_one_that_agrees_more_is_advised():
 def test_a_few_audits_that_agree_are_no_ground_for_a_ratio():
     cases = [measured("a", 0.05, 8, 8), measured("b", 0.15, 8, 8)]
     assert advise(cases, 0.95) == Advice(None, cases[0])
-    assert settings_for(advise(cases, 0.95), 0.95, 16, {}) == {"mode": "exact"}
-    said = sentence(advise(cases, 0.95), cases, 0.95, 16, "")
+    assert settings_for(advise(cases, 0.95).chosen, 0.95, 16, {}) == {"mode": "exact"}
+    said = in_words(advise(cases, 0.95), 0.95, 16)
     agreed_on = "a with recompute_ratio 0.05 agreed on all 16 tokens of the answer in 8 of 8 prompts"
     assert f"{agreed_on}. That is too few to be sure of 95%" in said and "73 prompts show it" in said
     assert advise([measured("a", 0.05, 7, 8)], 0.95) == Advice(None, None)
@@ -78,33 +74,13 @@ def test_the_number_of_audits_needed_is_the_least_that_shows_the_target(agreed, 
     assert wilson(agreed * (needed - 1), needed - 1).low < target + 1e-9
 
 
-@pytest.mark.parametrize(
-    "name, options, distinct",
-    [
-        ("first_k", {}, (0.1,)),
-        ("first_k", {"k": 0}, (0.1, 0.5)),
-        ("hkvd", {}, (0.1, 0.1001, 0.5)),
-        ("attended", {}, (0.1, 0.1001, 0.5)),
-    ],
-)
-def test_a_selector_that_ignores_the_ratio_is_measured_once(name, options, distinct):
-    """The others pick differently at close ratios, if only the text is long enough."""
-    pytest.importorskip("blendhub_selectors", reason="needs a selector to ask")
-    served = {"selector": {"name": name, "options": options}}
-    assert distinct_ratios(HOST, served, (0.1, 0.1001, 0.5)) == distinct
-
-
 def test_the_settings_to_paste_keep_what_was_given():
-    given_ = {"endpoint": "ipc:///x", "selector": {"name": "a", "options": {"k": 3}}}
-    one = measured("a", 0.2, 9, 9)
-    assert settings_for(Advice(one), 0.95, 16, given_) == given_ | {
-        "recompute_ratio": 0.2,
-        "expected_agreement": 0.95,
-        "audit_tokens": 16,
-    }
-    other = settings_for(Advice(measured("b", 0.2, 9, 9)), 0.95, 16, given_)
-    assert other["selector"] == {"name": "b"} and other["endpoint"] == "ipc:///x"
-    assert settings_for(Advice(None), 0.95, 16, {"store": False}) == {"store": False, "mode": "exact"}
+    settings = {"endpoint": "ipc:///x", "selector": {"name": "a", "options": {"k": 3}}}
+    advised = {"recompute_ratio": 0.2, "expected_agreement": 0.95, "audit_tokens": 16}
+    assert settings_for(measured("a", 0.2, 9, 9), 0.95, 16, settings) == settings | advised
+    other = settings_for(measured("b", 0.2, 9, 9), 0.95, 16, settings)
+    assert other == settings | advised | {"selector": {"name": "b"}}
+    assert settings_for(None, 0.95, 16, {"store": False}) == {"store": False, "mode": "exact"}
 
 
 @pytest.mark.parametrize(

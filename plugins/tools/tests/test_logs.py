@@ -1,4 +1,4 @@
-"""Every format of logs is read, in the order of time, and what cannot be read is counted and named."""
+"""Every format of logs is read, and what cannot be read is counted and named."""
 
 import bz2
 import gzip
@@ -10,7 +10,7 @@ import tracemalloc
 import numpy as np
 import pytest
 from blendhub_tools.analysis import lines
-from blendhub_tools.analysis.formats import WITHOUT_PROMPT, as_time
+from blendhub_tools.analysis.formats import WITHOUT_PROMPT
 from blendhub_tools.analysis.logs import Logs
 
 from blendhub.core.errors import InvalidInput
@@ -60,7 +60,7 @@ def jsonl(*requests):
 )
 def test_chats(read, request_, expected):
     (prompt,), logs = read(jsonl(request_))
-    assert not logs.broken
+    assert not logs.broken.first
     if isinstance(expected, str):
         assert prompt.messages[0]["content"] == expected
     else:
@@ -82,7 +82,7 @@ def test_chats(read, request_, expected):
 )
 def test_completions_token_ids_and_plain_text(read, line, expected):
     prompts, logs = read(line + "\n")
-    assert not logs.broken
+    assert not logs.broken.first
     assert [prompt.text if prompt.ids is None else prompt.ids.tolist() for prompt in prompts] == expected
     assert all(prompt.ids is None or prompt.ids.dtype == np.uint32 for prompt in prompts)
 
@@ -121,11 +121,10 @@ prompt_token_ids: [8, 9], lora_request: None, prompt_adapter_request: None.
 
 def test_vllm_logs(read):
     (first, second), logs = read(VLLM_0_32)
-    assert not logs.broken
+    assert not logs.broken.first
     assert first.ids.tolist() == [5, 6, 7] and second.ids.tolist() == [5, 902, 901, 903, 7]
-    assert second.time - first.time == 2
     (coloured,), logs = read(VLLM_COLOURED)
-    assert not logs.broken and coloured.text == "It's text"
+    assert not logs.broken.first and coloured.text == "It's text"
     (earlier,), _ = read(VLLM_EARLIER)
     assert earlier.ids.tolist() == [8, 9]
 
@@ -140,13 +139,13 @@ def test_compression_is_recognised(read):
     content = '{"prompt": "Größe"}\r\n\r\n{"prompt": "ß"}'.encode()
     for compress in (gzip.compress, bz2.compress, lzma.compress, bytes):
         prompts, logs = read(compress(content))
-        assert [prompt.text for prompt in prompts] == ["Größe", "ß"] and not logs.broken, compress
+        assert [prompt.text for prompt in prompts] == ["Größe", "ß"] and not logs.broken.first, compress
 
 
 def test_lines_of_another_encoding_among_utf_8(read):
     content = '{"prompt": "Größe"}\n'.encode() + '\ufeff{"prompt": "Größe"}\n'.encode() + b'{"prompt": "Gr\xf6\xdfe"}\n'
     prompts, logs = read(content)
-    assert [prompt.text for prompt in prompts] == ["Größe"] * 3 and not logs.broken
+    assert [prompt.text for prompt in prompts] == ["Größe"] * 3 and not logs.broken.first
 
 
 def test_broken_lines_are_counted_and_named(read, monkeypatch):
@@ -168,18 +167,27 @@ def test_broken_lines_are_counted_and_named(read, monkeypatch):
     }
     prompts, logs = read("\n".join([good, *broken, good, *broken, good]))
     assert len(prompts) == 3 and prompts[1].place.line == len(broken) + 2
-    assert len(logs.broken) == 2 * len(broken)
+    assert logs.broken.reasons.total() == 2 * len(broken)
     assert logs.broken.reasons == dict.fromkeys(broken.values(), 2) | {
         "its token ids are not all integers from 0 to 2**32 - 1": 4
     }
-    named = [(str(place).rsplit(":", 1)[1], reason) for place, reason in logs.broken.named]
-    assert named[: len(broken)] == [(str(number), reason) for number, reason in enumerate(broken.values(), 2)]
+    assert [line.rpartition("log:")[2] for line in logs.broken.first[: len(broken)]] == [
+        f"{number} {reason}" for number, reason in enumerate(broken.values(), 2)
+    ]
+
+
+def test_broken_lines_of_any_number_take_bounded_memory():
+    broken = lines.BrokenLines()
+    for number in range(10_000):
+        broken.note(lines.Place("log", number), f"reason {number}")
+    assert broken.reasons.total() == 10_000 and len(broken.first) == lines.MOST_NAMED
+    assert broken.reasons["other reasons"] == 10_000 - lines.MOST_REASONS
 
 
 def test_damaged_compressed_data_end_the_file(read):
     whole = gzip.compress(jsonl(*({"prompt": os.urandom(40).hex()} for _ in range(2000))).encode())
     prompts, logs = read(whole[: len(whole) // 2])
-    assert prompts and len(logs.broken) <= 2
+    assert prompts and len(logs.broken.first) <= 2
     assert any("cannot be read, nor what follows it" in reason for reason in logs.broken.reasons)
 
 
@@ -192,7 +200,6 @@ def test_logs_are_streamed(tmp_path):
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert n == 2000 and peak < file.stat().st_size / 4
-    assert logs.position == logs.size == file.stat().st_size
 
 
 def test_what_is_not_a_log_is_refused_with_the_next_step(read, tmp_path):
@@ -210,25 +217,7 @@ def test_what_is_not_a_log_is_refused_with_the_next_step(read, tmp_path):
         Logs([str(tmp_path / "missing")])
 
 
-SECONDS = 1772442000
-TIMES = [SECONDS, float(SECONDS), str(SECONDS), SECONDS * 1000, SECONDS * 10**6, SECONDS * 10**9]
-TIMES += ["2026-03-02T09:00:00Z", "2026-03-02T10:00:00+01:00", "2026-03-02 09:00:00"]
-
-
-def test_times_of_every_kind():
-    assert [as_time(given) for given in TIMES] == [SECONDS] * len(TIMES)
-    assert not [one for one in (None, True, "soon", 5, -1, [], {}, "1e999", float("nan")) if as_time(one) is not None]
-
-
-def test_files_are_merged_by_time(tmp_path):
-    for number in range(3):
-        times = range(1772442000 + number, 1772442900, 3)
-        (tmp_path / str(number)).write_text(jsonl(*({"prompt": "x", "created": time} for time in times)))
-    logs = Logs([str(tmp_path / str(number)) for number in range(3)])
-    assert [prompt.time for prompt in logs] == list(range(1772442000, 1772442900))
-
-
-def test_files_without_times_follow_each_other(tmp_path):
+def test_files_follow_each_other(tmp_path):
     for name in "ab":
         (tmp_path / name).write_text(f"{name}1\n{name}2\n")
     assert [prompt.text for prompt in Logs([str(tmp_path / "b"), str(tmp_path / "a")])] == ["b1", "b2", "a1", "a2"]

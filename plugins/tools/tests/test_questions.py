@@ -36,11 +36,9 @@ PLAIN = {"question": "Where?", "answers": ["here", "there"], "documents": ["No t
         (MUSIQUE, ["Italy", "Italia"], ["Anna\nAnna lives in Rome.", "Rome\nRome is in Italy."]),
         (HOTPOT, ["Italy"], ["Anna\nAnna lives in Rome. She is old.", "Rome\nRome is in Italy."]),
         (PLAIN, ["here", "there"], ["No title.", "T\nOne."]),
-        ({"question": "Where?", "answer": 7, "ctxs": [{"title": "", "text": "One."}]}, ["7"], ["One."]),
-        (HOTPOT | {"context": {"title": ["Anna"], "sentences": [["A.", "B."]]}}, ["Italy"], ["Anna\nA. B."]),
         ({"question": [3], "documents": [[1, 2], "text"], "other": 1}, [], [[1, 2], "text"]),
     ],
-    ids=["musique", "hotpotqa and 2wikimqa", "plain", "contexts", "columns", "token ids"],
+    ids=["musique", "hotpotqa and 2wikimqa", "plain", "token ids"],
 )
 def test_published_shapes_are_read(entry, answers, documents, lines, tmp_path):
     file = tmp_path / "data.json"
@@ -52,7 +50,7 @@ def test_published_shapes_are_read(entry, answers, documents, lines, tmp_path):
 @pytest.mark.parametrize(
     "entry, complaint",
     [
-        ({"query": "x"}, "the keys query, .*documents|ctxs.* is missing"),
+        ({"query": "x"}, "the keys query, .*documents.* is missing"),
         (PLAIN | {"documents": []}, "is no question .*documents"),
         (PLAIN | {"documents": "x"}, "documents is not a list"),
         (PLAIN | {"documents": [[-1]]}, "is no question .*documents"),

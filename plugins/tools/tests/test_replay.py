@@ -3,15 +3,12 @@
 import numpy as np
 import pytest
 from blendhub_tools.analysis.analyzer import Analyzer
-from blendhub_tools.analysis.formats import Prompt
-from blendhub_tools.analysis.lines import Place
 from blendhub_tools.analysis.replay import BLOCK_TOKENS, MOST_SLOTS, PrefixCache, Replay
-from blendhub_tools.analysis.tallies import Costs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from blendhub import PluginHost
-from blendhub.core.layout import DEFAULT_MATCHERS, MIN_SAVED_TOKENS
+from blendhub.core.layout import MIN_SAVED_TOKENS
 from blendhub.core.spans import Span, gaps
 from blendhub.hub.config import HubConfig
 from blendhub.hub.embedded import HubInThread
@@ -77,9 +74,8 @@ LOGS = st.builds(
 @settings(max_examples=40, deadline=None)
 @given(LOGS)
 def test_what_was_seen_before_is_found_to_the_token_and_a_prefix_cache_has_the_common_beginning(prompts):
-    replay, prefix_cache = Replay(HOST, DEFAULT_MATCHERS, MOST_SLOTS), PrefixCache(2**20)
-    found = [sum(replay.play(prompt)[0]) for prompt in prompts]
-    assert found == list(seen_before(prompts))
+    replay, prefix_cache = Replay(HOST, MOST_SLOTS), PrefixCache(2**20)
+    assert [sum(reused_of(replay, prompt)) for prompt in prompts] == list(seen_before(prompts))
     in_blocks = [length // BLOCK_TOKENS * BLOCK_TOKENS for length in common_beginnings(prompts)]
     assert [prefix_cache.play(prompt) for prompt in prompts] == in_blocks
 
@@ -94,45 +90,46 @@ def test_a_small_prefix_cache_evicts_what_was_not_used_for_longest():
 def test_the_analyzer_adds_up_what_was_played():
     prompts = planted(3, n_documents=6, n_prompts=20, system=100, most_between=40)
     analyzer = Analyzer(HOST, (8, 64))
-    for number, prompt in enumerate(prompts, 1):
-        analyzer.add(Prompt(Place("log", number), time=1e9 + number, ids=prompt), prompt)
-    total = analyzer.total
-    assert total.requests == 20 and total.tokens == sum(map(len, prompts)) and analyzer.times == (1e9 + 1, 1e9 + 20)
-    assert total.anywhere == sum(seen_before(prompts))
-    exact, moved, settled = analyzer.arenas[-1].reused
-    assert (exact, moved + settled) == (total.exact, total.moved)
-    assert sum(analyzer.arenas[0].reused) < total.anywhere and analyzer.arenas[0].cache.evictions
+    for prompt in prompts:
+        analyzer.add(prompt)
+    assert analyzer.prompts == 20 and analyzer.tokens == sum(map(len, prompts))
+    assert sum(analyzer.arenas[-1].reused) == sum(seen_before(prompts))
+    assert sum(analyzer.arenas[0].reused) < sum(analyzer.arenas[-1].reused) and analyzer.arenas[0].cache.evictions
 
 
-def test_what_was_blended_is_settled_behind_the_same_prefix_and_costs_what_exact_text_costs():
+def test_what_was_blended_is_settled_behind_the_same_prefix():
     random = np.random.default_rng(11)
     document, start, answer, question = (text(random, length) for length in (600, 70, 80, 90))
-    analyzer = Analyzer(HOST, (), Costs(0.0, 0.5))
-    seen = []
-    for number, parts in enumerate(([document], [start, document], [start, document, answer, question]), 1):
-        prompt = np.concatenate(parts)
-        before = analyzer.arenas[0].reused
-        analyzer.add(Prompt(Place("log", number), ids=prompt), prompt)
-        seen.append(tuple(np.subtract(analyzer.arenas[0].reused, before)))
+    replay = Replay(HOST, MOST_SLOTS)
+    seen = [
+        reused_of(replay, np.concatenate(parts))
+        for parts in ([document], [start, document], [start, document, answer, question])
+    ]
     assert seen == [(0, 0, 0), (0, 599, 0), (70, 0, 600)]
-    assert analyzer.ratios.quantile(0.01) == pytest.approx(170 / 840, abs=1e-3)
+
+
+def reused_of(replay, prompt):
+    before = replay.reused
+    replay.play(prompt)
+    return tuple(np.subtract(replay.reused, before))
 
 
 @pytest.mark.parametrize("slots", [8, 40, 1000])
 def test_a_real_hub_finds_and_evicts_the_same(slots):
-    replay = Replay(HOST, DEFAULT_MATCHERS, slots)
+    replay = Replay(HOST, slots)
     space = replay.index.namespace
     with HubInThread(HubConfig(arena_gib=slots * space.slot_bytes / 2**30, metrics="")) as hub, hub.connect() as engine:
         engine.register("an-engine", space, rank=0)
         for number, prompt in enumerate(planted(1, 40, 60, system=100, most_between=90), 1):
-            found = engine.lookup(prompt, settled=0.0)
-            serve(engine, prompt, found.matches)
-            if found.lease is not None:
-                engine.release(found.lease)
-            _, matches = replay.play(prompt)
-            assert [(one.span, one.exact, one.settled) for one in matches] == [
-                (one.span, one.exact, one.settled) for one in found.matches
-            ], f"prompt {number}"
+            of_hub = engine.lookup(prompt, settled=0.0)
+            serve(engine, prompt, of_hub.matches)
+            if of_hub.lease is not None:
+                engine.release(of_hub.lease)
+            played, answered = (
+                [(match.span, match.exact, match.settled) for match in matches]
+                for matches in (replay.play(prompt), of_hub.matches)
+            )
+            assert played == answered, f"prompt {number}"
         evictions = engine.stats().counters["evictions"]
     assert replay.cache.evictions == evictions and bool(evictions) == (slots < 1000)
     replay.index.check_integrity()
@@ -159,7 +156,7 @@ def serve(engine, prompt, matches):
 
 def test_a_prompt_larger_than_the_arena_is_played():
     prompt = text(np.random.default_rng(1), 5000)
-    replay = Replay(HOST, DEFAULT_MATCHERS, 4)
+    replay = Replay(HOST, 4)
     for _ in range(3):
         replay.play(prompt)
         replay.index.check_integrity()

@@ -74,11 +74,11 @@ class Engine:
         from blendhub_tools.advice import forced
 
         transfer = transfer_config(job.settings)
-        self._engine = LLM(job.model, kv_transfer_config=transfer, **(job.engine | forced.OPTIONS))
+        self._llm = LLM(job.model, kv_transfer_config=transfer, **(job.engine | forced.OPTIONS))
         self._job = job
-        self._tokenizer = None if job.engine.get("skip_tokenizer_init") else self._engine.get_tokenizer()
+        self._tokenizer = None if job.engine.get("skip_tokenizer_init") else self._llm.get_tokenizer()
         self._prompts = Prompts(self._tokenizer, job.questions)
-        self._n_logprobs = min(LOGPROBS, self._engine.model_config.get_vocab_size())
+        self._n_logprobs = min(LOGPROBS, self._llm.model_config.get_vocab_size())
         self._full: list[Answer] = []
         self._unmoved = ""
 
@@ -88,7 +88,7 @@ class Engine:
         from vllm.platforms import current_platform
 
         return Served(
-            dtype=str(self._engine.model_config.dtype).removeprefix("torch."),
+            dtype=str(self._llm.model_config.dtype).removeprefix("torch."),
             device=current_platform.get_device_name(),
             vllm=__version__,
             has_template=self._prompts.has_template,
@@ -113,36 +113,44 @@ class Engine:
 
     def blended(self, ratio: float) -> Iterator[Part]:
         # KV that was blended at another ratio is no measure of this one.
-        asked = {"recompute_ratio": ratio, "store": False, "settled": False}
-        yield from self._asked(Outcome(self._job.selector, "", ratio), asked)
+        request = {"recompute_ratio": ratio, "store": False, "settled": False}
+        yield from self._asked(Outcome(self._job.selector, "", ratio), request)
 
-    def _asked(self, outcome: Outcome, asked: dict[str, Any]) -> Iterator[Part]:
+    def _asked(self, outcome: Outcome, request: dict[str, Any]) -> Iterator[Part]:
+        """Ask all prompts, with these settings of a request."""
         prompts = self._prompts.asked
-        self._engine.reset_prefix_cache()
+        self._llm.reset_prefix_cache()
         for at in range(0, len(prompts), PART):
-            answers = self._answers(at, prompts[at : at + PART], asked)
-            if asked is FULL:
+            answers = self._answers(at, prompts[at : at + PART], request)
+            if request is FULL:
                 self._full += answers
             for number, ours in enumerate(answers, at):
                 moved = ours.report.get("moved_tokens", 0)
                 scores = judge(self._full[number], ours, self._right(number))
                 # Exact reuse loses nothing, and says nothing of a selector.
-                counted = scores if moved or asked is FULL else [None] * len(scores)
+                counted = scores if moved or request is FULL else [None] * len(scores)
                 outcome.note([counted], ours.report["recomputed_tokens"] / moved if moved else 1.0)
             if at + PART < len(prompts):
                 yield Part(len(answers))
-        outcome.first_token_s += [self._first_token_s(prompt, asked) for prompt in prompts[:TIMED]]
+        for prompt in prompts[:TIMED]:
+            self._llm.reset_prefix_cache()
+            started = time.perf_counter()
+            self._first_tokens([prompt], request)
+            outcome.first_token_s.append(time.perf_counter() - started)
         yield Part(len(answers), outcome)
 
-    def _answers(self, at: int, prompts: Sequence[list[int]], asked: dict[str, Any]) -> list[Answer]:
-        if asked is FULL:
-            sampling = [self._sampling(asked, self._job.tokens, logprobs=self._n_logprobs)] * len(prompts)
+    def _answers(self, at: int, prompts: Sequence[list[int]], request: dict[str, Any]) -> list[Answer]:
+        if request is FULL:
+            sampling = [self._sampling(request, self._job.tokens, logprobs=self._n_logprobs)] * len(prompts)
         else:
-            sampling = [self._saying(one.tokens, asked) for one in self._full[at : at + len(prompts)]]
+            sampling = [
+                self._sampling(request, len(full.tokens), full.tokens, ignore_eos=True, logprobs=self._n_logprobs)
+                for full in self._full[at : at + len(prompts)]
+            ]
         return [
             Answer(
                 list(answer.outputs[0].token_ids),
-                [{token: one.logprob for token, one in likely.items()} for likely in answer.outputs[0].logprobs],
+                [{token: it.logprob for token, it in likely.items()} for likely in answer.outputs[0].logprobs],
                 _report(answer),
             )
             for answer in self._generated(prompts, sampling)
@@ -157,36 +165,25 @@ class Engine:
         ends = [end for right in self._job.questions[number].answers if (end := end_of(right, begun[-1]))]
         return next((n for n, text in enumerate(begun, 1) if len(text) >= min(ends)), 0) if ends else 0
 
-    def _first_token_s(self, prompt: list[int], asked: dict[str, Any]) -> float:
-        self._engine.reset_prefix_cache()
-        started = time.perf_counter()
-        self._first_tokens([prompt], asked)
-        return time.perf_counter() - started
-
-    def _first_tokens(self, prompts: Sequence[list[int]], asked: dict[str, Any]) -> list[dict[str, Any]]:
+    def _first_tokens(self, prompts: Sequence[list[int]], request: dict[str, Any]) -> list[dict[str, Any]]:
         """The reports of prompts that are answered with one token."""
-        return list(map(_report, self._generated(prompts, [self._sampling(asked, 1)] * len(prompts))))
+        return list(map(_report, self._generated(prompts, [self._sampling(request, 1)] * len(prompts))))
 
     def _generated(self, prompts: Sequence[list[int]], sampling: list[Any]) -> list[Any]:
-        given: Any = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
-        return self._engine.generate(given, sampling, use_tqdm=False)
+        prompts_of_ids: Any = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
+        return self._llm.generate(prompts_of_ids, sampling, use_tqdm=False)
 
-    def _saying(self, tokens: list[int], asked: dict[str, Any]) -> Any:
-        return self._sampling(
-            asked, len(tokens), logprobs=self._n_logprobs, ignore_eos=True, extra_args={"forced": tokens}
-        )
-
-    def _sampling(self, asked: dict[str, Any], tokens: int, **more: Any) -> Any:
+    def _sampling(self, request: dict[str, Any], tokens: int, forced: Sequence[int] = (), **more: Any) -> Any:
         from vllm import SamplingParams
 
-        more["extra_args"] = {"kv_transfer_params": {"blendhub": asked}, **more.get("extra_args", {})}
-        return SamplingParams(max_tokens=tokens, temperature=0, detokenize=False, **more)
+        extra = {"kv_transfer_params": {"blendhub": request}, **({"forced": forced} if forced else {})}
+        return SamplingParams(max_tokens=tokens, temperature=0, detokenize=False, extra_args=extra, **more)
 
 
 def end_of(answer: str, text: str) -> int:
     """Where an answer ends that stands in a text as whole words; 0: it does not stand there."""
-    found = re.search(rf"(?<!\w){re.escape(answer.strip())}(?!\w)", text, re.IGNORECASE)
-    return found.end() if found else 0
+    match = re.search(rf"(?<!\w){re.escape(answer.strip())}(?!\w)", text, re.IGNORECASE)
+    return match.end() if match else 0
 
 
 def _report(answer: Any) -> dict[str, Any]:

@@ -11,11 +11,10 @@ LOGPROBS = 1000
 Scores: TypeAlias = list[float | None]
 """The scores of an answer, one for each column of a table; None where a question does not count in it."""
 
-KL, ALL_KL, NATS, RIGHT_NATS, FIRST, SURE_FIRST, ANSWER, RIGHT = range(8)
-"""Columns of scores: the KL of the first token, the mean KL of all tokens, the nats lost on full prefill's tokens, and
-on the right answer; whether the first token is the same, also only where full prefill is surer than 0.5; whether all
-tokens are the same; whether the answer is right. Right answers count only where full prefill gives them. What is lost
-counts negative: more is better in all columns.
+KL, NATS, FIRST, SURE_FIRST, ANSWER, RIGHT = range(6)
+"""Columns of scores: the KL of the first token, and the nats lost on full prefill's tokens; whether the first token is
+the same, also only where full prefill is surer than 0.5; whether all tokens are the same; whether the answer is right.
+Right answers count only where full prefill gives them. What is lost counts negative: more is better in all columns.
 """
 
 
@@ -33,17 +32,11 @@ def judge(full: Answered, ours: Answered, right: int) -> Scores:
 
     ``right``: so many tokens of ``full`` give the right answer; 0 if it is wrong or not known.
     """
-    lost = [
-        before[token] - after[token]
-        for token, before, after in zip(full.tokens, full.logprobs, ours.logprobs, strict=True)
-    ]
-    apart = [divergence(*both) for both in zip(full.logprobs, ours.logprobs, strict=True)]
-    same = [_likeliest(after) == token for token, after in zip(full.tokens, ours.logprobs, strict=True)]
+    at_each = list(zip(full.tokens, full.logprobs, ours.logprobs, strict=True))
+    same = [max(after, key=after.__getitem__) == token for token, _, after in at_each]
     return [
-        -apart[0],
-        -sum(apart) / len(apart),
-        -sum(lost),
-        -sum(lost[:right]) if right else None,
+        -divergence(full.logprobs[0], ours.logprobs[0]),
+        -sum(before[token] - after[token] for token, before, after in at_each),
         float(same[0]),
         float(same[0]) if full.logprobs[0][full.tokens[0]] > math.log(0.5) else None,
         float(all(same)),
@@ -54,14 +47,6 @@ def judge(full: Answered, ours: Answered, right: int) -> Scores:
 def divergence(full: Mapping[int, float], ours: Mapping[int, float]) -> float:
     """The KL of two distributions, given by the log-probabilities of likely tokens; all others count as one token."""
     common = full.keys() & ours.keys()
-    known = sum(math.exp(full[token]) * (full[token] - ours[token]) for token in common)
-    rest, our_rest = (_rest([those[token] for token in common]) for those in (full, ours))
-    return known + rest * math.log(rest / our_rest)
-
-
-def _rest(logprobs: Sequence[float]) -> float:
-    return max(1e-9, 1 - sum(map(math.exp, logprobs)))
-
-
-def _likeliest(logprobs: Mapping[int, float]) -> int:
-    return max(logprobs, key=logprobs.__getitem__)
+    kl = sum(math.exp(full[token]) * (full[token] - ours[token]) for token in common)
+    rest, our_rest = (max(1e-9, 1 - sum(math.exp(one[token]) for token in common)) for one in (full, ours))
+    return kl + rest * math.log(rest / our_rest)

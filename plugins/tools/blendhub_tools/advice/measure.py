@@ -12,36 +12,11 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from typing import Any
 
 import msgspec
 
-from blendhub.contracts import Selection, Selector, checked_picks
 from blendhub.core.errors import BlendHubError
-from blendhub.core.spans import Span
-from blendhub.framework.host import PluginHost
 from blendhub_tools.advice.answering import Engine, Job, Part, Served
-from blendhub_tools.advice.choice import selector_of
-
-
-def distinct_ratios(host: PluginHost, settings: dict[str, Any], ratios: tuple[float, ...]) -> tuple[float, ...]:
-    """The ratios at which the selector picks differently: one is enough if it goes by a rule without a ratio."""
-    name, options = settings["selector"]["name"], settings["selector"].get("options", {})
-    selector: Selector = host.create("selector", name, options)
-    if "own_ratio" not in host.spec("selector", name).capabilities or selector.probe_layer:
-        return ratios
-    moved = [Span(0, 512), Span(512, 1024)]
-    picked: dict[tuple[Span, ...], float] = {}
-    for ratio in ratios:
-        picked.setdefault(tuple(checked_picks(selector, Selection(moved, ratio))), ratio)
-    return tuple(picked.values())
-
-
-def measured_with(settings: dict[str, Any], selector: str) -> dict[str, Any]:
-    """The person's settings with this selector, without limits that would refuse to blend."""
-    free = {"audit_share": 0, "mode": "blend"}
-    policy = {**settings.get("policy", {}), "max_recompute_share": 1.0}
-    return {**settings, **free, "selector": selector_of(selector, settings), "policy": policy}
 
 
 def run_engine(job: Job) -> Iterator[Served | Part]:
@@ -60,8 +35,8 @@ def run_engine(job: Job) -> Iterator[Served | Part]:
         os.close(write)
         try:
             assert child.stdin
-            with child.stdin as given:
-                given.write(msgspec.json.encode(job))
+            with child.stdin as stdin:
+                stdin.write(msgspec.json.encode(job))
             for line in lines:
                 yield msgspec.json.decode(line, type=Served | Part)
             code = child.wait()
@@ -82,8 +57,8 @@ def main(out: int) -> None:
     engine = Engine(job)
     engine.store()
     ratios = (engine.blended(ratio) for ratio in job.ratios)
-    for said in itertools.chain([engine.served], engine.in_full(), *ratios):
-        os.write(out, msgspec.json.encode(said) + b"\n")
+    for message in itertools.chain([engine.served], engine.in_full(), *ratios):
+        os.write(out, msgspec.json.encode(message) + b"\n")
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ class Outcome(msgspec.Struct):
     """"settled": the prompt's first question was asked before. Empty otherwise."""
     ratio: float
     scores: list[list[float]] = []
-    """For each case the sum of its questions' scores in each column: of right answers, or of KL."""
+    """For each case the sum of its questions' scores in each column."""
     asked: list[list[int]] = []
     """For each case how many questions count in each column."""
     recomputed: list[float] = []
@@ -69,18 +69,17 @@ class Comparison(msgspec.Struct):
 
     def share(self, columns: Sequence[int]) -> float | None:
         """What is won back of the mean score in these columns."""
-        ours, full, reuse = (float(accuracy(one)[[*columns]].mean()) for one in (self.ours, self.full, self.reuse))
+        outcomes = self.ours, self.full, self.reuse
+        ours, full, reuse = (float(accuracy(outcome)[[*columns]].mean()) for outcome in outcomes)
         return won_back(ours, full, reuse, self.least)
 
     def interval(self, columns: Sequence[int]) -> tuple[float, float] | None:
         """95% of the shares lie in it when prompts are drawn anew from those that were asked."""
         draws = _draws(self.ours)
-        ours, full, reuse = (_means(one, columns, draws) for one in (self.ours, self.full, self.reuse))
-        all_shares = (won_back(*those, self.least) for those in zip(ours, full, reuse, strict=True))
-        shares = [share for share in all_shares if share is not None]
-        if not shares:
-            return None
-        return _middle(shares)
+        means = (_means(outcome, columns, draws) for outcome in (self.ours, self.full, self.reuse))
+        shares = (won_back(ours, full, reuse, self.least) for ours, full, reuse in zip(*means, strict=True))
+        certain = [share for share in shares if share is not None]
+        return _middle(certain) if certain else None
 
 
 def _draws(outcome: Outcome) -> npt.NDArray[np.int64]:

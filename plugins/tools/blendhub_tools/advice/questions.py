@@ -37,10 +37,10 @@ def read_questions(file: Path, most: int | None = None) -> list[Question]:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidInput(f"cannot read {file}: {reason_of(error)}; {EXPECTED}") from None
-    questions = [_question(where, entry) for where, entry in islice(_entries(file, text), most)]
+    questions = [_question(place, entry) for place, entry in islice(_entries(file, text), most)]
     if not questions:
         raise InvalidInput(f"{file} has no questions; {EXPECTED}")
-    unanswered = [number for number, one in enumerate(questions, 1) if not one.answers]
+    unanswered = [number for number, question in enumerate(questions, 1) if not question.answers]
     if 0 < len(unanswered) < len(questions):
         raise InvalidInput(
             f"{file}: {len(unanswered)} of {len(questions)} questions have no answer, the first is question "
@@ -51,50 +51,49 @@ def read_questions(file: Path, most: int | None = None) -> list[Question]:
 
 def _entries(file: Path, text: str) -> Iterator[tuple[str, Any]]:
     """Each entry, with its place."""
-    if text.lstrip().startswith("["):
-        for number, entry in enumerate(_decoded(str(file), text), 1):
-            yield f"{file}, entry {number}", entry
-        return
-    for number, line in enumerate(text.splitlines(), 1):
-        if line.strip():
-            yield f"{file}, line {number}", _decoded(f"{file}, line {number}", line)
-
-
-def _decoded(where: str, text: str) -> Any:
+    place = str(file)
     try:
-        return json.loads(text)
+        if text.lstrip().startswith("["):
+            for number, entry in enumerate(json.loads(text), 1):
+                yield f"{file}, entry {number}", entry
+            return
+        for number, line in enumerate(text.splitlines(), 1):
+            if line.strip():
+                place = f"{file}, line {number}"
+                yield place, json.loads(line)
     except json.JSONDecodeError as error:
-        raise InvalidInput(f"{where} is not JSON: {error}; {EXPECTED}") from None
+        raise InvalidInput(f"{place} is not JSON: {error}; {EXPECTED}") from None
 
 
-def _question(where: str, entry: Any) -> Question:
+def _question(place: str, entry: Any) -> Question:
     try:
-        found = {"documents": _documents(entry), "question": entry["question"], "answers": _answers(entry)}
-        return msgspec.convert(found, Question)
+        question = {"documents": _documents(entry), "question": entry["question"], "answers": _answers(entry)}
+        return msgspec.convert(question, Question)
     except (KeyError, TypeError, AttributeError, ValueError) as error:
-        said = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+        mistake = f"{error} is missing" if isinstance(error, KeyError) else str(error)
         keys = ", ".join(entry) if isinstance(entry, Mapping) else type(entry).__name__
-        raise InvalidInput(f"{where} has the keys {keys}, which is no question ({said}); {EXPECTED}") from None
+        raise InvalidInput(f"{place} has the keys {keys}, which is no question ({mistake}); {EXPECTED}") from None
 
 
 def _answers(entry: Mapping[str, Any]) -> list[str]:
-    given = entry.get("answers")
-    if given is None:
-        given = [*([entry["answer"]] if "answer" in entry else []), *(entry.get("answer_aliases") or [])]
-    return [str(one) for one in ([given] if isinstance(given, str) else given)]
+    answers = entry.get("answers")
+    if answers is None:
+        answers = [*([entry["answer"]] if "answer" in entry else []), *(entry.get("answer_aliases") or [])]
+    return [str(answer) for answer in ([answers] if isinstance(answers, str) else answers)]
 
 
 def _documents(entry: Mapping[str, Any]) -> list[Text]:
     if "paragraphs" in entry:
-        return [_titled(one["title"], one["paragraph_text"]) for one in entry["paragraphs"]]
+        return [_titled(part["title"], part["paragraph_text"]) for part in entry["paragraphs"]]
     if "context" in entry:
-        context = entry["context"]
-        pairs = zip(context["title"], context["sentences"], strict=True) if isinstance(context, Mapping) else context
-        return [_titled(title, " ".join(sentence.strip() for sentence in sentences)) for title, sentences in pairs]
-    given = entry["documents"] if "documents" in entry else entry["ctxs"]
-    if not isinstance(given, list):
+        return [_titled(title, " ".join(map(str.strip, sentences))) for title, sentences in entry["context"]]
+    documents = entry["documents"]
+    if not isinstance(documents, list):
         raise TypeError("documents is not a list")
-    return [_titled(one.get("title", ""), one["text"]) if isinstance(one, Mapping) else one for one in given]
+    return [
+        _titled(document.get("title", ""), document["text"]) if isinstance(document, Mapping) else document
+        for document in documents
+    ]
 
 
 def _titled(title: str, text: str) -> str:
@@ -114,12 +113,13 @@ class Prompts:
     def __init__(self, tokenizer: Any, questions: Sequence[Question]) -> None:
         """The tokenizer may be None if there are token ids only; these get no template."""
         self._tokenizer = tokenizer
-        is_text = any(isinstance(text, str) for one in questions for text in (*one.documents, one.question))
+        texts = [text for question in questions for text in (*question.documents, question.question)]
+        is_text = any(isinstance(text, str) for text in texts)
         self.has_template = bool(getattr(tokenizer, "chat_template", None)) or not is_text
         """Whether the template's place is filled: token ids stand as they are given."""
         begin, end = self._frame() if is_text else ([], [])
-        self.asked = [[*begin, *self._body(one), *end] for one in questions]
-        documents = {tuple(self._tokens(text, BETWEEN)): None for one in questions for text in one.documents}
+        self.asked = [[*begin, *self._body(question), *end] for question in questions]
+        documents = {tuple(self._tokens(text, BETWEEN)) for question in questions for text in question.documents}
         self.documents = [[*begin, *document] for document in sorted(documents, key=len) if document]
         """Each document alone, the longest last."""
 

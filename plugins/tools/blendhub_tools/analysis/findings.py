@@ -1,100 +1,19 @@
 """The findings of an analysis as plain data, and the advice: the report and ``--json`` show these."""
 
-from collections.abc import Sequence
-from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
 
 from blendhub.system.served_vllm import transfer_config
-from blendhub_tools.analysis.analyzer import Analyzer, Seconds
+from blendhub_tools.analysis.analyzer import Analyzer
 from blendhub_tools.analysis.lines import BrokenLines
-from blendhub_tools.analysis.replay import CHUNK_TOKENS
-from blendhub_tools.analysis.tallies import Costs
+from blendhub_tools.analysis.replay import CHUNK_TOKENS, Replay
 
+USUAL_KV_BYTES = 128 * 1024
+"""A token's KV of an unnamed model: 32 layers, 8 KV heads of 128, keys and values, 2 bytes each."""
 
-class ReuseShares(msgspec.Struct, frozen=True):
-    """Prompts, and the shares of their tokens that could be reused."""
-
-    requests: int
-    tokens: int
-    prefix: float
-    """The share that a prefix cache alone reuses."""
-    exact: float
-    """The share that the hub reuses bit for bit."""
-    anywhere: float
-    """The share that the hub reuses, wherever the text stands."""
-
-
-class ArenaFound(msgspec.Struct, frozen=True):
-    """What an arena of one size would reuse."""
-
-    tokens: int
-    gib: float
-    exact: float
-    anywhere: float
-    first_token_ratio: float
-    evictions: int
-
-
-class EditsFound(msgspec.Struct, frozen=True):
-    """Conversations that go on behind an edit."""
-
-    requests: int
-    behind: float
-    """The share of all tokens that stand behind an edit, where a prefix cache reuses nothing."""
-    moved: float
-    """The share of these that the hub moves."""
-
-
-class FirstToken(msgspec.Struct, frozen=True):
-    """Times to the first token, relative to full prefills: of all prompts together, and quantiles over prompts."""
-
-    costs: Costs
-    prefix_cache: float
-    mean: float
-    median: float
-    ninetieth: float
-
-
-class About(msgspec.Struct, frozen=True, kw_only=True):
-    """The subject and the way of the analysis."""
-
-    files: list[str]
-    tokenizer: str
-    interrupted: bool
-    read_share: float | None
-    """The share of the files that was read; None if their size is not known."""
-    kv_bytes: int
-    """The KV of one token, in bytes."""
-    kv_bytes_known: bool
-    """Whether ``kv_bytes`` is known; if not, it is the size for many models of 8 billion weights."""
-    seconds: Seconds
-
-
-class Broken(msgspec.Struct, frozen=True):
-    """Lines that were not played."""
-
-    number: int
-    reasons: dict[str, int]
-    named: list[str]
-    """The first broken lines."""
-
-
-class Findings(msgspec.Struct, frozen=True, kw_only=True):
-    about: About
-    verdict: str
-    first: str | None
-    last: str | None
-    """The times of the first and the last prompt."""
-    shares: ReuseShares
-    arenas: list[ArenaFound]
-    edits: EditsFound
-    first_token: FirstToken
-    broken: Broken
-    config: dict[str, Any]
-    """The value for ``--kv-transfer-config``."""
-
+EXACT_COST, MOVED_COST = 0.03, 0.23
+"""What a token costs relative to a computed one, if it is exact, or moved and 15% of its text recomputed."""
 
 WORTH_IT = 0.05
 """A share of the tokens, beyond what a prefix cache reuses, below which a connector is not worth its effort."""
@@ -104,75 +23,98 @@ NEARLY_ALL = 0.95
 """The share of the largest arena's reuse that the advised arena must reach."""
 
 
-def collect(seen: Analyzer, broken: BrokenLines, about: About) -> Findings:
-    """Everything that was found."""
-    total, edits, n_tokens = seen.total, seen.edits, seen.total.tokens
-    shares = ReuseShares(
-        total.requests, n_tokens, total.prefix / n_tokens, total.exact / n_tokens, total.anywhere / n_tokens
-    )
-    arenas = _arenas(seen, about.kv_bytes)
-    mean = seen.costs.ratio(n_tokens, *seen.arenas[-1].reused)
-    settings: dict[str, Any] = {"hub": {"arena_gib": float(f"{advised_arena(arenas).gib:.3g}")}}
-    if shares.anywhere - shares.exact < WORTH_MOVING:
+class Reuse(msgspec.Struct, frozen=True):
+    """What an arena of one size reuses."""
+
+    tokens: int
+    gib: float
+    """The size."""
+    exact: float
+    """The share of the prompt tokens that is reused bit for bit."""
+    anywhere: float
+    """The share that is reused wherever the text stands."""
+    first_token: float
+    """The time to the first token, relative to full prefill, of all prompts together."""
+
+
+class Findings(msgspec.Struct, frozen=True, kw_only=True):
+    verdict: str
+    prompts: int
+    tokens: int
+    tokenizer: str
+    interrupted: bool
+    prefix: float
+    """The share of the tokens that a prefix cache alone reuses."""
+    exact: float
+    anywhere: float
+    """The shares of an arena that holds everything."""
+    arenas: list[Reuse]
+    advised: Reuse
+    """The smallest arena that reuses nearly as much as the largest one."""
+    kv_bytes: int
+    """The KV of one token, in bytes."""
+    kv_bytes_assumed: bool
+    broken: dict[str, int]
+    """The number of lines that were not played, by reason."""
+    first_broken: list[str]
+    config: dict[str, Any]
+    """The value for ``--kv-transfer-config``."""
+
+
+def collect(
+    played: Analyzer, broken: BrokenLines, tokenizer: str, kv_bytes: int | None, *, interrupted: bool
+) -> Findings:
+    """``kv_bytes``: the KV of one token; None if it is not known."""
+    arenas: list[Reuse] = []
+    for replay in played.arenas:
+        arenas.append(_reuse(replay, played.tokens, kv_bytes or USUAL_KV_BYTES))
+        # Larger ones reuse no more.
+        if replay.reused == played.arenas[-1].reused:
+            break
+    most = arenas[-1]
+    prefix = played.prefix_tokens / played.tokens
+    advised = next(arena for arena in arenas if arena.anywhere >= NEARLY_ALL * most.anywhere)
+    settings: dict[str, Any] = {"hub": {"arena_gib": float(f"{advised.gib:.3g}")}}
+    if most.anywhere - most.exact < WORTH_MOVING:
         settings["mode"] = "exact"
-    first, last = (_moment(time) for time in seen.times or (None, None))
     return Findings(
-        about=about,
-        verdict=verdict(shares),
-        first=first,
-        last=last,
-        shares=shares,
+        verdict=verdict(prefix, most.exact, most.anywhere),
+        prompts=played.prompts,
+        tokens=played.tokens,
+        tokenizer=tokenizer,
+        interrupted=interrupted,
+        prefix=prefix,
+        exact=most.exact,
+        anywhere=most.anywhere,
         arenas=arenas,
-        edits=EditsFound(edits.prompts, edits.behind / n_tokens, edits.moved / (edits.behind or 1)),
-        first_token=FirstToken(
-            seen.costs, 1 - shares.prefix, mean, seen.ratios.quantile(0.5), seen.ratios.quantile(0.9)
-        ),
-        broken=Broken(
-            len(broken), dict(broken.reasons.most_common()), [f"{place} {reason}" for place, reason in broken.named]
-        ),
+        advised=advised,
+        kv_bytes=kv_bytes or USUAL_KV_BYTES,
+        kv_bytes_assumed=kv_bytes is None,
+        broken=dict(broken.reasons.most_common()),
+        first_broken=broken.first,
         config=transfer_config(settings),
     )
 
 
-def verdict(shares: ReuseShares) -> str:
+def verdict(prefix: float, exact: float, anywhere: float) -> str:
     """One sentence that says whether a hub will help."""
-    seen = (
-        f"{shares.anywhere:.0%} of the prompt tokens were seen before; a prefix cache would reuse {shares.prefix:.0%}"
+    shares = f"{anywhere:.0%} of the prompt tokens were seen before; a prefix cache would reuse {prefix:.0%}"
+    if anywhere < WORTH_IT:
+        return f"BlendHub would not help here: {shares}."
+    if anywhere - prefix < WORTH_IT:
+        return f"BlendHub would reuse little more than a prefix cache: {shares}."
+    if anywhere - exact < WORTH_MOVING:
+        return f"BlendHub would help with exact reuse alone: {shares}."
+    return f"BlendHub would help: {shares}."
+
+
+def _reuse(replay: Replay, n_tokens: int, kv_bytes: int) -> Reuse:
+    exact, moved, settled = (count / n_tokens for count in replay.reused)
+    return Reuse(
+        tokens=replay.slots * CHUNK_TOKENS,
+        gib=replay.slots * CHUNK_TOKENS * kv_bytes / 2**30,
+        exact=exact,
+        anywhere=exact + moved + settled,
+        # Settled text is loaded like exact text.
+        first_token=1 - (1 - EXACT_COST) * (exact + settled) - (1 - MOVED_COST) * moved,
     )
-    if shares.anywhere < WORTH_IT:
-        return f"BlendHub would not help here: {seen}."
-    if shares.anywhere - shares.prefix < WORTH_IT:
-        return f"BlendHub would reuse little more than a prefix cache: {seen}."
-    if shares.anywhere - shares.exact < WORTH_MOVING:
-        return f"BlendHub would help with exact reuse alone: {seen}."
-    return f"BlendHub would help: {seen}."
-
-
-def advised_arena(arenas: Sequence[ArenaFound]) -> ArenaFound:
-    """The smallest arena that reuses nearly as much as the largest one."""
-    return next(arena for arena in arenas if arena.anywhere >= NEARLY_ALL * arenas[-1].anywhere)
-
-
-def _arenas(seen: Analyzer, kv_bytes: int) -> list[ArenaFound]:
-    """All sizes up to the first that is as good as the largest."""
-    total = seen.total.tokens
-    arenas: list[ArenaFound] = []
-    for arena in seen.arenas:
-        tokens = arena.slots * CHUNK_TOKENS
-        arenas.append(
-            ArenaFound(
-                tokens=tokens,
-                gib=tokens * kv_bytes / 2**30,
-                exact=arena.reused.exact / total,
-                anywhere=sum(arena.reused) / total,
-                first_token_ratio=seen.costs.ratio(total, *arena.reused),
-                evictions=arena.cache.evictions,
-            )
-        )
-        if arena.reused == seen.arenas[-1].reused:
-            break
-    return arenas
-
-
-def _moment(time: float | None) -> str | None:
-    return None if time is None else datetime.fromtimestamp(time, UTC).strftime("%Y-%m-%d %H:%M")

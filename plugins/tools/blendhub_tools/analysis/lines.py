@@ -9,10 +9,7 @@ import sys
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
-
-import msgspec
+from typing import Any, NamedTuple
 
 from blendhub.core.errors import InvalidInput
 
@@ -24,7 +21,7 @@ class BrokenLine(InvalidInput):
     """A line, or a request in it, cannot be played."""
 
 
-class Place(msgspec.Struct, frozen=True, array_like=True):
+class Place(NamedTuple):
     """A line of a file."""
 
     file: str
@@ -39,17 +36,14 @@ class BrokenLines:
 
     def __init__(self) -> None:
         self.reasons: Counter[str] = Counter()
-        self.named: list[tuple[Place, str]] = []
-        """The first broken lines, whatever their reasons, and why each is broken."""
-
-    def __len__(self) -> int:
-        return self.reasons.total()
+        self.first: list[str] = []
+        """The place of each of the first broken lines, and why it is broken."""
 
     def note(self, place: Place, reason: str) -> None:
-        known = reason in self.reasons or len(self.reasons) < MOST_REASONS
-        self.reasons[reason if known else "other reasons"] += 1
-        if len(self.named) < MOST_NAMED:
-            self.named.append((place, reason))
+        is_counted = reason in self.reasons or len(self.reasons) < MOST_REASONS
+        self.reasons[reason if is_counted else "other reasons"] += 1
+        if len(self.first) < MOST_NAMED:
+            self.first.append(f"{place} {reason}")
 
 
 LONGEST_LINE = 2**26
@@ -69,20 +63,10 @@ class LogFile:
         self.name = "standard input" if path == STANDARD_INPUT else path
         try:
             # Closed by ``lines``, but for standard input.
-            if path == STANDARD_INPUT:
-                self._raw = open(sys.stdin.fileno(), "rb", closefd=False)  # noqa: SIM115
-            else:
-                self._raw = open(path, "rb")  # noqa: SIM115
+            is_input = path == STANDARD_INPUT
+            self._raw = open(sys.stdin.fileno() if is_input else path, "rb", closefd=not is_input)  # noqa: SIM115
         except OSError as error:
             raise InvalidInput(f"cannot read {path}: {error.strerror}; name a file that exists, or -") from None
-        self._is_seekable = self._raw.seekable()
-        self.size = Path(path).stat().st_size if self._is_seekable and path != STANDARD_INPUT else 0
-        """The size in bytes; 0 if it is not known."""
-
-    @property
-    def position(self) -> int:
-        """How many bytes of the file have been read."""
-        return self._raw.tell() if self._is_seekable and not self._raw.closed else self.size
 
     def lines(self) -> Iterator[tuple[int, bytes | BrokenLine]]:
         """Each line that is not blank, with its number from 1 on."""
@@ -93,7 +77,8 @@ class LogFile:
                 while line := content.readline(LONGEST_LINE + 1):
                     number += 1
                     if len(line) > LONGEST_LINE and not line.endswith(b"\n"):
-                        _skip_line(content)
+                        while (part := content.readline(2**20)) and not part.endswith(b"\n"):
+                            pass
                         yield number, BrokenLine(f"is longer than {LONGEST_LINE >> 20} MiB")
                     elif line.strip():
                         yield number, line.rstrip(b"\r\n")
@@ -105,18 +90,13 @@ class LogFile:
         start = self._raw.peek(6)[:6]
         if start.startswith(ZSTANDARD):
             raise InvalidInput(f"{self.name} is compressed by zstd: decompress it, zstd -dc FILE, and give - as FILE")
-        opened = self._raw
+        content = self._raw
         for magic, decompress in COMPRESSED.items():
             if start.startswith(magic):
-                opened = io.BufferedReader(decompress(self._raw, "rb"))
-        if b"\0" in opened.peek(64)[:64]:
+                content = io.BufferedReader(decompress(self._raw, "rb"))
+        if b"\0" in content.peek(64)[:64]:
             raise InvalidInput(f"{self.name} is not text in UTF-8; export requests as JSON, one a line")
-        return opened
-
-
-def _skip_line(content: io.BufferedIOBase) -> None:
-    while (part := content.readline(2**20)) and not part.endswith(b"\n"):
-        pass
+        return content
 
 
 def decoded(line: bytes) -> str:

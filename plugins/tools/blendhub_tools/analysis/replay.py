@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, cast
 
 from blendhub.contracts import RunKey
-from blendhub.core.layout import MIN_SAVED_TOKENS, KVLayout, Namespace
-from blendhub.core.plugin_choice import PluginChoice
+from blendhub.core.layout import DEFAULT_MATCHERS, MIN_SAVED_TOKENS, KVLayout, Namespace
 from blendhub.core.spans import Match, Span, gaps
 from blendhub.core.tokens import Tokens
 from blendhub.framework.host import PluginHost
@@ -47,13 +46,11 @@ class Slots:
 
 
 class Replay:
-    """One namespace of a hub whose arena has so many slots."""
+    """One namespace of a hub, with the default matchers, whose arena has so many slots."""
 
-    def __init__(
-        self, host: PluginHost, matchers: tuple[PluginChoice, ...], slots: int, chunk_tokens: int = CHUNK_TOKENS
-    ) -> None:
-        layout = KVLayout(layers=1, kv_heads=1, key_dim=1, value_dim=1, dtype="int8", chunk_tokens=chunk_tokens)
-        namespace = Namespace(model="played", layout=layout, matchers=matchers)
+    def __init__(self, host: PluginHost, slots: int) -> None:
+        layout = KVLayout(layers=1, kv_heads=1, key_dim=1, value_dim=1, dtype="int8", chunk_tokens=CHUNK_TOKENS)
+        namespace = Namespace(model="played", layout=layout, matchers=DEFAULT_MATCHERS)
         self.index = NamespaceIndex(namespace, host, MatchThreads(ALL_AT_ONCE))
         self.cache = Cache(cast(Arena, Slots(slots * namespace.slot_bytes)))
         self.slots = slots
@@ -61,8 +58,8 @@ class Replay:
         """Of all prompts."""
         self._ids = itertools.count(1)
 
-    def play(self, tokens: Tokens) -> tuple[Reused, list[Match]]:
-        """Look a prompt up as an engine would, and store what is new in it."""
+    def play(self, tokens: Tokens) -> list[Match]:
+        """Look a prompt up as an engine would, store what is new in it, and count what is reused."""
         matches = self.index.match(tokens, 0.0)
         chunks = dict.fromkeys(part.chunk for part in self.index.cut_at_chunks(matches))
         # While an engine reads them, they are not evicted.
@@ -72,15 +69,15 @@ class Replay:
         self._store(tokens, matches)
         for chunk in chunks:
             self.cache.unpin(chunk)
-        exact, moved, settled = 0, 0, 0
+        exact, moved, settled = self.reused
         for match in matches:
             # The engine computes the last token in any case: it needs the logits.
             n_tokens = min(match.span.end, len(tokens) - 1) - match.span.start
             exact += n_tokens if match.exact else 0
             moved += n_tokens if match.moved else 0
             settled += n_tokens if match.settled else 0
-        self.reused = Reused(self.reused.exact + exact, self.reused.moved + moved, self.reused.settled + settled)
-        return Reused(exact, moved, settled), matches
+        self.reused = Reused(exact, moved, settled)
+        return matches
 
     def _store(self, tokens: Tokens, matches: Sequence[Match]) -> None:
         """Store what is computed, and what is blended, as engines do."""
@@ -132,11 +129,11 @@ class PrefixCache:
         for start in range(0, len(content) - size + 1, size):
             key = hash((key, content[start : start + size]))
             keys.append(key)
-        n_found = next((number for number, key in enumerate(keys) if key not in self._blocks), len(keys))
+        n_cached = next((number for number, key in enumerate(keys) if key not in self._blocks), len(keys))
         # The blocks at the end are evicted before those that they stand behind.
         for key in reversed(keys):
             self._blocks[key] = None
             self._blocks.move_to_end(key)
         while len(self._blocks) > self._most:
             self._blocks.popitem(last=False)
-        return min(n_found * BLOCK_TOKENS, len(tokens) - 1)
+        return min(n_cached * BLOCK_TOKENS, len(tokens) - 1)

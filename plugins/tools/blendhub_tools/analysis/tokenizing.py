@@ -2,10 +2,9 @@
 
 import contextlib
 import os
-from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 import numpy as np
@@ -16,56 +15,24 @@ from blendhub.hub.limits import MOST_PROMPT_TOKENS
 from blendhub_tools.analysis.formats import Prompt
 from blendhub_tools.analysis.lines import BrokenLine
 
-USUAL = 128 * 1024
-"""The size for an unnamed model: 32 layers, 8 KV heads of 128, keys and values, 2 bytes each."""
+NUMBER_BYTES = 2
+"""vLLM computes in 16 bits, also with weights that are stored in 32."""
 
-NUMBER = 2
-"""The bytes of one number: vLLM computes in 16 bits, also with weights that are stored in 32."""
-
-
-def kv_bytes_of(config: str | Path) -> int | None:
-    """Bytes a token on all ranks together; None if the file does not say."""
-    try:
-        given = msgspec.json.decode(Path(config).read_bytes(), type=dict[str, Any])
-        return _kv_bytes(given.get("text_config") or given)
-    except (OSError, msgspec.DecodeError, KeyError, TypeError):
-        return None
+Encoded: TypeAlias = Tokens | BrokenLine
+Encoder: TypeAlias = Callable[[Sequence[Prompt]], list[Encoded]]
+"""Makes token ids of prompts with text or messages, or says why one has none."""
 
 
-def _kv_bytes(config: dict[str, Any]) -> int:
-    layers = int(config["num_hidden_layers"])
-    if config.get("kv_lora_rank"):
-        # A joint latent of keys and values, and the keys' rotary part.
-        return layers * NUMBER * (int(config["kv_lora_rank"]) + int(config["qk_rope_head_dim"]))
-    heads = int(config["num_attention_heads"])
-    kv_heads = int(config.get("num_key_value_heads") or heads)
-    width = int(config.get("head_dim") or config["hidden_size"] // heads)
-    return 2 * layers * kv_heads * width * NUMBER
+def encode(prompts: Sequence[Prompt], encoder: Encoder) -> list[Encoded]:
+    """The tokens of each prompt, or the reason why it has none. Prompts that are token ids need no encoder."""
+    texts = [prompt for prompt in prompts if prompt.ids is None]
+    encoded = iter(encoder(texts) if texts else [])
+    return [_checked(next(encoded) if prompt.ids is None else prompt.ids) for prompt in prompts]
 
 
-Encoded = Tokens | BrokenLine
-
-
-class Encoder(ABC):
-    """Makes token ids of prompts. Those that are token ids already stay as they are."""
-
-    def encode(self, prompts: Sequence[Prompt]) -> list[Encoded]:
-        """The tokens of each prompt, or the reason why it has none."""
-        texts = [prompt for prompt in prompts if prompt.ids is None]
-        encoded = iter(self.encode_texts(texts) if texts else [])
-        found = [prompt.ids if prompt.ids is not None else next(encoded) for prompt in prompts]
-        return [one if isinstance(one, BrokenLine) else _checked(one) for one in found]
-
-    @abstractmethod
-    def encode_texts(self, prompts: Sequence[Prompt]) -> list[Encoded]:
-        """The tokens of each prompt with text or messages, or the reason why it has none."""
-
-    def kv_bytes(self) -> int | None:
-        """The KV of a token of the tokenizer's model; None if that is not known."""
-        return None
-
-
-def _checked(tokens: Tokens) -> Encoded:
+def _checked(tokens: Encoded) -> Encoded:
+    if isinstance(tokens, BrokenLine):
+        return tokens
     if not tokens.size:
         return BrokenLine("is empty")
     if tokens.size > MOST_PROMPT_TOKENS:
@@ -73,32 +40,27 @@ def _checked(tokens: Tokens) -> Encoded:
     return tokens
 
 
-class IdsOnly(Encoder):
+def refuse(prompts: Sequence[Prompt]) -> list[Encoded]:
     """The encoder for logs of token ids."""
-
-    def encode_texts(self, prompts: Sequence[Prompt]) -> list[Encoded]:
-        raise InvalidInput(
-            f"{prompts[0].place} is text: name the model's tokenizer, a path or a Hugging Face name, with --tokenizer, "
-            "or count each byte as a token with --bytes"
-        )
+    raise InvalidInput(
+        f"{prompts[0].place} is text: name the model's tokenizer, a path or a Hugging Face name, with --tokenizer, "
+        "or count each byte as a token with --bytes"
+    )
 
 
-class ByteEncoder(Encoder):
-    """An encoder with one token a byte. Shares are close to a real tokenizer's, whose tokens have about four bytes."""
-
-    def encode_texts(self, prompts: Sequence[Prompt]) -> list[Encoded]:
-        return [as_tokens(np.frombuffer(_plain(prompt).encode(), np.uint8).astype(np.uint32)) for prompt in prompts]
-
-
-def _plain(prompt: Prompt) -> str:
-    """Text as it is, and messages in a common format of chat."""
-    if prompt.text is not None:
-        return prompt.text
-    return "".join(f"<|{one['role']}|>\n{one['content']}\n" for one in prompt.messages or ())
+def as_bytes(prompts: Sequence[Prompt]) -> list[Encoded]:
+    """A token a byte. Shares are close to a real tokenizer's, whose tokens have about four bytes."""
+    texts = (
+        "".join(f"<|{message['role']}|>\n{message['content']}\n" for message in prompt.messages or ())
+        if prompt.text is None
+        else prompt.text
+        for prompt in prompts
+    )
+    return [as_tokens(np.frombuffer(text.encode(), np.uint8).astype(np.uint32)) for text in texts]
 
 
-class Pretrained(Encoder):
-    """A tokenizer that ``transformers`` loads, with its chat template or another one."""
+class Pretrained:
+    """An encoder that ``transformers`` loads, with its chat template or another one."""
 
     def __init__(self, name: str, template: str | None = None) -> None:
         self._name = name
@@ -114,65 +76,59 @@ class Pretrained(Encoder):
         if template is not None:
             self._tokenizer.chat_template = template
 
-    def encode_texts(self, prompts: Sequence[Prompt]) -> list[Encoded]:
-        encoded: list[Encoded] = [BrokenLine("is empty")] * len(prompts)
+    def __call__(self, prompts: Sequence[Prompt]) -> list[Encoded]:
+        texts = [self._rendered(prompt) if prompt.text is None else prompt.text for prompt in prompts]
+        encoded: list[Encoded] = [text if isinstance(text, BrokenLine) else BrokenLine("is empty") for text in texts]
         # Templates write the special tokens themselves, as vLLM knows.
         for special in (True, False):
-            texts: dict[int, str] = {}
-            for at, prompt in enumerate(prompts):
-                if (prompt.text is not None) is special:
-                    try:
-                        texts[at] = prompt.text if prompt.text is not None else self._rendered(prompt)
-                    except BrokenLine as error:
-                        encoded[at] = error
-            if texts:
-                ids = self._tokenizer(list(texts.values()), add_special_tokens=special, return_attention_mask=False)
-                for at, one in zip(texts, ids["input_ids"], strict=True):
-                    encoded[at] = as_tokens(np.array(one, np.uint32))
+            batch = {
+                at: text
+                for at, text in enumerate(texts)
+                if isinstance(text, str) and (prompts[at].text is not None) is special
+            }
+            if batch:
+                ids = self._tokenizer(list(batch.values()), add_special_tokens=special, return_attention_mask=False)
+                for at, tokens in zip(batch, ids["input_ids"], strict=True):
+                    encoded[at] = as_tokens(np.array(tokens, np.uint32))
         return encoded
 
     def kv_bytes(self) -> int | None:
+        """The KV of a token of the tokenizer's model; None if that is not known."""
         with contextlib.suppress(Exception):
             from transformers.utils.hub import cached_file
 
             return kv_bytes_of(str(cached_file(self._name, "config.json")))
         return None
 
-    def _rendered(self, prompt: Prompt) -> str:
+    def _rendered(self, prompt: Prompt) -> str | BrokenLine:
         if not self._tokenizer.chat_template:
             raise InvalidInput(
                 f"{prompt.place} is a chat, and --tokenizer {self._name} has no chat template: name a file with one, "
                 "--chat-template FILE"
             )
+        messages = [_as_vllm(message) for message in prompt.messages or ()]
         try:
             return str(
                 self._tokenizer.apply_chat_template(
-                    [_as_vllm(message) for message in prompt.messages or ()],
-                    tools=prompt.tools,
-                    tokenize=False,
-                    add_generation_prompt=True,
+                    messages, tools=prompt.tools, tokenize=False, add_generation_prompt=True
                 )
             )
         except ImportError as error:
             raise BlendHubError(f"{error}; pip install 'blendhub[tools]'") from None
         except Exception as error:
-            raise BrokenLine(f"the chat template refuses it: {str(error) or type(error).__name__}") from None
+            return BrokenLine(f"the chat template refuses it: {str(error) or type(error).__name__}")
 
 
 def _as_vllm(message: dict[str, Any]) -> dict[str, Any]:
     """A message as vLLM hands it to a template: arguments of tools are objects there, and text in requests."""
-    calls = message.get("tool_calls")
-    if not isinstance(calls, list):
-        return message
-    return {**message, "tool_calls": [_with_arguments(call) for call in calls]}
-
-
-def _with_arguments(call: Any) -> Any:
     try:
-        function = call["function"]
-        return {**call, "function": {**function, "arguments": msgspec.json.decode(function["arguments"])}}
+        calls = [
+            {**call, "function": {**call["function"], "arguments": msgspec.json.decode(call["function"]["arguments"])}}
+            for call in message["tool_calls"]
+        ]
     except (KeyError, TypeError, msgspec.DecodeError):
-        return call
+        return message
+    return {**message, "tool_calls": calls}
 
 
 def _transformers() -> Any:
@@ -187,3 +143,20 @@ def _transformers() -> Any:
             "--tokenizer needs transformers: pip install 'blendhub[tools]', or count bytes with --bytes"
         ) from None
     return transformers
+
+
+def kv_bytes_of(config: str | Path) -> int | None:
+    """Bytes of KV a token on all ranks together, by a model's config.json; None if the file does not say."""
+    try:
+        shape = msgspec.json.decode(Path(config).read_bytes(), type=dict[str, Any])
+        shape = shape.get("text_config") or shape
+        layers = int(shape["num_hidden_layers"])
+        if shape.get("kv_lora_rank"):
+            # A joint latent of keys and values, and the keys' rotary part.
+            return layers * NUMBER_BYTES * (int(shape["kv_lora_rank"]) + int(shape["qk_rope_head_dim"]))
+        heads = int(shape["num_attention_heads"])
+        kv_heads = int(shape.get("num_key_value_heads") or heads)
+        width = int(shape.get("head_dim") or shape["hidden_size"] // heads)
+        return 2 * layers * kv_heads * width * NUMBER_BYTES
+    except (OSError, msgspec.DecodeError, KeyError, TypeError):
+        return None
