@@ -25,7 +25,7 @@ LAYOUT = KVLayout(layers=1, kv_heads=HEADS, key_dim=WIDTH, value_dim=WIDTH, dtyp
 
 def main() -> None:
     options = arguments(__doc__ or "")
-    rows = [one for shape in SHAPES for one in rows_of_shape(*shape, repeats=3 if options.quick else 9)]
+    rows = [row for shape in SHAPES for row in rows_of_shape(*shape, repeats=3 if options.quick else 9)]
     finish("attention", rows, ["python", "torch", "triton", "blendhub", "blendhub-cuda"], options.json)
 
 
@@ -57,7 +57,7 @@ def measured(group: int, n: int, repeats: int) -> dict[int, list[float]]:
 
     pages = [numbers(n // BLOCK, HEADS, BLOCK, 2 * WIDTH) for _ in range(DIFFERENT)]
     planes = tuple(Planes(one[..., :WIDTH], one[..., WIDTH:], None) for one in pages)
-    attention = CudaAttention(Pages(planes, n // BLOCK, None, place), LAYOUT, [rules] * DIFFERENT, torch.bfloat16)
+    attention = CudaAttention(Pages(planes, n // BLOCK, place), LAYOUT, [rules] * DIFFERENT, torch.bfloat16)
     queries, (keys, values) = numbers(1, HEADS * group, n, WIDTH), (numbers(1, HEADS, n, WIDTH) for _ in range(2))
     blocks = np.arange(n // BLOCK, dtype=np.int32)[None]
 

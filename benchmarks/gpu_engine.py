@@ -1,4 +1,4 @@
-"""What only an engine on a GPU can tell: start-up checks of other kinds of models, and what forwards of ours cost."""
+"""What only an engine on a GPU can tell: start-up checks of other kinds of models, and times to first token."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -9,9 +9,7 @@ import numpy as np
 import torch
 
 from benchmarks.engine_check import SETTINGS, start_row
-from benchmarks.forwards import forward_seconds
 from benchmarks.report import Planned, Row, missing_row, rows_of
-from blendhub import Span
 
 MIXTURE = {
     "architectures": ["Qwen3MoeForCausalLM"],
@@ -33,14 +31,7 @@ CHECKS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     ),
 }
 """Rows about the start of an engine: the kind of model, changes to its configuration, options of the engine."""
-COSTS = {
-    "forward_host_ms": Planned("the host's time for a forward of BlendHub's own over spans of 32 tokens", "ms"),
-    "attention_256_spans": Planned(
-        "a forward over spans of 32 tokens, to one over a single span as long", "x the time"
-    ),
-}
-CONTEXT, SPAN, EVERY = 32_768, 32, 128
-"""256 spans of 32 tokens over a context of 32,768, and one span of 8,192 tokens at its end."""
+CONTEXT = 32_768
 FIRST_TOKENS = {
     "ttft_full_s": Planned("time to first token of a full prefill, model of 8B", "s"),
     "ttft_moved_15": Planned("of moved documents, 15% recomputed, to that of a full prefill", "x the time"),
@@ -66,8 +57,8 @@ StartEngine = Callable[..., AbstractContextManager[Any]]
 def rows(start: StartEngine, context: int = CONTEXT, large: Mapping[str, int] = LARGE) -> list[Row]:
     if not find_spec("vllm"):
         why = "vllm is not installed: no engine was started"
-        return [missing_row(id, why, "", None, "lower") for id in (*CHECKS, *COSTS, *FIRST_TOKENS)]
-    return [*_checks(start), *_costs(start, context), *_first_tokens(start, context, large)]
+        return [missing_row(id, why, "", None, "lower") for id in (*CHECKS, *FIRST_TOKENS)]
+    return [*_checks(start), *_first_tokens(start, context, large)]
 
 
 def _checks(start: StartEngine) -> Iterator[Row]:
@@ -78,22 +69,6 @@ def _checks(start: StartEngine) -> Iterator[Row]:
                 yield start_row(id, f"start-up checks of {kind}", engine.log)
         except Exception as error:  # whatever an engine ends with belongs into the report
             yield missing_row(id, f"no engine with {kind} starts: {error}", "", None, "lower")
-
-
-def _costs(start: StartEngine, context: int) -> list[Row]:
-    tokens = context // EVERY * SPAN
-    options = {"max_model_len": context, "max_num_batched_tokens": max(tokens, 1024)}
-    try:
-        with start(model={"max_position_embeddings": context}, **options) as engine:
-            spans = [Span(end - SPAN, end) for end in range(EVERY, context + 1, EVERY)]
-            short, long = forward_seconds(engine, context, spans, [Span(context - tokens, context)])
-    except Exception as error:
-        return [missing_row(id, f"not measured: {error}", "", None, "lower") for id in COSTS]
-    values = {
-        "forward_host_ms": [host * 1e3 for host, _ in short],
-        "attention_256_spans": [some / one for (_, some), (_, one) in zip(short, long, strict=True)],
-    }
-    return rows_of(COSTS, values)
 
 
 def _first_tokens(start: StartEngine, context: int, large: Mapping[str, int]) -> list[Row]:

@@ -28,11 +28,11 @@ def check(
     machine: Callable[[], dict[str, Any]],
     *,
     tests_in: str | None = None,
-    benchmark: str | None = None,
+    benchmark: Sequence[str] = (),
     engine: Callable[[], Sequence[Row]] = lambda: (),
 ) -> int:
-    """``machine`` says what the report names, ``tests_in`` is the folder of the plugin, ``benchmark`` a module; None
-    leaves a part out. ``engine`` says how an engine of this machine starts and blends.
+    """``machine`` says what the report names, ``tests_in`` is the folder of the plugin, ``benchmark`` a module and its
+    arguments; each may be left out. ``engine`` says how an engine of this machine starts and blends.
     """
     unavailable = plugin.probe()
     if unavailable:
@@ -47,7 +47,7 @@ def check(
         at_once = ["-n", "12"] if find_spec("xdist") else []
         _run("pytest", f"{tests_in}/tests", f"--junitxml={tests}", *at_once)
     if benchmark:
-        _run(benchmark, "--json", str(rows))
+        _run(*benchmark, "--json", str(rows))
     report = {
         **machine(),
         "details": plugin.details(),

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from blendhub import Span
 from blendhub.contracts import Segment
+from blendhub.contracts.segments import after_prefix
 from blendhub.core.layout import KVLayout
 
 batches = pytest.importorskip("blendhub.devices.batches", reason="pages are tensors: pip install torch")
@@ -87,7 +88,9 @@ def test_each_token_of_each_layer_lies_in_one_batch(made, data, skipped, some_ar
     layout = planner.layout
     segments = data.draw(tilings(layout.chunk_tokens))
     block_ids = np.random.default_rng(1).permutation(500)[: -(-N_TOKENS // block_size)]
-    planned = list(planner.batches(segments, block_ids, skipped, lambda shard: some_are_reached and shard >= REACHED))
+    planned = list(
+        planner.batches(after_prefix(segments, skipped), block_ids, lambda shard: some_are_reached and shard >= REACHED)
+    )
     if some_are_reached:
         parts = [batch for batch in planned if not batch.slices]
         assert all(batch.rows.at >= REACHED and batch.n_tokens < layout.chunk_tokens for batch in parts)
@@ -115,7 +118,7 @@ LAYOUT = KVLayout(layers=4, kv_heads=2, key_dim=16, value_dim=16, dtype="bfloat1
 def batches_of(segments, layers=4, reaches=lambda shard: False):
     bare = batches.BatchPlanner(LAYOUT, 16, 0)
     planner = batches.BatchPlanner(LAYOUT, 16, bare.table_bytes + layers * LAYOUT.keys_at(1))
-    return list(planner.batches(segments, np.arange(60)[::-1].copy(), 0, reaches))
+    return list(planner.batches(segments, np.arange(60)[::-1].copy(), reaches))
 
 
 @pytest.mark.parametrize("layers, expected", [(1, [1] * 4), (2, [2] * 2), (3, [2] * 2), (4, [4])])
@@ -142,6 +145,6 @@ def test_a_long_prompt_takes_few_calls_of_the_interpreter_a_gib():
         Segment(Span(256 * number, 256 * (number + 1)), number * layout.shard_bytes, 0, 256 * number + 1000)
         for number in range(n_chunks)
     ]
-    made = list(planner.batches(segments, np.arange(n_chunks * 16), 0))
+    made = list(planner.batches(segments, np.arange(n_chunks * 16)))
     assert len(made) / gib <= 32
     assert sum(2 + len(batch.slices) for batch in made) / gib <= 96

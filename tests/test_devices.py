@@ -1,128 +1,112 @@
-"""The checks that devices share, beyond what the suite requires of any device."""
-
-import time
-from typing import Any
+"""What ``Device`` checks for every device, beyond what the suite requires of any: each error names what is wrong."""
 
 import msgspec
 import numpy as np
 import pytest
 
-from blendhub.contracts import PagedLayer, Rotation, Segment
-from blendhub.core.errors import InvalidInput, LayoutMismatch, Unsupported
-from blendhub.core.spans import Span
-from blendhub.testing.devices.device_harness import DeviceSetup, Rotary
-
 pytest.importorskip("torch", reason="pages are tensors: pip install torch")
 
 import torch
 
-from blendhub import devices
+from blendhub.contracts import PagedLayer, Rotation, Segment
+from blendhub.core.errors import BrokenContract, InvalidInput, LayoutMismatch, Unsupported
+from blendhub.core.spans import Span
+from blendhub.devices import read_pages
+from blendhub.testing.devices.device_harness import DeviceSetup, Rotary
+from tests.faulty_devices import SlowDevice
 
 SETUP = DeviceSetup()
+PAGES = torch.zeros(SETUP.n_blocks, SETUP.kv_heads, SETUP.block_size, SETUP.key_dim + SETUP.value_dim)
+GAPS = torch.zeros(SETUP.n_blocks, 3, 24, 8).transpose(2, 3)
 
 
-def layer(**changes):
-    """One of the setup's two layers, with these fields changed."""
-    pages = torch.zeros(SETUP.n_blocks, SETUP.kv_heads, SETUP.block_size, SETUP.key_dim + SETUP.value_dim)
-    return msgspec.structs.replace(PagedLayer("layer", SETUP.format, (pages,)), **changes)
+def layer(pages=PAGES, rotation=None, format="packed_heads"):
+    return PagedLayer("layer", format, (pages,), rotation)
 
 
-def check(changed, setup=SETUP, formats=("packed_heads", "split")):
-    return devices.read_pages([layer(), changed], setup.block_size, setup.layout(), formats)
+def table(width, offset=0, **how):
+    return layer(rotation=Rotation(torch.zeros(100, width, **how), True, offset))
 
 
-def test_layers_that_share_a_table_share_its_contiguous_copy():
-    table = torch.ones(100, 20)[:, :8]
-    pages = check(layer(rotation=Rotation(table, True)))
-    assert pages.place == torch.device("cpu") and pages.n_positions == 100
-    assert pages.layers[1].rotation.cos_sin.is_contiguous()
+@pytest.mark.parametrize(
+    "changed, error, words",
+    [
+        *((table(width, offset), LayoutMismatch, "cos_sin of shape") for width, offset in ((14, 0), (8, 5), (8, -1))),
+        *((table(width), LayoutMismatch, "cos_sin of shape") for width in (7, 0)),
+        (table(8, dtype=torch.float64), Unsupported, "must be float32"),
+        (table(8, device="meta"), Unsupported, "lie on cpu, meta"),
+        (layer(PAGES.to("meta")), Unsupported, "lie on cpu, meta"),
+        (layer(GAPS), Unsupported, "the last one must be 1"),
+        (layer(format="packed_transposed"), Unsupported, r"'packed_transposed'.*it supports packed_heads, split"),
+    ],
+)
+def test_pages_that_no_device_takes(changed, error, words):
+    device = SlowDevice()
+    device.formats = ("packed_heads", "split")
+    with pytest.raises(error, match=words):
+        device.attach([layer(), changed], SETUP.block_size, SETUP.layout())
 
 
 def test_int8_keys_cannot_be_rotated():
-    as_bytes = layer().tensors[0].to(torch.int8)
-    whole = [layer(tensors=(as_bytes,)), layer(tensors=(as_bytes,), rotation=Rotary().build())]
-    layout = msgspec.structs.replace(SETUP, dtype="int8").layout()
+    pages = PAGES.to(torch.int8)
+    layers, layout = (
+        [layer(pages), layer(pages, Rotary().build())],
+        msgspec.structs.replace(SETUP.layout(), dtype="int8"),
+    )
     with pytest.raises(Unsupported, match="cannot be rotated"):
-        devices.read_pages(whole, SETUP.block_size, layout, ["packed_heads"])
+        SlowDevice().attach(layers, SETUP.block_size, layout)
 
 
-@pytest.mark.parametrize("width, offset", [(14, 0), (8, 5), (8, -1), (7, 0), (0, 0)])
-def test_the_rotated_part_lies_within_the_key(width, offset):
-    with pytest.raises(LayoutMismatch, match="cos_sin of shape"):
-        check(layer(rotation=Rotation(torch.zeros(100, width), True, offset)))
-
-
-def test_cos_sin_is_float32():
-    with pytest.raises(Unsupported, match="must be float32"):
-        check(layer(rotation=Rotation(torch.zeros(100, 8, dtype=torch.float64), True)))
-
-
-def test_the_last_axis_is_contiguous():
-    pages = torch.zeros(SETUP.n_blocks, 3, 24, 8).transpose(2, 3)
-    with pytest.raises(Unsupported, match="the last one must be 1"):
-        check(layer(tensors=(pages,)))
-
-
-class CountedRuntime(devices.Runtime):
-    """Registers at the slowest recorded rate, half a second a GiB, and notes each call: its bytes, begin and end."""
-
-    def __init__(self) -> None:
-        super().__init__(torch.device("cpu"), None)
-        self.calls = []
-
-    def set_device(self) -> None:
-        pass
-
-    def register(self, memory):
-        begin = time.monotonic()
-        time.sleep(memory.size / 2**31)
-        self.calls.append((memory.size, begin, time.monotonic()))
-
-    def unregister(self, memory) -> None:
-        pass
-
-
-def test_pinning_holds_up_no_step_for_more_than_5_ms():
-    """A step's calls of the accelerator wait for at most one part, and most of the time there is none to wait for."""
-    runtime = CountedRuntime()
-    devices.HostArena(np.zeros(2**26, np.uint8), runtime).pin()
-    sizes, begins, ends = zip(*runtime.calls, strict=True)
-    assert sum(sizes) == 2**26 and max(sizes) / 2**31 <= 0.005
-    for took, pause in zip(np.subtract(ends, begins), np.subtract(begins[1:], ends[:-1]), strict=False):
-        assert pause >= min(8 * took, 0.09)
-
-
-def test_the_error_about_a_format_lists_the_supported_ones():
-    with pytest.raises(Unsupported, match=r"'packed_transposed'.*it supports packed_heads, split"):
-        check(layer(format="packed_transposed"))
-
-
-@pytest.mark.parametrize("what", ["pages", "cos_sin"])
-def test_everything_is_on_one_device(what):
-    away: dict[str, Any] = {
-        "pages": {"tensors": tuple(t.to("meta") for t in layer().tensors)},
-        "cos_sin": {"rotation": Rotation(torch.zeros(100, 8, device="meta"), True)},
-    }
-    with pytest.raises(Unsupported, match="lie on cpu, meta"):
-        check(layer(**away[what]))
+def test_a_dtype_that_the_device_does_not_support_is_named_with_a_way_out():
+    device = SlowDevice()
+    device.dtypes = ("bfloat16",)
+    with pytest.raises(Unsupported, match="does not support KV of float32; it supports bfloat16: leave out --kv-cache"):
+        device.attach([layer(), layer()], SETUP.block_size, SETUP.layout())
 
 
 def test_a_block_has_tokens():
     with pytest.raises(LayoutMismatch, match="block_size 0"):
-        check(layer(), msgspec.structs.replace(SETUP, block_size=0))
+        SlowDevice().attach([layer(), layer()], 0, SETUP.layout())
 
 
-def bounds():
-    pages = devices.Pages((), SETUP.n_blocks, None, torch.device("cpu"))
-    return devices.Bounds(SETUP.layout(), SETUP.block_size, pages)
+def attached():
+    device = SlowDevice()
+    device.attach([layer(), layer()], SETUP.block_size, SETUP.layout())
+    device.pin(np.zeros(SETUP.layout().shard_bytes, np.uint8))
+    return device
+
+
+SEGMENTS, BLOCKS = [Segment(Span(0, 5), 0, 0, 0)], np.arange(5)
+
+
+def test_groups_lie_on_one_device():
+    with pytest.raises(Unsupported, match="lie on meta and on cpu"):
+        attached().attach([layer(PAGES.to("meta"))] * 2, SETUP.block_size, SETUP.layout())
 
 
 def test_a_negative_prefix_is_refused():
     with pytest.raises(InvalidInput, match="skip_prefix_n_tokens"):
-        bounds().check_load([Segment(Span(0, 5), 0, 0, 0)], -1)
+        attached().load(SEGMENTS, BLOCKS, -1)
 
 
 @pytest.mark.parametrize("block_ids", [np.zeros(5), np.zeros((5, 1), np.int64)], ids=["floats", "2d"])
 def test_a_block_table_is_a_flat_array_of_integers(block_ids):
     with pytest.raises(InvalidInput, match="flat array of integers"):
-        bounds().check([Segment(Span(0, 5), 0, 0, 0)], block_ids, SETUP.layout().shard_bytes)
+        attached().save(SEGMENTS, block_ids)
+
+
+def test_a_copy_that_is_no_transfer_names_the_device():
+    class Forgetful(SlowDevice):
+        def _save(self, *_):
+            return None
+
+    device = attached()
+    device.__class__ = Forgetful
+    with pytest.raises(BrokenContract, match="Forgetful should return a Transfer for a copy, got None"):
+        device.save(SEGMENTS, BLOCKS)
+
+
+def test_layers_that_share_a_table_share_its_contiguous_copy():
+    layers = [layer(rotation=Rotation(wide := torch.ones(100, 20)[:, :8], True)), layer(rotation=Rotation(wide, False))]
+    first, second = (one.rotation.cos_sin for one in read_pages(layers, SETUP.block_size, SETUP.layout()).layers)
+    assert first is second and first.is_contiguous()

@@ -86,7 +86,7 @@ def test_the_readme_says_what_to_install_for_every_device(device):
 def test_every_kind_with_a_suite_is_documented():
     text = read(DOCS / "conformance.md")
     for kind, suite in SUITES.items():
-        assert f"`{kind}`" in text and suite.__name__ in text
+        assert f"`{kind}`" in text and suite in text
 
 
 NEEDS_VLLM = "what it compares with needs vLLM; `make setup` installs it"

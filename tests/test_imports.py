@@ -23,3 +23,8 @@ def test_does_not_import_anything_heavy(code):
     report = f"{code}; import sys; print([name for name in {HEAVY} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", report], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_suites_of_other_plugins_than_devices_need_no_torch():
+    code = "import sys; sys.modules['torch'] = None; from blendhub.testing import MatcherSuite, StoreSuite"
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -11,6 +11,7 @@ from harness.namespaces import skip_unless_permitted
 
 ROOT = Path(__file__).parent.parent
 MOONCAKES = "libibverbs.so.1", "librdmacm.so.1"
+CUDA_RACES = "plugins/cuda/tests/test_suites.py::TestRaces"
 FLEET_DEMO = "tests/test_demo.py::test_a_machine_reuses_documents_that_only_another_has_seen"
 
 
@@ -46,7 +47,12 @@ def test_without_mooncakes_libraries_its_tests_are_skipped_with_the_command_that
 @pytest.mark.slow
 def test_each_missing_part_has_one_line(tmp_path):
     """Here redis-server, which whole files need, and Chromium. What no package brings has none."""
-    tests = [FLEET_DEMO, "tests/hub/test_follower_alone.py", "tests/page", "plugins/cuda/tests/test_race.py"]
+    tests = [
+        FLEET_DEMO,
+        "tests/hub/test_follower_alone.py",
+        "tests/page",
+        "plugins/cuda/tests/test_suites.py::TestRaces",
+    ]
     lines = end_of_tests(tmp_path, *tests, PATH="/nowhere")
     assert sorted(line.rpartition(": ")[2] for line in lines) == [
         "apt-get install chromium-headless-shell",

@@ -2,8 +2,10 @@
 
 from blendhub.contracts.attention import AttentionRules, ChosenAttention, ChosenTokens
 from blendhub.contracts.command import Command
-from blendhub.contracts.device import ArenaProgress, Device, PagedLayer, PageFormat, Rotation, Segment, Transfer
+from blendhub.contracts.device import ArenaProgress, Device, Transfer
 from blendhub.contracts.matcher import Matcher
+from blendhub.contracts.pages import PagedLayer, PageFormat, Rotation
+from blendhub.contracts.segments import Segment
 from blendhub.contracts.selection import Selection
 from blendhub.contracts.selector import Selector, checked_picks
 from blendhub.contracts.shared_store import ArenaFile, Changes, Deleted, Dropped, Published, Share, SharedStore

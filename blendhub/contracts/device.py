@@ -2,69 +2,19 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, NamedTuple, get_args
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from blendhub.contracts.attention import AttentionRules, ChosenAttention
+from blendhub.contracts.pages import PagedLayer, PageFormat, check_pages
+from blendhub.contracts.segments import Segment, TransferBounds, after_prefix
+from blendhub.core.errors import BrokenContract, InvalidInput, LayoutMismatch, Unsupported
 from blendhub.core.layout import ITEM_SIZES, KVLayout
-from blendhub.core.spans import Position, Span
 
 if TYPE_CHECKING:
     import torch
-
-PageFormat = Literal["packed_heads", "packed_transposed", "packed_tiles", "split", "latent"]
-"""The memory layout of one layer's pages. B blocks, H heads, T tokens a block, Dk and Dv the widths of key and value:
-
-=================  ==========================================================================================
-packed_heads       one tensor [B, H, T, Dk + Dv]; the last axis has the key first, then the value
-packed_transposed  one tensor [B, H, T * (Dk + Dv)]: the block's keys as [Dk, T], then its values as [T, Dv]
-packed_tiles       one tensor [B, H, T * (Dk + Dv)]: the block's keys as [T / 16, Dk / 2, 16, 2], then its values as
-                   [Dv / 16, T / 2, 16, 2]: keys have 16 tokens by pairs of items, values 16 items by pairs of tokens
-split              two tensors, keys [B, T, H, Dk] and values [B, T, H, Dv]
-latent             one tensor [B, T, L]: one vector for each token, which is both key and value (MLA)
-=================  ==========================================================================================
-
-Tensors may have any strides, such as those of views of a larger allocation; the last axis is contiguous. 8-bit items
-may be in tensors of bytes.
-"""
-
-
-class Rotation(msgspec.Struct, frozen=True, eq=False):
-    """The rotary embedding of a layer's keys."""
-
-    cos_sin: "torch.Tensor"
-    """float32 ``[positions, width]``: cosines of ``width // 2`` angles, then their sines, with the model's scale.
-    It may be a view of a wider table."""
-    neox: bool
-    """True: items of the first half of the rotated part are paired with those of the second; False: neighbours are."""
-    offset: int = 0
-    """The first item of the rotated part of a key; items outside it are not rotated. MLA rotates the last part."""
-
-
-class PagedLayer(msgspec.Struct, frozen=True, eq=False):
-    """The pages of one attention layer, as the engine allocated them."""
-
-    name: str
-    format: PageFormat
-    tensors: tuple["torch.Tensor", ...]
-    rotation: Rotation | None = None
-    """None: the keys of this layer do not depend on their position."""
-
-
-class Segment(msgspec.Struct, frozen=True, array_like=True):
-    """Tokens ``span`` of a prompt, and the place of their KV in the arena."""
-
-    span: Span
-    shard: Position
-    """Byte offset in the arena of the group's section of this rank's shard of the chunk, a multiple of the item size;
-    with one group, of the shard itself."""
-    row: Position
-    """The row of the section that holds the span's first token."""
-    source_start: Position
-    """The position that the span's first key is stored for. Unless it is ``span.start``, the keys are rotated."""
 
 
 class ArenaProgress(NamedTuple):
@@ -98,6 +48,9 @@ class Transfer(ABC):
 class Device(ABC):
     """Copies KV between an engine's pages and the arena.
 
+    An implementation has ``_attach``, ``_pin``, ``_load``, ``_save`` and ``_close``. The methods without underscore,
+    which are called, check the arguments first, so that these five need not.
+
     *Shards.* A slot of the arena holds one chunk. This rank's shard of it has a section for each group of layers, laid
     out as ``KVLayout`` says, and ``Segment.shard`` is where it begins.
 
@@ -114,16 +67,18 @@ class Device(ABC):
     Other requests may be reading the skipped prefix, holes, the rest of a block and other blocks: a load does not
     write them, not even with equal values. ``save`` writes the rows of its segments and nothing else.
 
-    *Order.* A save sees the engine's writes to its pages that were submitted before the call; a load overwrites those
-    that were submitted before the last ``begin_step``. The engine's work that is submitted after ``wait`` returned sees
-    the transfer. Until then the caller lets nothing change either side. Several transfers may be pending. ``wait``
-    blocks the calling thread, because leases are released after it; a caller that must not block polls ``done``.
+    *Order.* The engine submits its work to an accelerator and does not wait for it. A save reads the pages after all
+    work that the engine submitted before the call of ``save``. A load writes them after all work that the engine
+    submitted before the last ``begin_step``. The engine's work that is submitted after ``wait`` returned sees the
+    transfer. Before that, the caller changes neither the pages nor the rows that the transfer copies. Several transfers
+    may be pending. ``wait`` blocks the calling thread, because leases are released after it; a caller that must not
+    block polls ``done``.
 
     *Threads.* Any thread may make any call, inside torch's inference mode or outside of it. One call is made at a time.
 
     *Errors.* A segment beyond its shard, the arena, the block table, the pages or the rotation's positions raises
-    InvalidInput, and nothing is copied. So do overlapping segments of one load, a save to a read-only arena, and any
-    copy before ``attach`` and ``pin`` or after ``close``.
+    InvalidInput, and nothing is copied. So do overlapping segments of one load, a save to a read-only arena, a group
+    that is not attached, and any copy before ``attach`` and ``pin`` or after ``close``.
     """
 
     torch_type: str = "cpu"
@@ -142,7 +97,11 @@ class Device(ABC):
     """Whether transfers run beside the engine's computation, as those of a DMA engine do. False: they use the engine's
     cores, and the engine waits for them, because both end sooner than when they share the cores."""
 
-    @abstractmethod
+    _bounds: tuple[TransferBounds, ...] = ()
+    """Those of each attached group."""
+    _pinned: npt.NDArray[np.uint8] | None = None
+    _is_closed: bool = False
+
     def attach(self, layers: Sequence[PagedLayer], block_size: int, layout: KVLayout) -> None:
         """Use these pages of the engine, in the model's layer order: a group of layers of one shape, which share a
         block table. Called once for each group, before any transfer; groups are numbered in the order of the calls.
@@ -152,8 +111,29 @@ class Device(ABC):
         device than those before, and for an accelerator that refuses the work, for example for want of memory.
         Raises InvalidInput after ``close``. Kernels of every kind are compiled before it returns.
         """
+        import torch
 
-    @abstractmethod
+        self._require_open()
+        if layout.dtype not in self.dtypes:
+            raise Unsupported(
+                f"{_name(self)} does not support KV of {layout.dtype}; it supports {', '.join(self.dtypes)}: "
+                "leave out --kv-cache-dtype, and serve a model without quantised KV"
+            )
+        check_pages(layers, block_size, layout, self.formats)
+        bounds = TransferBounds(layers, block_size, layout)
+        for first in self._bounds[:1]:
+            if bounds.place != first.place:
+                raise Unsupported(f"pages lie on {bounds.place} and on {first.place}; they must lie on one device")
+            if layout.chunk_tokens > first.layout.chunk_tokens:
+                raise LayoutMismatch(
+                    f"a group of layers has chunks of {layout.chunk_tokens} tokens, and the first group of "
+                    f"{first.layout.chunk_tokens}"
+                )
+        # Tensors that are made inside of inference mode could not be written outside of it.
+        with torch.inference_mode(False):
+            self._attach(layers, block_size, layout)
+        self._bounds = (*self._bounds, bounds)
+
     def pin(self, arena: npt.NDArray[np.uint8], progress: Callable[[], ArenaProgress] | None = None) -> None:
         """Use this arena, and pin its memory if that makes copies faster. Replaces an earlier arena.
 
@@ -163,8 +143,15 @@ class Device(ABC):
 
         Raises InvalidInput for anything but a flat array of bytes, and after ``close``.
         """
+        import torch
 
-    @abstractmethod
+        self._require_open()
+        if arena.dtype != np.uint8 or arena.ndim != 1 or not arena.flags.c_contiguous:
+            raise InvalidInput(f"an arena is a flat array of bytes, got {arena.dtype} of shape {arena.shape}")
+        with torch.inference_mode(False):
+            self._pin(arena, progress)
+        self._pinned = arena
+
     def load(
         self,
         segments: Sequence[Segment],
@@ -172,21 +159,27 @@ class Device(ABC):
         skip_prefix_n_tokens: int = 0,
         group: int = 0,
     ) -> Transfer:
-        """Copy from the arena to a group's pages. Block ``block_ids[i]`` has the tokens from ``i * block_size`` on.
-
-        Raises InvalidInput for a group that is not attached, as ``save`` does.
-        """
+        """Copy from the arena to a group's pages. Block ``block_ids[i]`` has the tokens from ``i * block_size`` on."""
+        bounds, arena = self._ready(group)
+        bounds.check(segments, block_ids, arena.size)
+        bounds.check_load(segments, skip_prefix_n_tokens)
+        return self._transfer(self._load(after_prefix(segments, skip_prefix_n_tokens), block_ids, group))
 
     def begin_step(self) -> None:  # noqa: B027  a device whose loads need no order ignores it
-        """The engine begins a step. Its work from now on touches no page of a load that is started before the next one.
+        """The engine begins a step, whose work touches no page of a load that starts before the next ``begin_step``.
 
-        So loads need not follow this work: those of accelerators run beside the step's forward, even if they are
-        started after it was launched. Before the first call, a load follows all that was submitted before it.
+        So these loads need not wait for the step's work: on an accelerator they run beside the step's forward, even if
+        they start after it was launched. Before the first ``begin_step``, a load waits for all work that the engine has
+        submitted.
         """
 
-    @abstractmethod
     def save(self, segments: Sequence[Segment], block_ids: npt.NDArray[np.int64], group: int = 0) -> Transfer:
         """Copy from a group's pages to the arena. Keys are not rotated, and ``source_start`` is ignored."""
+        bounds, arena = self._ready(group)
+        bounds.check(segments, block_ids, arena.size)
+        if not arena.flags.writeable:
+            raise InvalidInput("the arena is read-only, so nothing can be saved; pin a writable one")
+        return self._transfer(self._save(after_prefix(segments, 0), block_ids, group))
 
     def attention(self, rules: Sequence[AttentionRules], dtype: "torch.dtype") -> ChosenAttention | None:
         """Attention over the attached pages by the rules of each layer, for queries of this dtype. None: the device has
@@ -197,6 +190,49 @@ class Device(ABC):
         """
         return None
 
-    @abstractmethod
     def close(self) -> None:
         """Wait for pending transfers, and release arena and pages. May be called twice."""
+        if not self._is_closed:
+            self._is_closed, self._pinned = True, None
+            self._close()
+
+    @abstractmethod
+    def _attach(self, layers: Sequence[PagedLayer], block_size: int, layout: KVLayout) -> None:
+        """Attach a group of layers."""
+
+    @abstractmethod
+    def _pin(self, arena: npt.NDArray[np.uint8], progress: Callable[[], ArenaProgress] | None) -> None:
+        """Use this arena, which may come before the first group."""
+
+    @abstractmethod
+    def _load(self, segments: Sequence[Segment], block_ids: npt.NDArray[np.int64], group: int) -> Transfer:
+        """Load these segments, none of which is empty; the prefix that is skipped is cut off."""
+
+    @abstractmethod
+    def _save(self, segments: Sequence[Segment], block_ids: npt.NDArray[np.int64], group: int) -> Transfer:
+        """Save these segments, none of which is empty."""
+
+    @abstractmethod
+    def _close(self) -> None:
+        """Called once. The device may be attached to nothing."""
+
+    def _require_open(self) -> None:
+        if self._is_closed:
+            raise InvalidInput(f"{_name(self)} is closed; create another one")
+
+    def _ready(self, group: int) -> tuple[TransferBounds, npt.NDArray[np.uint8]]:
+        self._require_open()
+        if not self._bounds or self._pinned is None:
+            raise InvalidInput(f"{_name(self)} needs attach and pin before it can copy")
+        if not 0 <= group < len(self._bounds):
+            raise InvalidInput(f"there is no group {group} of layers: {len(self._bounds)} are attached")
+        return self._bounds[group], self._pinned
+
+    def _transfer(self, transfer: object) -> Transfer:
+        if not isinstance(transfer, Transfer):
+            raise BrokenContract(f"{_name(self)} should return a Transfer for a copy, got {transfer!r:.100}")
+        return transfer
+
+
+def _name(device: Device) -> str:
+    return f"device {type(device).__module__}.{type(device).__qualname__}"

@@ -13,7 +13,6 @@ import numpy.typing as npt
 
 from blendhub.contracts import Segment
 from blendhub.core.layout import KVLayout
-from blendhub.devices.bounds import after_prefix
 
 SLOT, POSITION, SOURCE, SPAN_BLOCK, SPAN_COUNT = range(5)
 """Rows of a batch's table. The first three have a column for each token, the last two one for each block span."""
@@ -29,6 +28,14 @@ class Slice(NamedTuple):
     """Offset in the arena."""
     staging_at: int
     nbytes: int
+
+    @property
+    def stored(self) -> slice:
+        return slice(self.at, self.at + self.nbytes)
+
+    @property
+    def staged(self) -> slice:
+        return slice(self.staging_at, self.staging_at + self.nbytes)
 
 
 class BlockSpan(NamedTuple):
@@ -84,10 +91,9 @@ class BatchPlanner:
         self,
         segments: Iterable[Segment],
         block_ids: npt.NDArray[np.int64],
-        skip_prefix_n_tokens: int,
         reaches: Callable[[int], bool] = lambda shard: False,
     ) -> Iterator[Batch]:
-        """The batches of the segments' tokens from ``skip_prefix_n_tokens`` on.
+        """The batches of the segments' tokens. No segment is empty.
 
         Parts of the chunks whose shard the mover ``reaches`` are left in the arena, because their rows are scattered
         there: they would take two copies a layer.
@@ -95,7 +101,7 @@ class BatchPlanner:
         chunk_tokens, layers = self.layout.chunk_tokens, self.layout.layers
         staged: list[Segment] = []
         n_tokens = 0
-        for piece in after_prefix(segments, skip_prefix_n_tokens):
+        for piece in segments:
             if len(piece.span) < chunk_tokens and reaches(piece.shard):
                 rows = Rows(piece.shard, piece.row, chunk_tokens)
                 yield self._batch([piece], block_ids)._replace(n_layers=layers, rows=rows)
@@ -141,13 +147,13 @@ class BatchPlanner:
     def _slices(self, pieces: Sequence[Segment], first: int, end: int) -> Iterator[Slice]:
         """The pieces' rows of these layers, in the order of staging; neighbours in the arena are joined."""
         joined: Slice | None = None
-        for one in self._rows(pieces, first, end):
-            if joined and joined.at + joined.nbytes == one.at:
-                joined = joined._replace(nbytes=joined.nbytes + one.nbytes)
+        for piece in self._rows(pieces, first, end):
+            if joined and joined.at + joined.nbytes == piece.at:
+                joined = joined._replace(nbytes=joined.nbytes + piece.nbytes)
                 continue
             if joined:
                 yield joined
-            joined = one
+            joined = piece
         if joined:
             yield joined
 

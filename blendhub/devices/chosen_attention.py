@@ -42,15 +42,15 @@ def attend(
     result = queries.new_empty((n, heads, keys.values.shape[-1]), dtype=torch.float32)
     step = max(1, SLICE_BYTES // (4 * group * max(1, len(keys.positions))))
     for number in range(keys.keys.shape[1]):
-        mine = slice(number * group, (number + 1) * group)
+        heads_of_key = slice(number * group, (number + 1) * group)
         of_keys, of_values = keys.keys[:, number].float(), keys.values[:, number].float()
-        sinks = None if rules.sinks is None else rules.sinks[mine].float()
+        sinks = None if rules.sinks is None else rules.sinks[heads_of_key].float()
         for start in range(0, n, step):
             rows = slice(start, start + step)
-            products = queries[rows, mine].float().reshape(-1, width) @ of_keys.T * rules.scale
+            products = queries[rows, heads_of_key].float().reshape(-1, width) @ of_keys.T * rules.scale
             hidden = ~_visible(positions[rows], keys.positions, rules)
             weights = _weights(products.view(-1, group, len(of_keys)), hidden[:, None], rules.soft_cap, sinks)
-            result[rows, mine] = weights @ of_values
+            result[rows, heads_of_key] = weights @ of_values
             if received is not None:
                 received += weights.sum((0, 1))
     return result

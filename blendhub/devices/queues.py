@@ -82,9 +82,9 @@ class StagingStream:
 
     def staging_and_arena(self, batch: Batch, arena: HostArena) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Each slice in staging and in the arena, cut where parts of the arena were pinned apart."""
-        for one in batch.slices:
-            for part in arena.parts(one.at, one.at + one.nbytes):
-                staging_at = one.staging_at + part.start - one.at
+        for piece in batch.slices:
+            for part in arena.parts(piece.at, piece.at + piece.nbytes):
+                staging_at = piece.staging_at + part.start - piece.at
                 yield self.staging[staging_at : staging_at + part.stop - part.start], arena.tensor[part]
 
 
@@ -191,8 +191,8 @@ class LoadTransferQueue(TransferQueue):
         else:
             stream.wait_for_bounce_copy()
             target = stream.bounce_buffer.numpy()
-            for one in batch.slices:
-                target[one.staging_at : one.staging_at + one.nbytes] = arena.bytes[one.at : one.at + one.nbytes]
+            for piece in batch.slices:
+                target[piece.staged] = arena.bytes[piece.stored]
             stream.copy_bounce_buffer(batch, to_staging=True)
         memory = stream.staging if batch.slices else arena.tensor
         self._runtime.launch(stream.handle, mover.rows_to_pages, memory, table, batch)
@@ -219,8 +219,8 @@ class SaveTransferQueue(TransferQueue):
         (batch, arena), stream.unfinished = stream.unfinished, None
         stream.wait_for_bounce_copy()
         source = stream.bounce_buffer.numpy()
-        for one in batch.slices:
-            arena.bytes[one.at : one.at + one.nbytes] = source[one.staging_at : one.staging_at + one.nbytes]
+        for piece in batch.slices:
+            arena.bytes[piece.stored] = source[piece.staged]
 
 
 def _synchronize_all(runtime: Runtime, events: Iterable[Any]) -> None:
@@ -236,4 +236,4 @@ def _synchronize_all(runtime: Runtime, events: Iterable[Any]) -> None:
 
 
 def _are_pinned(batch: Batch, arena: HostArena) -> bool:
-    return all(arena.is_pinned(one.at + one.nbytes) for one in batch.slices)
+    return all(arena.is_pinned(piece.at + piece.nbytes) for piece in batch.slices)

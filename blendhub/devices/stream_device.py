@@ -1,7 +1,7 @@
-"""The base of devices with streams: states, checks, staging, and the two queues of transfers."""
+"""The base of devices with streams: staging, the arena, and the two queues of transfers."""
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import ClassVar, NamedTuple
 
 import numpy as np
@@ -11,11 +11,10 @@ import torch
 from blendhub.contracts import ArenaProgress, Device, PagedLayer, Segment, Transfer
 from blendhub.core.errors import BlendHubError, InvalidInput, Unsupported
 from blendhub.core.layout import KVLayout
-from blendhub.devices.batches import Batch, BatchPlanner
-from blendhub.devices.bounds import Bounds, check_arena, check_chunks, check_writable, group_at
+from blendhub.devices.batches import BatchPlanner
 from blendhub.devices.host_arena import HostArena, PinningThread
 from blendhub.devices.pages import Pages, read_pages
-from blendhub.devices.queues import LoadTransferQueue, Mover, SaveTransferQueue
+from blendhub.devices.queues import LoadTransferQueue, Mover, SaveTransferQueue, TransferQueue
 from blendhub.devices.runtime import Runtime
 
 ACCESS_BYTES = 16
@@ -28,7 +27,6 @@ class _Group(NamedTuple):
     """A group of layers."""
 
     pages: Pages
-    bounds: Bounds
     planner: BatchPlanner
     mover: Mover
 
@@ -41,13 +39,6 @@ class _Attached(NamedTuple):
     loads: LoadTransferQueue
     saves: SaveTransferQueue
     pinning: PinningThread
-
-
-class _GivenArena(NamedTuple):
-    """The arguments of ``pin``, which may come before ``attach``."""
-
-    bytes: npt.NDArray[np.uint8]
-    progress: Callable[[], ArenaProgress] | None
 
 
 class StreamDevice(Device):
@@ -64,26 +55,30 @@ class StreamDevice(Device):
         self._staging_mib = staging_mib
         self._runtime = runtime
         self._attached: _Attached | None = None
-        self._given_arena: _GivenArena | None = None
-        self._arena: HostArena | None = None
-        self._closed = False
+        self._arena: tuple[npt.NDArray[np.uint8], Callable[[], ArenaProgress] | None] | None = None
+        """The arguments of ``pin``, which may come before ``attach``."""
+        self._host_arena: HostArena | None = None
 
     @abstractmethod
     def _mover(self, pages: Pages, layout: KVLayout, block_size: int) -> Mover:
         """The mover between rows of this layout and these pages. Kernels are compiled when it returns."""
 
-    @torch.inference_mode(False)  # tensors that are made inside of it could not be written outside of it
-    def attach(self, layers: Sequence[PagedLayer], block_size: int, layout: KVLayout) -> None:
-        if self._closed:
-            raise InvalidInput("this device is closed; create another one")
-        pages = read_pages(layers, block_size, layout, self.formats)
+    def wait_until_pinned(self) -> None:
+        """Return when as much of the arena is pinned as can be. For tests and benchmarks: transfers do not need it."""
+        assert self._attached
+        self._attached.pinning.wait()
+
+    def begin_step(self) -> None:
+        if self._attached:
+            self._attached.loads.begin_step()
+
+    def _attach(self, layers: Sequence[PagedLayer], block_size: int, layout: KVLayout) -> None:
+        pages = read_pages(layers, block_size, layout)
         if pages.n_blocks * block_size >= MAX_SLOTS:
             raise Unsupported(
                 f"{pages.n_blocks} blocks of {block_size} tokens are too many: device {self.name!r} numbers slots with "
                 "32 bits; lower --gpu-memory-utilization"
             )
-        if self._attached:
-            _check_like(self._attached.groups[0], pages, layout)
         planner = self._planner(layout, block_size)
         try:
             attached = self._attached or self._set_up(pages, planner)
@@ -96,57 +91,30 @@ class StreamDevice(Device):
                 f"device {self.name!r} cannot be set up on {pages.place}: {type(error).__name__}: {error}; "
                 "`blendhub plugins` says what it needs"
             ) from error
-        attached.groups.append(_Group(pages, Bounds(layout, block_size, pages), planner, mover))
+        attached.groups.append(_Group(pages, planner, mover))
         is_first, self._attached = self._attached is None, attached
-        if is_first and self._given_arena is not None:
-            self._use_arena(attached, self._given_arena)
+        if is_first:
+            self._use_arena()
 
-    @torch.inference_mode(False)
-    def pin(self, arena: npt.NDArray[np.uint8], progress: Callable[[], ArenaProgress] | None = None) -> None:
-        if self._closed:
-            raise InvalidInput("this device is closed; create another one")
-        check_arena(arena)
+    def _pin(self, arena: npt.NDArray[np.uint8], progress: Callable[[], ArenaProgress] | None) -> None:
         self._release_arena()
-        self._given_arena = _GivenArena(arena, progress)
-        if self._attached:
-            self._use_arena(self._attached, self._given_arena)
+        self._arena = arena, progress
+        self._use_arena()
 
-    def wait_until_pinned(self) -> None:
-        """Return when as much of the arena is pinned as can be. For tests and benchmarks: transfers do not need it."""
-        attached, _ = self._ready()
-        attached.pinning.wait()
+    def _load(self, segments: Sequence[Segment], block_ids: npt.NDArray[np.int64], group: int) -> Transfer:
+        assert self._attached
+        return self._start(self._attached.loads, segments, block_ids, group)
 
-    def load(
-        self,
-        segments: Sequence[Segment],
-        block_ids: npt.NDArray[np.int64],
-        skip_prefix_n_tokens: int = 0,
-        group: int = 0,
-    ) -> Transfer:
-        attached, arena = self._ready()
-        one = group_at(attached.groups, group)
-        one.bounds.check(segments, block_ids, arena.bytes.size)
-        one.bounds.check_load(segments, skip_prefix_n_tokens)
-        return attached.loads.start(arena, one.mover, self._batches(one, segments, block_ids, skip_prefix_n_tokens))
+    def _save(self, segments: Sequence[Segment], block_ids: npt.NDArray[np.int64], group: int) -> Transfer:
+        assert self._attached
+        return self._start(self._attached.saves, segments, block_ids, group)
 
-    def begin_step(self) -> None:
-        if self._attached:
-            self._attached.loads.begin_step()
-
-    def save(self, segments: Sequence[Segment], block_ids: npt.NDArray[np.int64], group: int = 0) -> Transfer:
-        attached, arena = self._ready()
-        one = group_at(attached.groups, group)
-        one.bounds.check(segments, block_ids, arena.bytes.size)
-        check_writable(arena.bytes)
-        return attached.saves.start(arena, one.mover, self._batches(one, segments, block_ids, 0))
-
-    def close(self) -> None:
+    def _close(self) -> None:
         self._release_arena()
         if self._attached:
             self._attached.pinning.close()
             self._attached.loads.close()
             self._attached.saves.close()
-        self._closed = True
         self._attached = None
 
     def _set_up(self, pages: Pages, planner: BatchPlanner) -> _Attached:
@@ -162,22 +130,23 @@ class StreamDevice(Device):
             PinningThread(self.name),
         )
 
-    def _batches(
-        self, group: _Group, segments: Sequence[Segment], block_ids: npt.NDArray[np.int64], skipped: int
-    ) -> Iterator[Batch]:
-        attached, arena = self._ready()
+    def _start(
+        self, queue: TransferQueue, segments: Sequence[Segment], block_ids: npt.NDArray[np.int64], number: int
+    ) -> Transfer:
+        assert self._attached and self._host_arena
+        group, runtime, arena = self._attached.groups[number], self._attached.runtime, self._host_arena
         shard_bytes = group.planner.layout.shard_bytes
 
         def reaches(shard: int) -> bool:
             return (
                 self.reaches_arena
-                and attached.runtime.kernels_reach_registered_memory
+                and runtime.kernels_reach_registered_memory
                 and arena.is_pinned(shard + shard_bytes)
                 and (arena.bytes.ctypes.data + shard) % ACCESS_BYTES == 0
             )
 
         # The caller may change the block table after the call, while the queue's thread reads it.
-        return group.planner.batches(tuple(segments), block_ids.copy(), skipped, reaches)
+        return queue.start(arena, group.mover, group.planner.batches(segments, block_ids.copy(), reaches))
 
     def _planner(self, layout: KVLayout, block_size: int) -> BatchPlanner:
         n_streams = 2 * self.streams_per_queue
@@ -191,17 +160,19 @@ class StreamDevice(Device):
             )
         return planner
 
-    def _use_arena(self, attached: _Attached, given: _GivenArena) -> None:
-        self._arena = HostArena(given.bytes, attached.runtime, given.progress)
-        attached.pinning.run_later(self._arena.pin)
+    def _use_arena(self) -> None:
+        if self._attached and self._arena:
+            arena, progress = self._arena
+            self._host_arena = HostArena(arena, self._attached.runtime, progress)
+            self._attached.pinning.run_later(self._host_arena.pin)
 
     def _release_arena(self) -> None:
         """Have the arena unpinned when no transfer is pending."""
-        if self._attached and self._arena:
-            self._arena.stop_pinning()
-            for work in (self._attached.loads.drain, self._attached.saves.drain, self._arena.unpin):
+        if self._attached and self._host_arena:
+            self._host_arena.stop_pinning()
+            for work in (self._attached.loads.drain, self._attached.saves.drain, self._host_arena.unpin):
                 self._attached.pinning.run_later(work)
-        self._arena = self._given_arena = None
+        self._arena = self._host_arena = None
 
     def _attached_pages(self) -> tuple[Pages, KVLayout]:
         if self._attached is None:
@@ -210,16 +181,3 @@ class StreamDevice(Device):
             raise Unsupported(f"device {self.name!r} computes attention over one group of layers only")
         (group,) = self._attached.groups
         return group.pages, group.planner.layout
-
-    def _ready(self) -> tuple[_Attached, HostArena]:
-        if self._attached is None or self._arena is None:
-            problem = "is closed" if self._closed else "needs attach and pin before it can copy"
-            raise InvalidInput(f"device {self.name!r} {problem}")
-        return self._attached, self._arena
-
-
-def _check_like(first: _Group, pages: Pages, layout: KVLayout) -> None:
-    """Raise unless a group of layers can be copied with the staging and the streams of the first one."""
-    if pages.place != first.pages.place:
-        raise Unsupported(f"pages lie on {pages.place} and on {first.pages.place}; they must lie on one device")
-    check_chunks(layout, first.planner.layout)

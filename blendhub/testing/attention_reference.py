@@ -6,7 +6,7 @@ import torch
 
 from blendhub.contracts import AttentionRules, ChosenAttention, ChosenTokens, PagedLayer
 from blendhub.core.layout import KVLayout
-from blendhub.devices import TENSOR_TYPES, planes_of
+from blendhub.devices import planes_of, torch_type
 from blendhub.devices.chosen_attention import Keys, attend
 
 
@@ -14,7 +14,7 @@ class ReferenceAttention(ChosenAttention):
     def __init__(
         self, layers: Sequence[PagedLayer], block_size: int, layout: KVLayout, rules: Sequence[AttentionRules]
     ) -> None:
-        dtype = TENSOR_TYPES[layout.dtype][0]
+        dtype = torch_type(layout.dtype)
         self._planes = [[one.view(dtype) for one in planes_of(layer, block_size, layout)] for layer in layers]
         self._block_size = block_size
         self._rules = rules

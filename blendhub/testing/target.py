@@ -4,6 +4,7 @@ from typing import Any
 
 import msgspec
 
+from blendhub import testing
 from blendhub.core.errors import PluginError
 from blendhub.framework.host import PluginHost
 from blendhub.testing import SUITES, SUITES_OF_CAPABILITIES
@@ -29,7 +30,7 @@ class Target(msgspec.Struct, frozen=True):
             for capability in host.spec(self.kind, self.name).capabilities
             if (self.kind, capability) in SUITES_OF_CAPABILITIES
         ]
-        made: type = (suites or [SUITES[self.kind]])[0].of_installed(host, self.name, self.options)
+        made: type = (suites or [getattr(testing, SUITES[self.kind])])[0].of_installed(host, self.name, self.options)
         return made
 
     def encode(self) -> str:

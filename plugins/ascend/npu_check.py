@@ -47,6 +47,8 @@ def engine() -> list[Row]:
 
 if __name__ == "__main__":
     (plugin,) = blendhub_ascend.blendhub_devices()
-    code = check("npu", plugin, machine, tests_in="plugins/ascend", benchmark="benchmarks.npu", engine=engine)
+    code = check(
+        "npu", plugin, machine, tests_in="plugins/ascend", benchmark=["benchmarks.device", "--on", "npu"], engine=engine
+    )
     print(f"{BEYOND}: {', '.join(PUBLISHED)}")
     sys.exit(code)

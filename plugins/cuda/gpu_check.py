@@ -31,13 +31,12 @@ def engine() -> list[Row]:
 
 
 PARTS: dict[str, dict[str, Any]] = {
-    "device": {"tests_in": "plugins/cuda", "benchmark": "benchmarks.device"},
-    "attention": {"benchmark": "benchmarks.attention"},
+    "device": {"tests_in": "plugins/cuda", "benchmark": ["benchmarks.device"]},
+    "attention": {"benchmark": ["benchmarks.attention"]},
     "engine": {"engine": engine},
 }
 
 if __name__ == "__main__":
     part = sys.argv[1]
     (plugin,) = blendhub_cuda.blendhub_devices()
-    machine = {"gpu": torch.cuda.get_device_name()}
-    sys.exit(check(f"gpu-{part}", plugin, lambda: machine, **PARTS[part]))
+    sys.exit(check(f"gpu-{part}", plugin, lambda: {"gpu": torch.cuda.get_device_name()}, **PARTS[part]))

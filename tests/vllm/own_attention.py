@@ -29,7 +29,7 @@ def arrange(kernel: str = "", *stand_ins: str) -> None:
             return ReferenceAttention(layers, block_size, layout, rules)
         from blendhub_cuda.attention import CudaAttention
 
-        return CudaAttention(read_pages(layers, block_size, layout, self.formats), layout, rules, dtype)
+        return CudaAttention(read_pages(layers, block_size, layout), layout, rules, dtype)
 
     CpuDevice.attach, CpuDevice.attention = attach_and_remember, attention
     attention_choice.is_faster, attention_choice.SECONDS = lambda ours, theirs: True, math.inf

@@ -11,10 +11,10 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from blendhub import Span
 from blendhub.client.hub_client import HubClient
 from blendhub.core.plugin_choice import PluginChoice
-from blendhub.testing.devices.deferred import SlowRegistration
 from blendhub.vllm.messages import Adapter, HubAddress, StepPlan
 from blendhub.vllm.worker.loaded_adapters import LoadedAdapters
 from tests.hub.processes import HubProcess
+from tests.slow_registration import SlowRegistration
 from tests.vllm.played_engine import HOST, NAMESPACE, PlayedEngine, text
 from tests.vllm.played_worker import NotingDevice, SideDevice, played_worker, worker_of
 

@@ -19,12 +19,12 @@ def start(model, **options):
 @pytest.mark.long
 def test_every_row_is_measured_or_says_why_not():
     rows = {row.id: row for row in gpu_engine.rows(start, 4096, TIMED)}
-    assert list(rows) == [*gpu_engine.CHECKS, *gpu_engine.COSTS, *gpu_engine.FIRST_TOKENS]
+    assert list(rows) == [*gpu_engine.CHECKS, *gpu_engine.FIRST_TOKENS]
     mixture = rows["proofs_moe_bf16"]
     assert mixture.ok and "text is reused anywhere" in mixture.what
     # vLLM makes weights of 8 bits on GPUs only.
     assert rows["proofs_fp8"].ok is None and "no engine with a model" in rows["proofs_fp8"].what
-    assert all(rows[id].value > 0 for id in (*gpu_engine.COSTS, *gpu_engine.FIRST_TOKENS))
+    assert all(rows[id].value > 0 for id in gpu_engine.FIRST_TOKENS)
 
 
 def test_without_vllm_rows_say_so(monkeypatch):

@@ -47,7 +47,8 @@ def test_a_window_s_layers_are_written_where_vllm_has_blocks_and_nowhere_else(gr
         device.attach([PagedLayer("layer", "packed_heads", (one,)) for one in mine], group.page_size, layout)
         pages.append(mine)
     copies = LayerCopies(device, groups)
-    device.pin(random.integers(0, 100, N_CHUNKS * copies.shard_bytes).astype(np.float32).view(np.uint8))
+    arena = random.integers(0, 100, N_CHUNKS * copies.shard_bytes).astype(np.float32).view(np.uint8)
+    device.pin(arena)
     n = data.draw(st.integers(1, N_CHUNKS * CHUNK))
     skipped, tables, expected = data.draw(st.integers(0, n)), [], [[one.clone() for one in mine] for mine in pages]
     chunks = [Span(at, min(at + CHUNK, n)) for at in range(0, n, CHUNK)]
@@ -62,7 +63,7 @@ def test_a_window_s_layers_are_written_where_vllm_has_blocks_and_nowhere_else(gr
             block, within = int(blocks[position // group.block_size]), position % group.block_size
             page, slot = divmod(block * group.block_size + within, group.page_size)
             for layer, one in enumerate(mine):
-                row = row_of(device._arena, group, copies.shard_bytes, start, layer, position)
+                row = row_of(arena, group, copies.shard_bytes, start, layer, position)
                 one[page, :, slot] = torch.from_numpy(row)
     copies.load(segments, tables, skipped).wait()
     for mine, theirs in zip(pages, expected, strict=True):

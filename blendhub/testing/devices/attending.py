@@ -1,6 +1,8 @@
-"""Attention for chosen tokens, held against plain torch. Devices without it skip these tests."""
+"""Attention for chosen tokens, held against plain torch: for devices that have it."""
 
 from collections.abc import Sequence
+from contextlib import closing
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -10,8 +12,9 @@ import torch
 from blendhub.contracts import AttentionRules, ChosenAttention, ChosenTokens, Device, PagedLayer, PageFormat
 from blendhub.core.errors import Unsupported
 from blendhub.core.layout import KVLayout
+from blendhub.devices import torch_type
 from blendhub.testing.attention_reference import ReferenceAttention
-from blendhub.testing.device_reference import page_shapes, torch_type
+from blendhub.testing.device_reference import page_shapes
 from blendhub.testing.devices.base import DeviceTests, MakeHarness
 from blendhub.testing.sentences import holds
 
@@ -27,71 +30,72 @@ def spread_out(n: int, end: int, seed: int = 1) -> list[int]:
     return positions
 
 
-class AttentionCase:
-    """Prompts whose chosen tokens ask, with random keys and values in pages of any order.
+class AttentionPages(NamedTuple):
+    """What the pages of a case of attention are like."""
 
-    There are two layers, of which the second has twice the scale.
+    layout: KVLayout = LAYOUT
+    format: PageFormat = "packed_heads"
+    block_size: int = 16
+
+
+PAGES = AttentionPages()
+
+
+def check_attention(
+    device: Device,
+    place: str,
+    chosen: Sequence[Sequence[int]],
+    rules: AttentionRules = RULES,
+    pages: AttentionPages = PAGES,
+    dtype: torch.dtype = torch.float32,
+) -> None:
+    """Compare what tokens of several prompts take from random keys and values, in pages of any order, in two layers.
+
+    The second layer has twice the scale. Queries and answers are parts of wider tensors, as engines have them.
     """
-
-    def __init__(
-        self,
-        device: Device,
-        torch_type_of_device: str,
-        chosen: Sequence[Sequence[int]],
-        rules: AttentionRules = RULES,
-        *,
-        layout: KVLayout = LAYOUT,
-        format: PageFormat = "packed_heads",
-        block_size: int = 16,
-        dtype: torch.dtype = torch.float32,
-    ) -> None:
-        random, place = torch.Generator().manual_seed(3), torch.device(torch_type_of_device)
-        needed = -(-max(max(positions) + 1 for positions in chosen) // block_size)
-        n_blocks = len(chosen) * needed + 3
-        blocks = torch.randperm(n_blocks, generator=random)[:-3].view(len(chosen), needed)
-        layout = msgspec.structs.replace(layout, layers=2)
-        pages = [
+    random, (layout, format, block_size) = torch.Generator().manual_seed(3), pages
+    layout = msgspec.structs.replace(layout, layers=2)
+    needed = -(-max(max(positions) + 1 for positions in chosen) // block_size)
+    n_blocks = len(chosen) * needed + 3
+    blocks = torch.randperm(n_blocks, generator=random)[:-3].view(len(chosen), needed).numpy().astype(np.int32)
+    layers = [
+        PagedLayer(
+            f"layer {number}",
+            format,
             tuple(
                 (torch.randn(shape, generator=random) / 2).to(torch_type(layout.dtype)).to(place)
                 for shape in page_shapes(format, n_blocks, block_size, layout)
-            )
-            for _ in range(layout.layers)
-        ]
-        layers = [PagedLayer(f"layer {number}", format, tensors) for number, tensors in enumerate(pages)]
-        positions = np.array([at for positions in chosen for at in positions])
-        prompts = np.repeat(np.arange(len(chosen)), [len(positions) for positions in chosen])
-        any_order = np.random.default_rng(4).permutation(len(positions))
-        blocks_here = blocks.numpy().astype(np.int32)
-        self.tokens = ChosenTokens(positions[any_order], prompts[any_order], blocks_here)
-        if rules.sinks is not None:
-            rules = rules._replace(sinks=rules.sinks.to(place))
-        # A view of a wider tensor, as engines have it.
-        shape = len(positions), rules.heads, 2 * layout.key_dim
-        self.queries = torch.randn(shape, generator=random).to(dtype).to(place)[..., : layout.key_dim]
-        self.value_width = rules.latent or layout.value_dim
-        if type(device).attention is Device.attention:
-            pytest.skip("the device has no attention")
-        self.rules = [rules, rules._replace(scale=2 * rules.scale)]
-        device.attach(layers, block_size, layout)
-        self.attention = device.attention(self.rules, dtype)
-        self.reference = ReferenceAttention(layers, block_size, layout, self.rules)
+            ),
+        )
+        for number in range(layout.layers)
+    ]
+    positions = np.array([at for positions in chosen for at in positions])
+    prompts = np.repeat(np.arange(len(chosen)), [len(positions) for positions in chosen])
+    any_order = np.random.default_rng(4).permutation(len(positions))
+    tokens = ChosenTokens(positions[any_order], prompts[any_order], blocks)
+    others = ChosenTokens(tokens.positions[:1], tokens.prompts[:1], blocks[::-1].copy())
+    if rules.sinks is not None:
+        rules = rules._replace(sinks=rules.sinks.to(place))
+    of_layers = [rules, rules._replace(scale=2 * rules.scale)]
+    shape = len(positions), rules.heads, 2 * layout.key_dim
+    queries = torch.randn(shape, generator=random).to(dtype).to(place)[..., : layout.key_dim]
+    value_width = rules.latent or layout.value_dim
 
-    def check(self) -> None:
-        if self.attention is None:
-            pytest.skip("the device has no attention")
-        found, expected = self._answers(self.attention), self._answers(self.reference)
-        assert (found - expected).abs().max() < TOLERANCE[self.queries.dtype]
-
-    def _answers(self, attention: ChosenAttention) -> torch.Tensor:
-        """The answers of both layers in the second of two forwards. They are part of a wider tensor."""
-        tokens, shape = self.tokens, (len(self.rules), *self.queries.shape[:2], 2 * self.value_width)
-        output = self.queries.new_full(shape, torch.nan)
-        attention.begin(ChosenTokens(tokens.positions[:1], tokens.prompts[:1], tokens.blocks[::-1].copy()))
+    def answers(attention: ChosenAttention) -> torch.Tensor:
+        """The answers of both layers in the second of two forwards."""
+        output = queries.new_full((len(layers), *queries.shape[:2], 2 * value_width), torch.nan)
+        attention.begin(others)
         attention.begin(tokens)
-        for layer in range(len(self.rules)):
-            attention.attend(layer, self.queries, output[layer, ..., : self.value_width])
-        assert output[..., self.value_width :].isnan().all(), "bytes behind the answers were written"
-        return output[..., : self.value_width].float()
+        for layer in range(len(layers)):
+            attention.attend(layer, queries, output[layer, ..., :value_width])
+        assert output[..., value_width:].isnan().all(), "bytes behind the answers were written"
+        return output[..., :value_width].float()
+
+    device.attach(layers, block_size, layout)
+    attention = device.attention(of_layers, dtype)
+    assert attention, "the device has no attention"
+    error = answers(attention) - answers(ReferenceAttention(layers, block_size, layout, of_layers))
+    assert error.abs().max() < TOLERANCE[dtype]
 
 
 CHOSEN = {
@@ -128,41 +132,26 @@ class AttentionTests(DeviceTests):
     def test_pages_of_every_format(self) -> None:
         for format in self.formats:
             if format == "latent":
-                self._check([spread_out(3, 70)], AttentionRules(16, 0.04, latent=512), layout=LATENT, format=format)
+                latent = AttentionRules(16, 0.04, latent=512)
+                self._check([spread_out(3, 70)], latent, AttentionPages(LATENT, format))
             else:
-                self._check([spread_out(20, 150), spread_out(9, 90)], format=format, block_size=32)
+                self._check([spread_out(20, 150), spread_out(9, 90)], RULES, AttentionPages(LAYOUT, format, 32))
 
-    @pytest.mark.parametrize("dtype", ["float8_e4m3", "float8_e5m2"])
-    def test_keys_and_values_of_8_bits_have_scales(self, dtype: str) -> None:
-        if dtype in self.dtypes:
-            layout = KVLayout(layers=1, kv_heads=2, key_dim=64, value_dim=64, dtype=dtype, chunk_tokens=16)
-            self._check([spread_out(20, 100)], RULES._replace(key_scale=0.5, value_scale=2.0), layout=layout)
+    def test_keys_and_values_of_8_bits_have_scales(self) -> None:
+        for dtype in {"float8_e4m3", "float8_e5m2"} & set(self.dtypes):
+            pages = AttentionPages(msgspec.structs.replace(LAYOUT, dtype=dtype), self.formats[0])
+            self._check([spread_out(20, 100)], RULES._replace(key_scale=0.5, value_scale=2.0), pages)
 
     @holds("Raises Unsupported where several groups are attached")
     def test_attention_over_several_groups_is_refused(self, make_harness: MakeHarness) -> None:
         setup = self.setup(key_dim=64, value_dim=64)
         harness, other, rules = make_harness(setup), make_harness(setup), [AttentionRules(3, 0.2)] * 2
-        if harness.device.attention(rules, torch.float32) is None:
-            pytest.skip("the device has no attention")
         other.join(harness, 1)
         with pytest.raises(Unsupported):
             harness.device.attention(rules, torch.float32)
 
     def _check(
-        self,
-        chosen: list[list[int]],
-        rules: AttentionRules = RULES,
-        *,
-        layout: KVLayout = LAYOUT,
-        format: PageFormat | None = None,
-        block_size: int = 16,
+        self, chosen: list[list[int]], rules: AttentionRules = RULES, pages: AttentionPages | None = None
     ) -> None:
-        device = self.create()
-        try:
-            case = AttentionCase(
-                device, self.torch_type, chosen, rules,
-                layout=layout, format=format or self.formats[0], block_size=block_size,
-            )  # fmt: skip
-            case.check()
-        finally:
-            device.close()
+        with closing(self.create()) as device:
+            check_attention(device, self.torch_type, chosen, rules, pages or PAGES._replace(format=self.formats[0]))

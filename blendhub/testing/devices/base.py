@@ -1,15 +1,13 @@
 """Base class and fixtures of the device suite."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, ClassVar, Self, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import pytest
 
 from blendhub.contracts import Device, PageFormat
-from blendhub.core.layout import ITEM_SIZES
-from blendhub.framework.host import PluginHost
 from blendhub.testing.devices.device_harness import DeviceHarness, DeviceSetup
 
 MakeHarness: TypeAlias = Callable[[DeviceSetup], DeviceHarness]
@@ -27,10 +25,6 @@ def harnesses(create: Callable[[], Device], torch_type: str) -> Iterator[MakeHar
     yield make
     for harness in made:
         harness.device.close()
-
-
-ROTATABLE_DTYPES = tuple(dtype for dtype in ITEM_SIZES if dtype != "int8")
-"""The dtypes whose keys can be rotated."""
 
 
 class DeviceTests(ABC):
@@ -57,32 +51,11 @@ class DeviceTests(ABC):
     @property
     def rotatable_dtypes(self) -> list[str]:
         """The dtypes of the device whose keys can be rotated."""
-        return [dtype for dtype in self.dtypes if dtype in ROTATABLE_DTYPES]
-
-    def parameters(self) -> dict[str, Sequence[Any]]:
-        """The values of the tests' arguments that depend on the device; a test runs once for each of them."""
-        return {
-            "format": self.formats,
-            "rotatable_dtype": self.rotatable_dtypes,
-            "dtype_of_8_bits": [dtype for dtype in self.dtypes if ITEM_SIZES[dtype] == 1],
-        }
+        return [dtype for dtype in self.dtypes if dtype != "int8"]
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
-        for name, values in self.parameters().items():
-            if name in metafunc.fixturenames:
-                metafunc.parametrize(name, values or [pytest.param(None, marks=_has_none(name))], ids=str)
-
-    @classmethod
-    def of_installed(cls, host: PluginHost, name: str, options: Mapping[str, Any]) -> type[Self]:
-        """The suite of an installed device; raises if it cannot be created with these options."""
-
-        def create(suite: object) -> Any:
-            return host.create("device", name, options)
-
-        device = create(None)
-        device.close()
-        served = {name: getattr(device, name) for name in ("torch_type", "formats", "dtypes")}
-        return type("TestInstalledDevice", (cls,), {"create": create, **served})
+        if "format" in metafunc.fixturenames:
+            metafunc.parametrize("format", self.formats)
 
     @pytest.fixture
     def device(self) -> Iterator[Device]:
@@ -103,7 +76,3 @@ class DeviceTests(ABC):
     def setup(self, **fields: Any) -> DeviceSetup:
         """A setup that the device supports, with these fields changed."""
         return DeviceSetup(**{"format": self.formats[0], "dtype": self.rotatable_dtypes[0], **fields})
-
-
-def _has_none(name: str) -> pytest.MarkDecorator:
-    return pytest.mark.skip(reason=f"this device has no {name.replace('_', ' ')}")

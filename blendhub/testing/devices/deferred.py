@@ -1,7 +1,6 @@
 """Runtimes without an accelerator: all work is deferred until something waits for it. Needs torch."""
 
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -12,8 +11,6 @@ import numpy.typing as npt
 import torch
 
 from blendhub.devices import Runtime
-
-DEADLINE_S = 20.0
 
 
 class Task:
@@ -128,8 +125,8 @@ class DeferredRuntime(Runtime):
         self._check_thread()
         addresses = _addresses_of(memory)
         with self._lock:
-            pending = [one for stream in self._streams for task in stream.pending for one in task.memory]
-        if any(one.start < addresses.stop and addresses.start < one.stop for one in pending):
+            pending = [part for stream in self._streams for task in stream.pending for part in task.memory]
+        if any(part.start < addresses.stop and addresses.start < part.stop for part in pending):
             self.errors.append("memory was unregistered while copies of it were pending")
         self.registered.remove(addresses)
 
@@ -178,36 +175,6 @@ class DeferredRuntime(Runtime):
             task.run()
         task.done = True
         task.stream.pending.popleft()
-
-
-class SlowRegistration(DeferredRuntime):
-    """A machine that takes long to lock memory: ``register`` waits until the test allows it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._allowed = threading.Semaphore(0)
-        self._calls = 0
-
-    def register(self, memory: npt.NDArray[np.uint8]) -> str | None:
-        self._calls += 1
-        if not self._allowed.acquire(timeout=DEADLINE_S):
-            raise TimeoutError(f"the test did not allow call {self._calls} of register")
-        return super().register(memory)
-
-    def allow(self, n_calls: int) -> None:
-        """Let calls return, and wait until the call after them waits."""
-        next_one = self._calls + n_calls
-        self.allow_soon(n_calls)
-        self.wait_for_call(next_one)
-
-    def allow_soon(self, n_calls: int) -> None:
-        self._allowed.release(n_calls)
-
-    def wait_for_call(self, number: int = 1) -> None:
-        deadline = time.monotonic() + DEADLINE_S
-        while self._calls < number:
-            assert time.monotonic() < deadline, "the device does not register its arena"
-            time.sleep(0.001)
 
 
 def _addresses_of(memory: npt.NDArray[np.uint8]) -> range:

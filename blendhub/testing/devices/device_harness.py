@@ -2,26 +2,18 @@
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from blendhub.contracts import Device, PagedLayer, PageFormat, Rotation, Segment, Transfer
 from blendhub.core.layout import ITEM_SIZES, KVLayout
 from blendhub.core.spans import Span
-from blendhub.testing.device_reference import (
-    ReferenceDevice,
-    bits_of,
-    decoded,
-    encoded,
-    page_shapes,
-    torch_type,
-)
-
-if TYPE_CHECKING:
-    import torch
+from blendhub.devices import torch_type
+from blendhub.testing.device_reference import ReferenceDevice, bits_of, decoded, encoded, page_shapes
 
 
 class Rotary(msgspec.Struct, frozen=True):
@@ -39,10 +31,8 @@ class Rotary(msgspec.Struct, frozen=True):
 
 
 @lru_cache(maxsize=32)
-def _table(width: int, scale: float, positions: int, base: float) -> "torch.Tensor":
+def _table(width: int, scale: float, positions: int, base: float) -> torch.Tensor:
     """Equal parameters share one tensor, as the layers of a model do."""
-    import torch
-
     half = width // 2
     angles = np.outer(np.arange(positions), base ** (-np.arange(half) / half))
     table = scale * np.concatenate([np.cos(angles), np.sin(angles)], axis=1)
@@ -91,20 +81,26 @@ class DeviceHarness:
 
     def __init__(self, device: Device, torch_type: str, setup: DeviceSetup, seed: int = 1) -> None:
         self.device = device
-        self.reference = ReferenceDevice()
         self.setup = setup
         self.layout = setup.layout()
         self._group: dict[str, int] = {}
         """The argument of transfers that names the group of this harness's layers; empty for the first group."""
         self._random = np.random.default_rng(seed)
         self._layers = [self._layer(index, rotation) for index, rotation in enumerate(setup.rotations)]
+        self.reference = ReferenceDevice(self._layers, setup.block_size, self.layout)
         self.expected_arena = self._random_arena()
         self.arena = self.expected_arena.copy()
         self.block_ids = self._random.permutation(setup.n_blocks)[:-2].astype(np.int64)
         self.layers = _moved(self._layers, torch_type)
-        self.reference.attach(self._layers, setup.block_size, self.layout)
-        self.reference.pin(self.expected_arena)
-        self._attach_and_pin(device, self.layers)
+        self.replace_device(device, self.layers)
+
+    @property
+    def expected_arena(self) -> npt.NDArray[np.uint8]:
+        return self.reference.arena
+
+    @expected_arena.setter
+    def expected_arena(self, arena: npt.NDArray[np.uint8]) -> None:
+        self.reference.arena = arena
 
     @property
     def n_tokens(self) -> int:
@@ -129,9 +125,11 @@ class DeviceHarness:
 
     def replace_device(self, device: Device, layers: Sequence[PagedLayer]) -> None:
         """Close the device, and test another one that is attached to these layers."""
-        self.device.close()
+        if device is not self.device:
+            self.device.close()
         self.device = device
-        self._attach_and_pin(device, layers)
+        device.attach(layers, self.setup.block_size, self.layout)
+        device.pin(self.arena)
 
     def join(self, other: "DeviceHarness", group: int) -> None:
         """Attach these layers as a further group of another harness's device, and use its arena."""
@@ -139,7 +137,6 @@ class DeviceHarness:
         self.device, self._group = other.device, {"group": group}
         self.device.attach(self.layers, self.setup.block_size, self.layout)
         self.arena, self.expected_arena = other.arena, other.expected_arena
-        self.reference.pin(self.expected_arena)
 
     def load(self, segments: Sequence[Segment], skip_prefix_n_tokens: int = 0) -> None:
         self.start_load(segments, skip_prefix_n_tokens).wait()
@@ -150,11 +147,11 @@ class DeviceHarness:
         self.check()
 
     def start_load(self, segments: Sequence[Segment], skip_prefix_n_tokens: int = 0) -> Transfer:
-        self.reference.load(segments, self.block_ids, skip_prefix_n_tokens).wait()
+        self.reference.load(segments, self.block_ids, skip_prefix_n_tokens)
         return self.device.load(segments, self.block_ids, skip_prefix_n_tokens, **self._group)
 
     def start_save(self, segments: Sequence[Segment]) -> Transfer:
-        self.reference.save(segments, self.block_ids).wait()
+        self.reference.save(segments, self.block_ids)
         return self.device.save(segments, self.block_ids, **self._group)
 
     def pin_new_arena(self) -> None:
@@ -162,7 +159,6 @@ class DeviceHarness:
         self.expected_arena = self._random_arena()
         self.arena = self.expected_arena.copy()
         self.device.pin(self.arena)
-        self.reference.pin(self.expected_arena)
 
     def overwrite_pages(self, blocks: slice = slice(None), after: Callable[[], None] = lambda: None) -> None:
         """Write new random bytes to the pages of these blocks, as an engine writes KV.
@@ -188,11 +184,7 @@ class DeviceHarness:
                 self._check_pages(f"layer {index}, tensor {number}", _on_cpu(tensor), twin, index, number)
         self.reference.clear_tolerances()
 
-    def _attach_and_pin(self, device: Device, layers: Sequence[PagedLayer]) -> None:
-        device.attach(layers, self.setup.block_size, self.layout)
-        device.pin(self.arena)
-
-    def _check_pages(self, name: str, found: "torch.Tensor", expected: "torch.Tensor", layer: int, number: int) -> None:
+    def _check_pages(self, name: str, found: torch.Tensor, expected: torch.Tensor, layer: int, number: int) -> None:
         got, wanted = bits_of(found), bits_of(expected)
         tolerance = self.reference.tolerance[layer][number]
         wrong = np.argwhere((got != wanted) & (tolerance == 0))
@@ -213,9 +205,7 @@ class DeviceHarness:
         tensors = tuple(self._tensor(shape) for shape in shapes)
         return PagedLayer(f"layer {index}", setup.format, tensors, rotation.build() if rotation else None)
 
-    def _tensor(self, shape: tuple[int, ...]) -> "torch.Tensor":
-        import torch
-
+    def _tensor(self, shape: tuple[int, ...]) -> torch.Tensor:
         room = tuple(size + 3 for size in shape) if self.setup.strided else shape
         whole = torch.from_numpy(self._random_bits(room).view(np.uint8)).view(torch_type(self.setup.dtype))
         return whole[tuple(slice(2, 2 + size) for size in shape)] if self.setup.strided else whole
@@ -234,8 +224,6 @@ class DeviceHarness:
 
 def occupy_engine(torch_type: str) -> None:
     """Submit work to the engine's stream that takes an accelerator about a tenth of a second; a host has no stream."""
-    import torch
-
     if torch_type == "cpu":
         return
     numbers = torch.ones(4096, 4096, dtype=torch.bfloat16, device=torch_type)
@@ -245,11 +233,9 @@ def occupy_engine(torch_type: str) -> None:
 
 def _moved(layers: Sequence[PagedLayer], torch_type: str) -> list[PagedLayer]:
     """Copies of the layers on ``torch_type``, with the same strides, allocation sizes and sharing of tables."""
-    import torch
-
     tables: dict[int, torch.Tensor] = {}
 
-    def moved(tensor: "torch.Tensor") -> "torch.Tensor":
+    def moved(tensor: torch.Tensor) -> torch.Tensor:
         whole = torch.from_numpy(_bytes_of(tensor).copy()).to(torch_type).view(tensor.dtype)
         return whole.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
 
@@ -265,16 +251,12 @@ def _moved(layers: Sequence[PagedLayer], torch_type: str) -> list[PagedLayer]:
     ]
 
 
-def _on_cpu(tensor: "torch.Tensor") -> "torch.Tensor":
-    import torch
-
+def _on_cpu(tensor: torch.Tensor) -> torch.Tensor:
     whole = torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(tensor.untyped_storage())
     return whole.cpu().as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
 
 
-def _bytes_of(tensor: "torch.Tensor") -> npt.NDArray[np.uint8]:
+def _bytes_of(tensor: torch.Tensor) -> npt.NDArray[np.uint8]:
     """All bytes of a tensor's allocation."""
-    import torch
-
     shown: npt.NDArray[np.uint8] = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage()).numpy()
     return shown

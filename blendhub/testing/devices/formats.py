@@ -1,11 +1,13 @@
 """Every page format and dtype is copied bit for bit, and moved keys are rotated within one rounding."""
 
-from itertools import product
+from itertools import cycle, product
 
+import torch
 from msgspec.structs import replace
 
 from blendhub.contracts import PageFormat, Rotation
-from blendhub.testing.devices.base import ROTATABLE_DTYPES, DeviceTests, MakeHarness
+from blendhub.core.layout import ITEM_SIZES
+from blendhub.testing.devices.base import DeviceTests, MakeHarness
 from blendhub.testing.devices.device_harness import DeviceSetup, Rotary
 from blendhub.testing.sentences import holds
 
@@ -26,8 +28,9 @@ ROTATIONS = [
 """Rotations of whole keys, of parts at the start, in the middle and at the end, with other scales, and of one pair."""
 
 
-@holds("Values are copied bit for bit, and so are keys that stay at their position")
+@holds("Moved keys are rotated by the angle between the two positions:")
 class FormatTests(DeviceTests):
+    @holds("Values are copied bit for bit, and so are keys that stay at their position")
     def test_every_bit_is_copied(self, make_harness: MakeHarness, format: PageFormat) -> None:
         """NaN payloads and signed zeros included."""
         for dtype, strided in product(self.dtypes, (False, True)):
@@ -37,7 +40,6 @@ class FormatTests(DeviceTests):
             harness.overwrite_pages()
             harness.save(segments)
 
-    @holds("Moved keys are rotated by the angle between the two positions:")
     def test_moved_keys_are_rotated(self, make_harness: MakeHarness, format: PageFormat) -> None:
         for dtype, strided in product(self.rotatable_dtypes, (False, True)):
             harness = make_harness(DeviceSetup(format=format, dtype=dtype, strided=strided, rotations=(Rotary(), None)))
@@ -53,44 +55,12 @@ class FormatTests(DeviceTests):
             harness.overwrite_pages()
             harness.save(segments)
 
-    @holds("The first item of the rotated part of a key; items outside it are not rotated.")
-    def test_only_the_last_part_of_the_keys_is_rotated(self, make_harness: MakeHarness, format: PageFormat) -> None:
-        """A joint latent has such keys."""
-        harness = make_harness(self.setup(format=format, key_dim=40, rotations=(Rotary(offset=32, neox=False),) * 2))
-        harness.load(harness.chunks(3, 60, source=500), skip_prefix_n_tokens=10)
-
-    def test_numbers_of_8_bits_may_be_kept_as_bytes(self, make_harness: MakeHarness, dtype_of_8_bits: str) -> None:
-        import torch
-
-        is_rotatable = dtype_of_8_bits in ROTATABLE_DTYPES
-        harness = make_harness(self.setup(dtype=dtype_of_8_bits, rotations=(Rotary() if is_rotatable else None, None)))
-        as_bytes = [replace(one, tensors=tuple(t.view(torch.uint8) for t in one.tensors)) for one in harness.layers]
-        harness.replace_device(self.create(), as_bytes)
-        harness.load(harness.chunks(3, 60, source=100 if is_rotatable else None))
-        harness.overwrite_pages()
-        harness.save(harness.chunks(3, 60))
-
-    @holds("Values too large for an 8-bit dtype saturate.")
-    def test_values_too_large_for_8_bits_saturate(self, make_harness: MakeHarness, dtype_of_8_bits: str) -> None:
-        import torch
-
-        if dtype_of_8_bits not in ROTATABLE_DTYPES:
-            return
-        harness = make_harness(self.setup(dtype=dtype_of_8_bits, rotations=(Rotary(width=12),)))
-        pages = harness.layers[0].tensors[0]
-        harness.arena[:] = torch.tensor(torch.finfo(pages.dtype).max).to(pages.dtype).view(torch.uint8).numpy()
-        pages.zero_()
-        harness.device.load([harness.segment(0, 20, source=300)], harness.block_ids).wait()
-        assert not pages.float().isnan().any() and not pages.float().isinf().any()
-
     def test_pages_of_all_layers_may_share_one_allocation(self, make_harness: MakeHarness, format: PageFormat) -> None:
         """Engines with several KV cache groups have such pages."""
-        import torch
-
         harness = make_harness(self.setup(format=format))
         shared = [torch.stack(alike, dim=1) for alike in zip(*(layer.tensors for layer in harness.layers), strict=True)]
         layers = [
-            replace(layer, tensors=tuple(one[:, at] for one in shared)) for at, layer in enumerate(harness.layers)
+            replace(layer, tensors=tuple(tensor[:, at] for tensor in shared)) for at, layer in enumerate(harness.layers)
         ]
         harness.replace_device(self.create(), layers)
         harness.start_load(harness.chunks(3, 60)).wait()
@@ -99,12 +69,32 @@ class FormatTests(DeviceTests):
                 tensor.copy_(view)
         harness.check()
 
+    @holds("Values are copied bit for bit, and so are keys that stay at their position")
+    def test_numbers_of_8_bits_may_be_kept_as_bytes(self, make_harness: MakeHarness) -> None:
+        for dtype in self.dtypes:
+            if ITEM_SIZES[dtype] > 1:
+                continue
+            rotation = Rotary() if dtype in self.rotatable_dtypes else None
+            harness = make_harness(self.setup(dtype=dtype, rotations=(rotation, None)))
+            as_bytes = [replace(one, tensors=tuple(t.view(torch.uint8) for t in one.tensors)) for one in harness.layers]
+            harness.replace_device(self.create(), as_bytes)
+            harness.load(harness.chunks(3, 60, source=100 if rotation else None))
+            harness.overwrite_pages()
+            harness.save(harness.chunks(3, 60))
 
-@holds("Moved keys are rotated by the angle between the two positions:")
-class RotationTests(DeviceTests):
-    def test_every_rotation(self, make_harness: MakeHarness, rotatable_dtype: str) -> None:
-        for rotary in ROTATIONS:
-            harness = make_harness(self.setup(dtype=rotatable_dtype, rotations=(rotary,)))
+    @holds("Values too large for an 8-bit dtype saturate.")
+    def test_values_too_large_for_8_bits_saturate(self, make_harness: MakeHarness) -> None:
+        for dtype in self.rotatable_dtypes:
+            if ITEM_SIZES[dtype] == 1:
+                harness = make_harness(self.setup(dtype=dtype, rotations=(Rotary(width=12),)))
+                pages = harness.layers[0].tensors[0].zero_()
+                harness.arena[:] = torch.tensor(torch.finfo(pages.dtype).max).to(pages.dtype).view(torch.uint8).numpy()
+                harness.device.load([harness.segment(0, 20, source=300)], harness.block_ids).wait()
+                assert pages.float().isfinite().all()
+
+    def test_every_rotation(self, make_harness: MakeHarness) -> None:
+        for rotary, dtype in zip(ROTATIONS, cycle(self.rotatable_dtypes), strict=False):
+            harness = make_harness(self.setup(dtype=dtype, rotations=(rotary,)))
             harness.load([harness.segment(3, 20, row=5, source=200), harness.segment(31, 50, shard=1, source=0)])
 
     def test_each_layer_has_its_own_rotation(self, make_harness: MakeHarness) -> None:
@@ -112,42 +102,29 @@ class RotationTests(DeviceTests):
         local, part = Rotary(width=12, base=500.0), Rotary(width=4, offset=8, neox=False)
         others = Rotary(width=4, offset=8), Rotary(width=4, offset=1), Rotary(width=4, offset=1, neox=False)
         harness = make_harness(self.setup(rotations=(local, None, Rotary(width=12), local, None, part, *others, local)))
-        harness.load(harness.chunks(3, 60, source=111), skip_prefix_n_tokens=7)
+        harness.load(harness.chunks(3, 60, source=111))
 
-    @holds("Values are copied bit for bit, and so are keys that stay at their position")
-    def test_moved_and_unmoved_segments_side_by_side(self, make_harness: MakeHarness) -> None:
+    def test_each_token_is_rotated_from_its_own_position(self, make_harness: MakeHarness) -> None:
+        """Also after a skipped prefix, and beside tokens that stay where they were."""
         harness = make_harness(self.setup(rotations=(Rotary(), None, Rotary(neox=False))))
-        harness.load(
-            [
-                harness.segment(3, 11, source=3),
-                harness.segment(11, 15, shard=1, source=12),
-                harness.segment(15, 17, shard=2, row=9, source=15),
-                harness.segment(17, 40, shard=3, source=16),
-            ]
-        )
-
-    def test_tokens_after_a_skipped_prefix_are_rotated_from_their_own_position(self, make_harness: MakeHarness) -> None:
-        harness = make_harness(self.setup(rotations=(Rotary(),)))
-        for skipped in (5, 26, 27, 40):
+        for skipped in (0, 5, 12, 16, 26):
             harness.overwrite_pages()
-            harness.load(harness.chunks(3, 60, source=500), skip_prefix_n_tokens=skipped)
+            harness.load(
+                [
+                    harness.segment(3, 11, source=3),
+                    harness.segment(11, 15, shard=1, source=12),
+                    harness.segment(15, 17, shard=2, row=9, source=15),
+                    harness.segment(17, 40, shard=3, source=500),
+                ],
+                skipped,
+            )
 
     def test_positions_up_to_the_last_row_of_the_table(self, make_harness: MakeHarness) -> None:
         for neox, positions in ((True, 140_000), (False, 140_000), (True, 60)):
             harness = make_harness(self.setup(rotations=(Rotary(width=8, neox=neox, positions=positions),)))
             harness.load([harness.segment(0, 20, source=positions - 20), harness.segment(50, 60, shard=1, source=0)])
 
-    @holds("Keys are not rotated, and ``source_start`` is ignored.")
-    def test_rotating_forth_and_back_stays_within_rounding(self, make_harness: MakeHarness) -> None:
-        """Loaded 100 further on, saved as they are, and loaded where they were: each step within its rounding."""
-        harness = make_harness(self.setup(rotations=(Rotary(), None), n_blocks=30))
-        harness.load([harness.segment(102, 120, source=2)])
-        harness.save([harness.segment(102, 120, shard=1, source=7)])
-        harness.load([harness.segment(2, 20, shard=1, source=102)])
-
     def test_a_table_may_be_part_of_a_wider_one(self, make_harness: MakeHarness) -> None:
-        import torch
-
         harness = make_harness(self.setup(rotations=(Rotary(width=12), Rotary(width=12))))
         table = Rotary(width=12).build().cos_sin
         wider = torch.cat([table, torch.full((len(table), 8), torch.nan)], dim=1).to(self.torch_type)

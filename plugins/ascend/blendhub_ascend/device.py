@@ -34,16 +34,11 @@ class AscendDevice(StreamDevice):
         self._fast_ops = options.fast_ops
         self._soc_version = soc_version
 
-    def attach(self, layers: Sequence[PagedLayer], block_size: int, layout: KVLayout) -> None:
-        if layout.dtype not in TYPES:
-            raise Unsupported(
-                f"device 'npu' does not support KV of {layout.dtype}; it supports {', '.join(TYPES)}: "
-                "leave out --kv-cache-dtype, and serve a model without quantised KV"
-            )
+    def _attach(self, layers: Sequence[PagedLayer], block_size: int, layout: KVLayout) -> None:
         for layer in layers:
             for tensor in layer.tensors:
                 _refuse_private_format(layer.name, tensor)
-        super().attach(layers, block_size, layout)
+        super()._attach(layers, block_size, layout)
 
     def _mover(self, pages: Pages, layout: KVLayout, block_size: int) -> PageMover:
         return PageMover(pages, layout, chip_of(self._soc_version()), self._fast_ops)

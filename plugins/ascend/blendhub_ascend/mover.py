@@ -60,26 +60,26 @@ class PageMover(Mover):
 
     def _rotate(self, keys: torch.Tensor, old: torch.Tensor, new: torch.Tensor, batch: Batch) -> None:
         """Rotate the keys in staging, in float32: layers that follow each other and rotate alike at once."""
-        known: dict[int, Angles] = {}
+        angles: dict[int, Angles] = {}
         rotations = [layer.rotation for layer in self._layers_of(batch)]
         end = 0
-        for _, alike in itertools.groupby(rotations, lambda one: one and (id(one.cos_sin), one.neox, one.offset)):
-            some = list(alike)
-            first, end = end, end + len(some)
-            rotation = some[0]
+        for _, alike in itertools.groupby(rotations, lambda turn: turn and (id(turn.cos_sin), turn.neox, turn.offset)):
+            group = list(alike)
+            start, end = end, end + len(group)
+            rotation = group[0]
             if rotation is None:
                 continue
             table = rotation.cos_sin
-            if id(table) not in known:
-                known[id(table)] = angles_between(table.index_select(0, old), table.index_select(0, new))
-            cos, sin = known[id(table)]
-            part = keys[first:end, ..., rotation.offset : rotation.offset + table.shape[1]]
-            one, other = pairs_of(part, rotation.neox)
+            if id(table) not in angles:
+                angles[id(table)] = angles_between(table.index_select(0, old), table.index_select(0, new))
+            cos, sin = angles[id(table)]
+            part = keys[start:end, ..., rotation.offset : rotation.offset + table.shape[1]]
+            first, second = pairs_of(part, rotation.neox)
             # Views of the keys themselves if these are float32, so nothing is written before all is computed.
-            before, after = one.float(), other.float()
-            before, after = before * cos - after * sin, after * cos + before * sin
-            one.copy_(before)
-            other.copy_(after)
+            one, other = first.float(), second.float()
+            one, other = one * cos - other * sin, other * cos + one * sin
+            first.copy_(one)
+            second.copy_(other)
 
 
 def _in_blocks(
@@ -93,7 +93,7 @@ def _in_blocks(
     for plane, rows in ((layer.keys, keys), (layer.values, values)):
         if not rows.shape[-1]:
             continue
-        pages, given, at = as_bits(plane), as_bits(rows), 0
+        pages, staged, at = as_bits(plane), as_bits(rows), 0
         for block, slot, count in batch.spans:
-            yield pages[block, slot : slot + count], given[at : at + count]
+            yield pages[block, slot : slot + count], staged[at : at + count]
             at += count

@@ -150,17 +150,17 @@ def _moves_the_right_bytes(operator: str, writes: bool, like: torch.Tensor) -> b
     half = range(size // 2, size) if writes else range((size + 1) // 2)
     slots = [*range(3 * size, 4 * size), *half]
     pages, rows = ([bits(*shape, *like.shape[2:]) for _ in range(2)] for shape in ((4, size), (len(slots),)))
-    there, given = ([one.to(like.device, copy=True) for one in some] for some in (pages, rows))
+    there, staged = ([one.to(like.device, copy=True) for one in some] for some in (pages, rows))
     numbers = [slots] if writes else [[3, 0], [size, len(half)]]
-    OPERATORS[operator](*given, *there, *(torch.tensor(some, dtype=torch.int32).to(like.device) for some in numbers))
+    OPERATORS[operator](*staged, *there, *(torch.tensor(some, dtype=torch.int32).to(like.device) for some in numbers))
     for plane, row in zip(pages, rows, strict=True):
         places = as_bits(plane).flatten(0, 1)
         if writes:
             places[slots] = as_bits(row)
         else:
             as_bits(row).copy_(places[slots])
-    expected, found = ([*pages, *rows], [*there, *given])
-    return all(torch.equal(as_bits(one), as_bits(other.cpu())) for one, other in zip(expected, found, strict=True))
+    expected, moved = ([*pages, *rows], [*there, *staged])
+    return all(torch.equal(as_bits(one), as_bits(other.cpu())) for one, other in zip(expected, moved, strict=True))
 
 
 def _reshape_and_cache(

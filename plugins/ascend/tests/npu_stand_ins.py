@@ -37,8 +37,8 @@ WIDE: dict[str, Any] = {"dtype": "bfloat16", "key_dim": 16, "value_dim": 16}
 class StandInNpu:
     """``torch_npu.npu``."""
 
-    def __init__(self, soc_version=A2):
-        self._soc_version = soc_version
+    def __init__(self, soc_version=A2, available=True):
+        self._soc_version, self._available = soc_version, available
         self._threads = threading.local()
         self._default = StandInStream(self)
 
@@ -52,7 +52,7 @@ class StandInNpu:
         return self._soc_version
 
     def is_available(self):
-        return True
+        return self._available
 
     def Event(self):
         return StandInEvent(self)
@@ -100,8 +100,8 @@ class StandInStream:
         self.events.append(event)
 
 
-def torch_npu_of(soc_version=A2):
-    return SimpleNamespace(npu=StandInNpu(soc_version))
+def torch_npu_of(soc_version=A2, available=True):
+    return SimpleNamespace(npu=StandInNpu(soc_version, available))
 
 
 class HostRuntime(AscendRuntime):
@@ -122,26 +122,20 @@ def aligned(nbytes):
 def device_on_npu_runtime(soc_version=A2, **options):
     """A device whose work all goes through the runtime for NPUs, with operators in place of those of this NPU."""
     torch_npu = torch_npu_of(soc_version)
-
-    def factory(chosen):
-        return AscendDevice(
-            chosen, lambda place: HostRuntime(place, torch_npu, chosen.fast_ops), torch_npu.npu.get_soc_version
-        )
-
-    return create_by_host(factory, options)
+    return _created(options, lambda place, chosen: HostRuntime(place, torch_npu, chosen.fast_ops), soc_version)
 
 
 def device_on(runtime=None, soc_version=A2, **options):
     """A device on a runtime that defers its work."""
+    return _created(options, lambda place, chosen: runtime or DeferredRuntime(), soc_version)
+
+
+def _created(options, runtime, soc_version):
+    """The device as a configuration makes it, but for the hardware that its own factory and its probe look for."""
 
     def factory(chosen):
-        return AscendDevice(chosen, lambda place: runtime or DeferredRuntime(), lambda: soc_version)
+        return AscendDevice(chosen, lambda place: runtime(place, chosen), lambda: soc_version)
 
-    return create_by_host(factory, options)
-
-
-def create_by_host(factory, options):
-    """The device as a configuration makes it, but for the hardware that its own factory and its probe look for."""
     host = host_of_device(blendhub_ascend, factory=factory, probe=available_everywhere)
     return host.create("device", "npu", options)
 

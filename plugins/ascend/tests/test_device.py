@@ -10,27 +10,9 @@ from msgspec.structs import replace
 
 from blendhub.core.errors import Unsupported
 from blendhub.testing.devices.device_harness import DeviceHarness, DeviceSetup, Rotary
-from plugins.ascend.tests.npu_stand_ins import A2, UNKNOWN, WIDE, HostRuntime, device_on, device_on_npu_runtime
+from plugins.ascend.tests.npu_stand_ins import A2, UNKNOWN, WIDE, device_on_npu_runtime
 
 SETUP = DeviceSetup(format="split", kv_heads=2, block_size=16, **WIDE)
-
-
-def test_three_streams_for_loads_and_for_saves_share_staging_mib(monkeypatch):
-    allocate, allocated = HostRuntime.allocate, []
-
-    def record(runtime, nbytes):
-        allocated.append(nbytes)
-        return allocate(runtime, nbytes)
-
-    monkeypatch.setattr(HostRuntime, "allocate", record)
-    DeviceHarness(device_on_npu_runtime(staging_mib=12), "cpu", SETUP).device.close()
-    assert len(allocated) == 6 and 11 * 2**20 < sum(allocated) <= 12 * 2**20
-
-
-@pytest.mark.parametrize("dtype", ["int8", "float8_e4m3"])
-def test_quantised_kv_is_refused_with_the_flag_that_causes_it(dtype):
-    with pytest.raises(Unsupported, match=rf"KV of {dtype}.*--kv-cache-dtype"):
-        DeviceHarness(device_on(), "cpu", replace(SETUP, dtype=dtype))
 
 
 def test_pages_in_a_private_format_are_refused(monkeypatch):
@@ -61,23 +43,4 @@ def test_layers_of_the_shape_of_vllm_ascend_s_pages(soc_version, neox, sizes):
     harness.load(harness.chunks(5, min(end, 5 * harness.layout.chunk_tokens), source=3000), 7)
     harness.overwrite_pages()
     harness.save(harness.chunks(5, min(end, 3 * harness.layout.chunk_tokens)))
-    harness.device.close()
-
-
-def test_a_view_of_a_larger_allocation_is_served_with_the_operators_too():
-    """vllm-ascend cuts pages out of memory at an address that is a multiple of 2 MiB."""
-    harness = DeviceHarness(device_on_npu_runtime(), "cpu", SETUP)
-    layers = []
-    for layer in harness.layers:
-        cut = [torch.cat([torch.zeros(512, dtype=one.dtype), one.flatten()])[512:] for one in layer.tensors]
-        tensors = tuple(one.view(like.shape) for one, like in zip(cut, layer.tensors, strict=True))
-        layers.append(replace(layer, tensors=tensors))
-    device = device_on_npu_runtime()
-    harness.replace_device(device, layers)
-    assert device._attached.groups[0].mover.operators.scatter is not None
-    harness.start_load(harness.chunks(0, 60)).wait()
-    for layer, given in zip(harness.layers, layers, strict=True):
-        for tensor, one in zip(layer.tensors, given.tensors, strict=True):
-            tensor.view(torch.int16).copy_(one.view(torch.int16))
-    harness.check()
     harness.device.close()

@@ -49,42 +49,33 @@ def test_the_list_of_plugins_says_which_operators_are_used_and_why_not(monkeypat
     assert copies == "copies go in batches"
 
 
-@pytest.mark.parametrize("module", ["torch", "torch_npu"])
-def test_a_missing_module_is_named_with_the_versions_that_go_together(monkeypatch, module):
-    found = probed(monkeypatch, missing=[module])
-    assert found.reason == f"{module} is not installed"
-    assert found.command == "pip install torch==2.10.0 torch_npu==2.10.0.post4"
-
-
-def test_without_a_driver_nothing_is_imported(monkeypatch):
-    found = probed(monkeypatch, driver=False, imports=failing(AssertionError("imported")))
-    assert "no driver of an Ascend NPU" in found.reason and found.command == "npu-smi info"
+MISSING_LIBRARY = ImportError("libhccl.so: cannot open shared object file: No such file or directory")
+TORCH_ITSELF = RuntimeError("Failed to load the backend extension: torch_npu. libascendcl.so: cannot open\n object")
+OTHER_TORCH = RuntimeError("torch_npu 2.10.0 does not match torch 2.13.0")
+SET_ENV = "source /usr/local/Ascend/ascend-toolkit/set_env.sh"
+VERSIONS = "pip install torch==2.10.0 torch_npu==2.10.0.post4"
 
 
 @pytest.mark.parametrize(
-    "error",
+    "circumstances, reason, command",
     [
-        ImportError("libhccl.so: cannot open shared object file: No such file or directory"),
-        RuntimeError("Failed to load the backend extension: torch_npu. libascendcl.so: cannot open\n shared object"),
+        ({"missing": ["torch"]}, "torch is not installed", VERSIONS),
+        ({"missing": ["torch_npu"]}, "torch_npu is not installed", VERSIONS),
+        (
+            {"driver": False, "imports": failing(AssertionError("imported"))},
+            "no driver of an Ascend NPU",
+            "npu-smi info",
+        ),
+        ({"imports": failing(MISSING_LIBRARY)}, "libhccl.so: cannot open shared object file", SET_ENV),
+        ({"imports": failing(MISSING_LIBRARY)}, "TORCH_DEVICE_BACKEND_AUTOLOAD=0", SET_ENV),
+        ({"imports": failing(TORCH_ITSELF)}, "libascendcl.so: cannot open object", SET_ENV),
+        ({"imports": failing(OTHER_TORCH)}, "does not match torch 2.13.0", VERSIONS),
+        ({"imports": lambda name: torch_npu_of(available=False)}, "finds no NPU", "npu-smi info"),
     ],
-    ids=["torch_npu", "torch itself, which loads torch_npu"],
 )
-def test_missing_libraries_of_cann_are_named_with_both_ways_out(monkeypatch, error):
-    found = probed(monkeypatch, imports=failing(error))
-    assert " ".join(str(error).split()) in found.reason and "TORCH_DEVICE_BACKEND_AUTOLOAD=0" in found.reason
-    assert found.command == "source /usr/local/Ascend/ascend-toolkit/set_env.sh"
-
-
-def test_a_torch_npu_for_another_torch_is_named_with_the_versions_that_go_together(monkeypatch):
-    found = probed(monkeypatch, imports=failing(RuntimeError("torch_npu 2.10.0 does not match torch 2.13.0")))
-    assert "does not match torch 2.13.0" in found.reason and "torch==2.10.0" in found.command
-
-
-def test_no_npu_is_named(monkeypatch):
-    torch_npu = torch_npu_of()
-    torch_npu.npu.is_available = lambda: False
-    found = probed(monkeypatch, imports=lambda name: torch_npu)
-    assert "finds no NPU" in found.reason and found.command == "npu-smi info"
+def test_why_there_is_no_npu_and_what_changes_it(monkeypatch, circumstances, reason, command):
+    unavailable = probed(monkeypatch, **circumstances)
+    assert reason in unavailable.reason and unavailable.command == command
 
 
 def test_listing_and_importing_the_device_imports_neither_torch_npu_nor_torch():

@@ -3,7 +3,6 @@
 import ctypes
 import logging
 import mmap
-import threading
 import time
 
 import numpy as np
@@ -32,17 +31,6 @@ def runtime_of(batch_copies=True):
     runtime = HostRuntime(CPU, torch_npu_of(), batch_copies)
     runtime.enter()
     return runtime
-
-
-def test_a_thread_sets_its_device_once(monkeypatch):
-    places = []
-    monkeypatch.setattr(StandInNpu, "set_device", lambda npu, place: places.append((threading.get_ident(), place)))
-    runtime = HostRuntime(CPU, torch_npu_of(), batch_copies=True)
-    for number in range(3):
-        thread = threading.Thread(target=lambda: [runtime.enter() for _ in range(2)])
-        thread.start()
-        thread.join()
-        assert len(places) == number + 1 and places[-1] == (thread.ident, CPU)
 
 
 def test_kernels_run_in_the_stream_and_after_its_copies():

@@ -13,21 +13,9 @@ import numpy.typing as npt
 import torch
 
 from blendhub.contracts import ArenaProgress, Device, PagedLayer, Rotation, Segment, Transfer
-from blendhub.core.errors import InvalidInput, Unsupported
+from blendhub.core.errors import Unsupported
 from blendhub.core.layout import KVLayout
-from blendhub.devices import (
-    TENSOR_TYPES,
-    Angles,
-    Bounds,
-    after_prefix,
-    angles_between,
-    check_arena,
-    check_chunks,
-    check_writable,
-    group_at,
-    pairs_of,
-    read_pages,
-)
+from blendhub.devices import Angles, angles_between, pairs_of, read_pages, torch_type
 from blendhub_cpu import CpuOptions
 
 BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
@@ -55,12 +43,12 @@ class Plane(NamedTuple):
         """Indices of the pages, and which rows belong there."""
         if not places.ranges:
             yield self._at(*places.entries), slice(None)
-        for one in places.ranges:
-            if self.pages.ndim == 4 or one.slots == slice(None):
-                yield (one.blocks, one.slots), one.rows
+        for part in places.ranges:
+            if self.pages.ndim == 4 or part.slots == slice(None):
+                yield (part.blocks, part.slots), part.rows
             else:
-                blocks, slots = (entries[one.rows] for entries in places.entries)
-                yield self._at(blocks, slots), one.rows
+                blocks, slots = (entries[part.rows] for entries in places.entries)
+                yield self._at(blocks, slots), part.rows
 
     def shape_at(self, index: Any) -> tuple[int, ...]:
         """The shape of the pages at an index."""
@@ -81,7 +69,6 @@ class Group(NamedTuple):
     planes: Sequence[Plane]
     layout: KVLayout
     block_size: int
-    bounds: Bounds
 
 
 class Range(NamedTuple):
@@ -115,22 +102,15 @@ class CpuDevice(Device):
     def __init__(self, options: CpuOptions) -> None:
         self.block_tokens = options.block_tokens
         self._groups: list[Group] = []
-        self._arena: npt.NDArray[np.uint8] | None = None
-        self._arena_tensor: torch.Tensor | None = None
-        self._closed = False
+        self._arena = torch.empty(0, dtype=torch.uint8)
 
-    @torch.inference_mode(False)  # tensors that are made inside of it could not be written outside of it
-    def attach(self, layers: Sequence[PagedLayer], block_size: int, layout: KVLayout) -> None:
-        if self._closed:
-            raise InvalidInput("this device is closed; create another one")
-        pages = read_pages(layers, block_size, layout, self.formats)
+    def _attach(self, layers: Sequence[PagedLayer], block_size: int, layout: KVLayout) -> None:
+        pages = read_pages(layers, block_size, layout)
         if pages.place.type != "cpu":
             raise Unsupported(
                 f"the pages lie on {pages.place}, but device 'cpu' supports only pages in host memory; "
                 "choose another device"
             )
-        if self._groups:
-            check_chunks(layout, self._groups[0].layout)
         planes: list[Plane] = []
         for index, layer in enumerate(pages.layers):
             keys, values = (
@@ -139,67 +119,45 @@ class CpuDevice(Device):
             planes.append(Plane(keys, layout.keys_at(index), layout.key_row_bytes, layer.rotation))
             if layout.value_dim:
                 planes.append(Plane(values, layout.values_at(index), layout.value_row_bytes, None))
-        self._groups.append(Group(planes, layout, block_size, Bounds(layout, block_size, pages)))
+        self._groups.append(Group(planes, layout, block_size))
 
-    @torch.inference_mode(False)
-    def pin(self, arena: npt.NDArray[np.uint8], progress: Callable[[], ArenaProgress] | None = None) -> None:
-        if self._closed:
-            raise InvalidInput("this device is closed; create another one")
-        check_arena(arena)
+    def _pin(self, arena: npt.NDArray[np.uint8], progress: Callable[[], ArenaProgress] | None) -> None:
         with warnings.catch_warnings():
             # torch has no read-only tensors; saves to such an arena are refused.
             warnings.simplefilter("ignore", UserWarning)
-            self._arena, self._arena_tensor = arena, torch.from_numpy(arena)
+            self._arena = torch.from_numpy(arena)
 
-    def load(
-        self,
-        segments: Sequence[Segment],
-        block_ids: npt.NDArray[np.int64],
-        skip_prefix_n_tokens: int = 0,
-        group: int = 0,
-    ) -> Transfer:
-        arena, one_group = self._checked(segments, block_ids, group)
-        one_group.bounds.check_load(segments, skip_prefix_n_tokens)
-        dtype = TENSOR_TYPES[one_group.layout.dtype][0]
-        for segment in after_prefix(segments, skip_prefix_n_tokens):
-            places = _places(segment, block_ids, one_group.block_size)
-            known: dict[int, Angles] = {}
-            for plane in one_group.planes:
-                rows = _rows(arena, plane, segment)
+    def _load(self, segments: Sequence[Segment], block_ids: npt.NDArray[np.int64], group: int) -> Transfer:
+        planes, layout, block_size = self._groups[group]
+        dtype = torch_type(layout.dtype)
+        for segment in segments:
+            places = _places(segment, block_ids, block_size)
+            angles: dict[int, Angles] = {}
+            for plane in planes:
+                rows = _rows(self._arena, plane, segment)
                 if plane.rotation and segment.source_start != segment.span.start:
                     table = plane.rotation.cos_sin
-                    if id(table) not in known:
+                    if id(table) not in angles:
                         old, new = (table[at : at + len(rows)] for at in (segment.source_start, segment.span.start))
-                        known[id(table)] = angles_between(old, new)
-                    rows = _rotated(rows.view(dtype), plane.rotation, known[id(table)]).view(rows.dtype)
+                        angles[id(table)] = angles_between(old, new)
+                    rows = _rotated(rows.view(dtype), plane.rotation, angles[id(table)]).view(rows.dtype)
                 for at, part in plane.parts(places):
                     plane.pages[at] = rows[part].view(plane.shape_at(at))
         return FinishedTransfer()
 
-    def save(self, segments: Sequence[Segment], block_ids: npt.NDArray[np.int64], group: int = 0) -> Transfer:
-        arena, one_group = self._checked(segments, block_ids, group, writes=True)
-        for segment in after_prefix(segments, 0):
-            places = _places(segment, block_ids, one_group.block_size)
-            for plane in one_group.planes:
-                rows = _rows(arena, plane, segment)
+    def _save(self, segments: Sequence[Segment], block_ids: npt.NDArray[np.int64], group: int) -> Transfer:
+        planes, _, block_size = self._groups[group]
+        for segment in segments:
+            places = _places(segment, block_ids, block_size)
+            for plane in planes:
+                rows = _rows(self._arena, plane, segment)
                 for at, part in plane.parts(places):
                     rows[part].view(plane.shape_at(at)).copy_(plane.pages[at])
         return FinishedTransfer()
 
-    def close(self) -> None:
-        self._groups, self._arena, self._arena_tensor, self._closed = [], None, None, True
-
-    def _checked(
-        self, segments: Sequence[Segment], block_ids: npt.NDArray[np.int64], number: int, *, writes: bool = False
-    ) -> tuple[torch.Tensor, Group]:
-        if not self._groups or self._arena is None or self._arena_tensor is None:
-            problem = "is closed" if self._closed else "needs attach and pin before it can copy"
-            raise InvalidInput(f"device 'cpu' {problem}")
-        group = group_at(self._groups, number)
-        group.bounds.check(segments, block_ids, self._arena.size)
-        if writes:
-            check_writable(self._arena)
-        return self._arena_tensor, group
+    def _close(self) -> None:
+        self._groups.clear()
+        self._arena = self._arena[:0].clone()
 
 
 def _places(segment: Segment, block_ids: npt.NDArray[np.int64], block_size: int) -> Places:
@@ -240,10 +198,10 @@ def _rotated(keys: torch.Tensor, rotation: Rotation, angles: Angles) -> torch.Te
     part = slice(rotation.offset, rotation.offset + rotation.cos_sin.shape[1])
     numbers, (cos, sin) = keys[..., part].float(), angles
     rotated = torch.empty_like(numbers)
-    one, other = pairs_of(numbers, rotation.neox)
-    first, second = pairs_of(rotated, rotation.neox)
-    torch.mul(one, cos, out=first).addcmul_(other, sin, value=-1)
-    torch.mul(other, cos, out=second).addcmul_(one, sin)
+    first, second = pairs_of(numbers, rotation.neox)
+    new_first, new_second = pairs_of(rotated, rotation.neox)
+    torch.mul(first, cos, out=new_first).addcmul_(second, sin, value=-1)
+    torch.mul(second, cos, out=new_second).addcmul_(first, sin)
     if keys.itemsize == 1:
         # Beyond it, a large key would become NaN, and with it all attention to that key.
         largest = torch.finfo(keys.dtype).max

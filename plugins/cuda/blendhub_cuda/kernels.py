@@ -1,7 +1,7 @@
 """The kernel that copies between rows of the arena, or of staging, and blocks of pages: all layers, keys and values.
 
 It gets addresses, because one launch serves the tensors of all layers. Nothing is checked here: what reaches the
-kernel was checked by :mod:`blendhub.devices`.
+kernel was checked by :class:`blendhub.contracts.Device`.
 
 A program copies one tile, at most ``TOKENS`` tokens of a batch, of one layer's keys or values. The masks keep it from
 everything else, and tokens that are skipped are in no batch, so they are never touched.
@@ -65,10 +65,10 @@ def _rotate_neox(
     for head in tl.range(0, HEADS):
         source = sources + head * source_head + columns
         target = targets + head * target_head + columns
-        one = decode(tl.load(tl.multiple_of(source, (1, ALIGN)), mask=mask, other=0), DTYPE)
-        other = decode(tl.load(tl.multiple_of(source + half, (1, ALIGN)), mask=mask, other=0), DTYPE)
-        tl.store(tl.multiple_of(target, (1, ALIGN)), encode(one * cos - other * sin, DTYPE), mask=mask)
-        tl.store(tl.multiple_of(target + half, (1, ALIGN)), encode(other * cos + one * sin, DTYPE), mask=mask)
+        first = decode(tl.load(tl.multiple_of(source, (1, ALIGN)), mask=mask, other=0), DTYPE)
+        second = decode(tl.load(tl.multiple_of(source + half, (1, ALIGN)), mask=mask, other=0), DTYPE)
+        tl.store(tl.multiple_of(target, (1, ALIGN)), encode(first * cos - second * sin, DTYPE), mask=mask)
+        tl.store(tl.multiple_of(target + half, (1, ALIGN)), encode(second * cos + first * sin, DTYPE), mask=mask)
 
 
 @triton.jit
@@ -94,8 +94,8 @@ def _rotate_interleaved(
         source = sources + head * source_head + columns
         target = targets + head * target_head + columns
         numbers = decode(tl.load(tl.multiple_of(source, (1, ALIGN)), mask=mask, other=0), DTYPE)
-        one, other = tl.split(tl.reshape(numbers, (TOKENS, HALF_COLUMNS, 2)))
-        rotated = tl.join(one * cos - other * sin, other * cos + one * sin)
+        first, second = tl.split(tl.reshape(numbers, (TOKENS, HALF_COLUMNS, 2)))
+        rotated = tl.join(first * cos - second * sin, second * cos + first * sin)
         items = encode(tl.reshape(rotated, (TOKENS, 2 * HALF_COLUMNS)), DTYPE)
         tl.store(tl.multiple_of(target, (1, ALIGN)), items, mask=mask)
 

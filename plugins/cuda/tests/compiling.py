@@ -1,23 +1,26 @@
-"""Compiles the kernel as a device launches it, for GPUs that need not be present. test_compiling.py runs it.
+"""Compiles kernels as a device launches them, for GPUs that need not be present: ``python compiling.py KERNEL``.
 
-Prints as JSON, by case, target and direction, the number of memory accesses of each size.
+Prints as JSON, by case, target and kernel: the shared memory that a program takes, and how many memory accesses of each
+size it has. It is another process than that of tests, which has the interpreter's kernels.
 """
 
 import json
 import re
+import sys
 from collections import Counter
 from typing import Any
 
 import torch
 import triton
-from blendhub_cuda import CudaOptions, kernels
+from blendhub_cuda import CudaOptions, attention, attention_kernel, kernels
 from blendhub_cuda.device import CudaDevice
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from blendhub.contracts import PagedLayer, Rotation
+from blendhub.contracts import AttentionRules, PagedLayer, PageFormat, Rotation
 from blendhub.core.layout import KVLayout
-from blendhub.testing.device_reference import torch_type
+from blendhub.devices import torch_type
+from blendhub.testing.device_reference import page_shapes
 from blendhub.testing.devices.deferred import DeferredRuntime
 
 TARGETS = {
@@ -25,48 +28,91 @@ TARGETS = {
     "sm_90": GPUTarget("cuda", 90, 32),
     "gfx942": GPUTarget("hip", "gfx942", 64),
 }
-COPY_TOKENS = kernels.copy_tokens
+COPY_TOKENS, ATTEND_CHOSEN = kernels.copy_tokens, attention_kernel.attend_chosen
+SINKS = torch.zeros(64, dtype=torch.bfloat16)
+ATTENTIONS: dict[str, tuple[int, int, str, AttentionRules]] = {
+    "GQA 4": (8, 128, "bfloat16", AttentionRules(32, 0.1)),
+    "GQA 8, window, soft cap and sinks": (8, 64, "bfloat16", AttentionRules(64, 0.1, 128, None, 30.0, SINKS)),
+    "chunks": (8, 128, "bfloat16", AttentionRules(40, 0.1, chunk=8192)),
+    "8 bits": (8, 128, "float8_e4m3", AttentionRules(32, 0.1)),
+    "MLA": (1, 576, "bfloat16", AttentionRules(128, 0.1, latent=512)),
+    "wide heads": (2, 256, "bfloat16", AttentionRules(8, 0.1)),
+}
+"""Heads of keys, their width, the dtype in the pages, and the rules of a layer."""
+TYPES = {torch.bfloat16: "*bf16", torch.int32: "*i32", torch.int8: "*i8"}
 
 
 class Compiling:
-    """Compiles a kernel instead of running it. Takes its place."""
+    """Takes the place of a kernel: compiles what would be launched."""
 
-    def __init__(self, kernel: Any) -> None:
-        self.kernel = kernel
-        self.accesses: dict[str, dict[str, dict[int, int]]] = {}
+    def __init__(self, kernel: Any, targets: list[str]) -> None:
+        self.kernel, self.targets = kernel, targets
+        self.made: dict[str, dict[str, Any]] = {target: {} for target in targets}
 
-    def __getitem__(self, grid: tuple[int, int, int]) -> Any:
-        return self.run
+    def __getitem__(self, grid: Any) -> Any:
+        return self.compile
 
-    def run(self, *given: int, **constants: Any) -> None:
+    def compile(self, *given: Any, **constants: Any) -> None:
+        options = {name: constants.pop(name) for name in ("num_warps", "num_stages") if name in constants}
         names = self.kernel.arg_names
-        signature = dict.fromkeys(names[: len(given)], "i64") | dict.fromkeys(constants, "constexpr")
+        signature = {name: _type(value) for name, value in zip(names, given, strict=False)}
+        signature |= dict.fromkeys(constants, "constexpr")
         values = {(names.index(name),): value for name, value in constants.items()}
-        for name, target in TARGETS.items():
-            made = triton.compile(ASTSource(self.kernel, signature, constexprs=values), target=target)
-            direction = "load" if constants["TO_PAGES"] else "save"
-            self.accesses.setdefault(name, {})[direction] = accesses(made.asm.get("ptx", ""))
+        for target in self.targets:
+            source = ASTSource(self.kernel, signature, constexprs=values)
+            kernel = triton.compile(source, target=TARGETS[target], options=options)
+            what = {True: "load", False: "save", None: "attend"}[constants.get("TO_PAGES")]
+            self.made[target][what] = {
+                "shared": kernel.metadata.shared,
+                "accesses": _accesses(kernel.asm.get("ptx", "")),
+            }
 
 
-def accesses(ptx: str) -> dict[int, int]:
+def _type(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return TYPES[value.dtype]
+    return "fp32" if isinstance(value, float) else "i64"
+
+
+def _accesses(ptx: str) -> dict[int, int]:
     """The number of a kernel's loads and stores of each size in bytes, without loads of single words of its tables."""
     found = re.findall(r"(?:ld|st)\.global(?:\.v(\d))?\.b(\d+)", ptx)
     words = ("", "64"), ("", "32")
     return dict(Counter(int(many or 1) * int(bits) // 8 for many, bits in found if (many, bits) not in words))
 
 
-def compiled(dtype: str, neox: bool) -> dict[str, dict[str, dict[int, int]]]:
-    """The accesses of the kernel for a model with 8 heads of 128 items, as large models have."""
-    layout = KVLayout(layers=2, kv_heads=8, key_dim=128, value_dim=128, dtype=dtype, chunk_tokens=256)
-    rotation = Rotation(torch.ones(1024, 128), neox)
-    pages = [torch.zeros(40, 8, 16, 256).to(torch_type(dtype)) for _ in range(layout.layers)]
-    compiling = kernels.copy_tokens = Compiling(COPY_TOKENS)
-    device = CudaDevice(CudaOptions(), lambda device: DeferredRuntime())
-    device.attach([PagedLayer("layer", "packed_heads", (one,), rotation) for one in pages], 16, layout)
-    device.close()
-    return compiling.accesses
+def copies(dtype: str, neox: bool) -> Any:
+    """For a model with 8 heads of 128 items, as large models have."""
+    kernels.copy_tokens = compiling = Compiling(COPY_TOKENS, list(TARGETS))
+    _attach(
+        KVLayout(layers=2, kv_heads=8, key_dim=128, value_dim=128, dtype=dtype), Rotation(torch.ones(1024, 128), neox)
+    )
+    return compiling.made
+
+
+def attentions(heads: int, width: int, dtype: str, rules: AttentionRules) -> Any:
+    kernels.copy_tokens = Compiling(COPY_TOKENS, [])
+    compiling = Compiling(ATTEND_CHOSEN, ["sm_80", "sm_90"])
+    setattr(attention, "attend_chosen", compiling)  # noqa: B010
+    value_dim = 0 if rules.latent else width
+    device = _attach(KVLayout(layers=1, kv_heads=heads, key_dim=width, value_dim=value_dim, dtype=dtype))
+    device.attention([rules], torch.bfloat16)
+    return compiling.made
+
+
+def _attach(layout: KVLayout, rotation: Rotation | None = None) -> CudaDevice:
+    format: PageFormat = "packed_heads" if layout.value_dim else "latent"
+    pages = [
+        torch.zeros(*page_shapes(format, 40, 16, layout)).to(torch_type(layout.dtype)) for _ in range(layout.layers)
+    ]
+    device = CudaDevice(CudaOptions(), lambda place: DeferredRuntime())
+    device.attach([PagedLayer("layer", format, (one,), rotation) for one in pages], 16, layout)
+    return device
 
 
 if __name__ == "__main__":
-    cases = [("bfloat16", True), ("float8_e4m3", False)]
-    print(json.dumps({f"{dtype} {neox}": compiled(dtype, neox) for dtype, neox in cases}))
+    if sys.argv[1] == "copy_tokens":
+        made = {f"{dtype} {neox}": copies(dtype, neox) for dtype, neox in (("bfloat16", True), ("float8_e4m3", False))}
+    else:
+        made = {case: attentions(*given) for case, given in ATTENTIONS.items()}
+    print(json.dumps(made))

@@ -1,11 +1,7 @@
 """The kernel of attention for chosen tokens, beyond what the conformance suite asks: shapes, and how full tiles are."""
 
-import json
-import os
-import subprocess
-import sys
+from contextlib import closing
 from itertools import product
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,11 +10,19 @@ from blendhub_cuda import CudaOptions
 from blendhub_cuda.attention import tile_shape, tiles_of
 from blendhub_cuda.device import CudaDevice
 from blendhub_cuda.runtime import CudaRuntime
+from msgspec.structs import replace
 
 from blendhub.contracts import AttentionRules
 from blendhub.core.errors import Unsupported
-from blendhub.core.layout import KVLayout
-from blendhub.testing.devices.attending import LATENT, RULES, AttentionCase, spread_out
+from blendhub.testing.devices.attending import (
+    LATENT,
+    LAYOUT,
+    PAGES,
+    RULES,
+    AttentionPages,
+    check_attention,
+    spread_out,
+)
 from blendhub.testing.devices.deferred import DeferredRuntime
 
 N = 32_768
@@ -26,45 +30,35 @@ HAS_GPU = torch.cuda.is_available()
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture
-def device():
-    device = CudaDevice(CudaOptions(), CudaRuntime if HAS_GPU else lambda device: DeferredRuntime())
-    yield device
-    device.close()
-
-
-def check(device, chosen, rules=RULES, **how):
-    AttentionCase(device, "cuda" if HAS_GPU else "cpu", chosen, rules, **how).check()
-
-
-def layout_of(width, value_width=64):
-    return KVLayout(layers=1, kv_heads=2, key_dim=width, value_dim=value_width, dtype="float32", chunk_tokens=16)
+def check(chosen, rules=RULES, pages=PAGES, dtype=torch.float32):
+    runtime, place = (CudaRuntime, "cuda") if HAS_GPU else (lambda place: DeferredRuntime(), "cpu")
+    with closing(CudaDevice(CudaOptions(), runtime)) as device:
+        check_attention(device, place, chosen, rules, pages, dtype)
 
 
 @pytest.mark.parametrize("group, width", [*product([1, 3, 4, 16], [64, 96, 128])])
-def test_heads_share_keys(group, width, device):
-    check(device, [spread_out(20, 130)], AttentionRules(2 * group, 0.2), layout=layout_of(width))
+def test_heads_share_keys(group, width):
+    pages = AttentionPages(replace(LAYOUT, key_dim=width))
+    check([spread_out(20, 130)], AttentionRules(2 * group, 0.2), pages)
 
 
-def test_values_may_be_narrower_than_keys(device):
-    check(device, [spread_out(20, 130)], layout=layout_of(64, 32), block_size=128)
+def test_values_may_be_narrower_than_keys():
+    check([spread_out(20, 130)], pages=AttentionPages(replace(LAYOUT, value_dim=32), block_size=128))
 
 
 # Triton's interpreter multiplies the bits of bfloat16 as integers.
-@pytest.mark.parametrize("dtype", [torch.float16, *([torch.bfloat16] if HAS_GPU else [])])
-def test_half_precision(dtype, device):
-    name = "bfloat16" if dtype is torch.bfloat16 else "float16"
-    layout = KVLayout(layers=1, kv_heads=2, key_dim=64, value_dim=64, dtype=name, chunk_tokens=16)
-    check(device, [spread_out(40, 150)], layout=layout, dtype=dtype)
+@pytest.mark.parametrize("dtype", ["float16", *(["bfloat16"] if HAS_GPU else [])])
+def test_half_precision(dtype):
+    check([spread_out(40, 150)], pages=AttentionPages(replace(LAYOUT, dtype=dtype)), dtype=getattr(torch, dtype))
 
 
-def test_a_latent_may_have_more_heads_than_a_tile_has_rows(device):
-    check(device, [spread_out(3, 70)], AttentionRules(130, 0.04, latent=512), layout=LATENT, format="latent")
+def test_a_latent_may_have_more_heads_than_a_tile_has_rows():
+    check([spread_out(3, 70)], AttentionRules(130, 0.04, latent=512), AttentionPages(LATENT, "latent"))
 
 
-def test_a_latent_of_another_width_is_refused_with_a_sentence(device):
+def test_a_latent_of_another_width_is_refused_with_a_sentence():
     with pytest.raises(Unsupported, match="no kernel for values of 448 items of 576"):
-        check(device, [[0]], AttentionRules(16, 0.04, latent=448), layout=LATENT, format="latent")
+        check([[0]], AttentionRules(16, 0.04, latent=448), AttentionPages(LATENT, "latent"))
 
 
 def tiles_of_spans(length, shape):
@@ -91,15 +85,3 @@ def test_latents_are_read_less_than_the_keys_and_values_of_a_full_prefill(heads,
     tiles = tiles_of_spans(length, shape)
     ours = 576 * int((tiles[:, 4] + 1).sum()) * -(-heads // shape.heads)
     assert ours / (heads * (192 + 128) * sum(range(128, N + 1, 128))) <= 0.6
-
-
-@pytest.mark.long
-def test_the_kernel_compiles_and_fits_into_the_memory_of_a_gpu(tmp_path):
-    """In another process, because this one has the interpreter's kernel: it accepts code that the compiler refuses."""
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment |= {"TRITON_CACHE_DIR": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
-    script = Path(__file__).parent / "compiling_attention.py"
-    done = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    for case, shared in json.loads(done.stdout).items():
-        assert shared["sm_80"] <= 163 * 1024 and shared["sm_90"] <= 227 * 1024, case

@@ -1,90 +1,21 @@
 """Options and errors of the CUDA device that the contract does not cover."""
 
 import ctypes
-import threading
 from typing import Any
 
 import blendhub_cuda
-import msgspec
-import numpy as np
 import pytest
 import torch
 from blendhub_cuda import CudaOptions
 from blendhub_cuda.device import CudaDevice
 from blendhub_cuda.runtime import CudaRuntime, kernels_use_host_addresses
+from msgspec.structs import replace
 
-from blendhub.core.errors import InvalidInput, Unsupported
-from blendhub.devices import stream_device
+from blendhub.core.errors import Unsupported
 from blendhub.testing.devices.deferred import DeferredRuntime
 from blendhub.testing.devices.device_harness import DeviceHarness, DeviceSetup, Rotary
 
 HAS_GPU = torch.cuda.is_available()
-DEVICE = "cuda" if HAS_GPU else "cpu"
-RUNTIME = CudaRuntime if HAS_GPU else DeferredRuntime
-
-replace = msgspec.structs.replace
-
-
-def device_of(**options):
-    return CudaDevice(CudaOptions(**options), CudaRuntime if HAS_GPU else lambda device: DeferredRuntime())
-
-
-def harness_of(setup=None, **options):
-    return DeviceHarness(device_of(**options), DEVICE, setup or DeviceSetup())
-
-
-@pytest.fixture
-def harness():
-    made = harness_of()
-    yield made
-    made.device.close()
-
-
-def test_device_memory_is_bounded_by_staging_mib(monkeypatch):
-    allocate, allocated = RUNTIME.allocate, []
-
-    def record(runtime, nbytes):
-        allocated.append(nbytes)
-        return allocate(runtime, nbytes)
-
-    monkeypatch.setattr(RUNTIME, "allocate", record)
-    harness = harness_of()
-    assert 0 < sum(allocated) <= 192 * 2**20
-    harness.device.wait_until_pinned()
-    assert harness.device._arena.is_pinned(harness.arena.size)
-    harness.device.close()
-
-
-def test_the_error_about_too_little_staging_names_a_sufficient_value():
-    setup = DeviceSetup(chunk_tokens=256)
-    with pytest.raises(InvalidInput, match=r"staging_mib = 0\.1 is too little.*set it to") as raised:
-        harness_of(setup, staging_mib=0.1)
-    enough = float(str(raised.value).split("set it to ")[1].split()[0])
-    harness = harness_of(setup, staging_mib=enough)
-    harness.load(harness.chunks(0, 80))
-    harness.device.close()
-
-
-def test_an_arena_may_come_before_the_pages_and_lie_anywhere(harness):
-    device = device_of()
-    harness.arena = np.concatenate([np.zeros(1, np.uint8), harness.arena])[1:]
-    device.pin(harness.arena)
-    device.attach(harness.layers, harness.setup.block_size, harness.layout)
-    harness.device.close()
-    harness.device = device
-    harness.load(harness.chunks(3, 60))
-
-
-def test_a_thread_sets_its_gpu_once(monkeypatch):
-    """A thread that did not would occupy half a GiB of the first GPU."""
-    places = []
-    monkeypatch.setattr(torch.cuda, "set_device", places.append)
-    runtime, gpu = CudaRuntime(torch.device("cuda", 3)), torch.device("cuda", 3)
-    for number in (1, 2):
-        thread = threading.Thread(target=lambda: [runtime.enter() for _ in range(2)])
-        thread.start()
-        thread.join()
-        assert places == [gpu] * number
 
 
 class Driver:
@@ -118,31 +49,6 @@ def test_pages_that_are_not_on_a_gpu_are_refused():
         DeviceHarness(CudaDevice(CudaOptions()), "cpu", DeviceSetup())
 
 
-def test_more_slots_than_32_bits_number_are_refused(monkeypatch):
-    monkeypatch.setattr(stream_device, "MAX_SLOTS", 13 * 8)
-    with pytest.raises(Unsupported, match="13 blocks of 8 tokens are too many"):
-        harness_of()
-
-
-@pytest.mark.parametrize("dtype, offset", [("bfloat16", 0), ("float8_e4m3", 64)])
-def test_aligned_pages_of_a_real_model_s_widths(dtype, offset):
-    """These widths allow accesses of 16 bytes; the widths of the other tests do not."""
-    rotations = (
-        Rotary(width=64, offset=offset),
-        Rotary(width=128),
-        Rotary(width=64, offset=offset, neox=False),
-    )
-    wide = DeviceSetup(kv_heads=2, key_dim=128, value_dim=128, block_size=16, chunk_tokens=32, n_blocks=8)
-    harness = harness_of(replace(wide, dtype=dtype, rotations=rotations))
-    segments = [
-        replace(one, shard=number * harness.layout.shard_bytes) for number, one in enumerate(harness.chunks(3, 80))
-    ]
-    harness.load([replace(one, source_start=one.span.start + 200) for one in segments], skip_prefix_n_tokens=7)
-    harness.overwrite_pages()
-    harness.save(segments)
-    harness.device.close()
-
-
 @pytest.mark.parametrize(
     "cuda, hip, reason, command",
     [
@@ -161,3 +67,20 @@ def test_the_probe_explains_why_the_device_is_unavailable(monkeypatch, cuda, hip
     (spec,) = blendhub_cuda.blendhub_devices()
     unavailable = spec.probe()
     assert reason in unavailable.reason and unavailable.command == command
+
+
+@pytest.mark.parametrize("dtype, offset", [("bfloat16", 0), ("float8_e4m3", 64)])
+def test_aligned_pages_of_a_real_model_s_widths(dtype, offset):
+    """These widths allow accesses of 16 bytes; the widths of the other tests do not."""
+    rotations = Rotary(width=64, offset=offset), Rotary(width=128), Rotary(width=64, offset=offset, neox=False)
+    wide = DeviceSetup(kv_heads=2, key_dim=128, value_dim=128, block_size=16, chunk_tokens=32, n_blocks=8)
+    runtime, place = (CudaRuntime, "cuda") if HAS_GPU else (lambda place: DeferredRuntime(), "cpu")
+    device = CudaDevice(CudaOptions(), runtime)
+    harness = DeviceHarness(device, place, replace(wide, dtype=dtype, rotations=rotations))
+    segments = [
+        replace(one, shard=number * harness.layout.shard_bytes) for number, one in enumerate(harness.chunks(3, 80))
+    ]
+    harness.load([replace(one, source_start=one.span.start + 200) for one in segments], skip_prefix_n_tokens=7)
+    harness.overwrite_pages()
+    harness.save(segments)
+    harness.device.close()

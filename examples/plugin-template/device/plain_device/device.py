@@ -11,11 +11,10 @@ import numpy.typing as npt
 import torch
 
 from blendhub.contracts import ArenaProgress, Device, PagedLayer, Rotation, Segment, Transfer
-from blendhub.core.errors import InvalidInput, Unsupported
-from blendhub.core.layout import ITEM_SIZES, KVLayout
-from blendhub.devices import Bounds, after_prefix, check_arena, check_chunks, check_writable, group_at, read_pages
+from blendhub.core.errors import Unsupported
+from blendhub.core.layout import KVLayout
+from blendhub.devices import read_pages, torch_type
 
-TYPES = {name: getattr(torch, "float8_e4m3fn" if name == "float8_e4m3" else name) for name in ITEM_SIZES}
 BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
 """Numbers are copied as integers of their size, so that every bit of them is."""
 
@@ -36,7 +35,6 @@ class Group(NamedTuple):
     planes: Sequence[Plane]
     block_size: int
     layout: KVLayout
-    bounds: Bounds
 
 
 class Finished(Transfer):
@@ -54,16 +52,10 @@ class PlainDevice(Device):
 
     def __init__(self) -> None:
         self._groups: list[Group] = []
-        self._arena: npt.NDArray[np.uint8] | None = None
-        self._closed = False
+        self._arena = np.empty(0, np.uint8)
 
-    @torch.inference_mode(False)  # tensors that are made inside of it could not be written outside of it
-    def attach(self, layers: Sequence[PagedLayer], block_size: int, layout: KVLayout) -> None:
-        if self._closed:
-            raise InvalidInput("this device is closed; create another one")
-        if self._groups:
-            check_chunks(layout, self._groups[0].layout)
-        pages = read_pages(layers, block_size, layout, self.formats)
+    def _attach(self, layers: Sequence[PagedLayer], block_size: int, layout: KVLayout) -> None:
+        pages = read_pages(layers, block_size, layout)
         if pages.place.type != self.torch_type:
             raise Unsupported(
                 f"the pages lie on {pages.place}, but device 'plain' serves only a CPU's; choose another device"
@@ -73,66 +65,45 @@ class PlainDevice(Device):
             keys, values = (plane.transpose(1, 2).view(BITS[plane.itemsize]) for plane in (layer.keys, layer.values))
             planes.append(Plane(keys, layout.keys_at(index), layer.rotation))
             planes.append(Plane(values, layout.values_at(index), None))
-        self._groups.append(Group(planes, block_size, layout, Bounds(layout, block_size, pages)))
+        self._groups.append(Group(planes, block_size, layout))
 
-    def pin(self, arena: npt.NDArray[np.uint8], progress: Callable[[], ArenaProgress] | None = None) -> None:
-        if self._closed:
-            raise InvalidInput("this device is closed; create another one")
-        check_arena(arena)
+    def _pin(self, arena: npt.NDArray[np.uint8], progress: Callable[[], ArenaProgress] | None) -> None:
         self._arena = arena
 
-    def load(
-        self,
-        segments: Sequence[Segment],
-        block_ids: npt.NDArray[np.int64],
-        skip_prefix_n_tokens: int = 0,
-        group: int = 0,
-    ) -> Transfer:
-        arena, served = self._checked(segments, block_ids, group)
-        served.bounds.check_load(segments, skip_prefix_n_tokens)
-        for kept in after_prefix(segments, skip_prefix_n_tokens):
-            new = torch.arange(kept.span.start, kept.span.end)
-            old = new + kept.source_start - kept.span.start
-            for plane, rows, at in _pairs(arena, served, kept, block_ids):
-                if plane.rotation and kept.source_start != kept.span.start:
-                    rows = _rotated(rows.view(TYPES[served.layout.dtype]), plane.rotation, old, new).view(rows.dtype)
+    def _load(self, segments: Sequence[Segment], block_ids: npt.NDArray[np.int64], group: int) -> Transfer:
+        dtype = torch_type(self._groups[group].layout.dtype)
+        for segment in segments:
+            new = torch.arange(segment.span.start, segment.span.end)
+            old = new + segment.source_start - segment.span.start
+            for plane, rows, at in self._pairs(group, segment, block_ids):
+                if plane.rotation and segment.source_start != segment.span.start:
+                    rows = _rotated(rows.view(dtype), plane.rotation, old, new).view(rows.dtype)
                 plane.pages[at] = rows
         return Finished()
 
-    def save(self, segments: Sequence[Segment], block_ids: npt.NDArray[np.int64], group: int = 0) -> Transfer:
-        arena, served = self._checked(segments, block_ids, group)
-        check_writable(arena)
+    def _save(self, segments: Sequence[Segment], block_ids: npt.NDArray[np.int64], group: int) -> Transfer:
         for segment in segments:
-            for plane, rows, at in _pairs(arena, served, segment, block_ids):
+            for plane, rows, at in self._pairs(group, segment, block_ids):
                 rows.copy_(plane.pages[at])
         return Finished()
 
-    def close(self) -> None:
-        self._groups, self._arena, self._closed = [], None, True
+    def _close(self) -> None:
+        self._groups, self._arena = [], np.empty(0, np.uint8)
 
-    def _checked(
-        self, segments: Sequence[Segment], block_ids: npt.NDArray[np.int64], number: int
-    ) -> tuple[npt.NDArray[np.uint8], Group]:
-        if not self._groups or self._arena is None:
-            raise InvalidInput("a device copies after attach and pin, and before close")
-        group = group_at(self._groups, number)
-        group.bounds.check(segments, block_ids, len(self._arena))
-        return self._arena, group
-
-
-def _pairs(
-    arena: npt.NDArray[np.uint8], group: Group, segment: Segment, block_ids: npt.NDArray[np.int64]
-) -> Iterator[tuple[Plane, torch.Tensor, tuple[torch.Tensor, torch.Tensor]]]:
-    """For each plane: the segment's rows in the arena, and where its tokens are in the pages."""
-    positions = np.arange(segment.span.start, segment.span.end)
-    blocks, slots = block_ids[positions // group.block_size], positions % group.block_size
-    at = torch.from_numpy(blocks), torch.from_numpy(slots)
-    for plane in group.planes:
-        _, _, heads, width = plane.pages.shape
-        row_bytes = heads * width * plane.pages.itemsize
-        start = segment.shard + plane.part + segment.row * row_bytes
-        rows = torch.from_numpy(arena[start : start + len(positions) * row_bytes]).view(plane.pages.dtype)
-        yield plane, rows.view(len(positions), heads, width), at
+    def _pairs(
+        self, number: int, segment: Segment, block_ids: npt.NDArray[np.int64]
+    ) -> Iterator[tuple[Plane, torch.Tensor, tuple[torch.Tensor, torch.Tensor]]]:
+        """For each plane of a group: the segment's rows in the arena, and where its tokens are in the pages."""
+        group = self._groups[number]
+        positions = np.arange(segment.span.start, segment.span.end)
+        blocks, slots = block_ids[positions // group.block_size], positions % group.block_size
+        at = torch.from_numpy(blocks), torch.from_numpy(slots)
+        for plane in group.planes:
+            _, _, heads, width = plane.pages.shape
+            row_bytes = heads * width * plane.pages.itemsize
+            start = segment.shard + plane.part + segment.row * row_bytes
+            rows = torch.from_numpy(self._arena[start : start + len(positions) * row_bytes]).view(plane.pages.dtype)
+            yield plane, rows.view(len(positions), heads, width), at
 
 
 def _rotated(keys: torch.Tensor, rotation: Rotation, old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:

@@ -1,22 +1,34 @@
-"""The suites of devices, on devices that the host makes: with torch alone, and with the operators of each NPU."""
+"""The suites of devices: on an NPU, or on stand-ins with torch alone and with the operators of each NPU."""
 
+import blendhub_ascend
 import pytest
 from blendhub_ascend.device import AscendDevice
 
 from blendhub.contracts import Device
 from blendhub.testing.devices import DeviceSuite
 from blendhub.testing.devices.copying import CopyingTests
-from blendhub.testing.devices.formats import RotationTests
 from blendhub.testing.devices.lifecycle import LifecycleTests
+from blendhub.testing.devices.racing import RaceSuite
 from blendhub.testing.devices.streams import StreamSuite
-from plugins.ascend.tests.npu_stand_ins import A2, A5, NEEDS_STAND_INS, WIDE, Wide, device_on, device_on_npu_runtime
+from harness.device_host import host_of_device
+from plugins.ascend.tests.npu_stand_ins import (
+    A2,
+    A5,
+    HAS_NPU,
+    NEEDS_STAND_INS,
+    WIDE,
+    Wide,
+    device_on,
+    device_on_npu_runtime,
+)
 
-pytestmark = pytest.mark.slow
-
+NEEDS_NPU = pytest.mark.skipif(not HAS_NPU, reason="torch finds no NPU here; `make npu-check` on a machine with one")
+HOST = host_of_device(blendhub_ascend)
 SMALL_STAGING = 0.055
 """MiB of staging: one layer of a chunk in each stream, so that a chunk passes through each stream several times."""
 
 
+@pytest.mark.slow
 class TestTorchAlone(DeviceSuite):
     """What runs with any release of torch_npu, on a runtime that defers all work."""
 
@@ -28,14 +40,16 @@ class TestTorchAlone(DeviceSuite):
         return device_on(fast_ops=False)
 
 
+@pytest.mark.slow
 @NEEDS_STAND_INS
-class TestA2(Wide, CopyingTests, RotationTests, LifecycleTests):
+class TestA2(Wide, CopyingTests, LifecycleTests):
     """All that does not depend on other widths."""
 
     def create(self) -> Device:
         return device_on_npu_runtime(A2)
 
 
+@pytest.mark.slow
 @NEEDS_STAND_INS
 class TestA5(Wide, CopyingTests):
     """What depends on the operators that write and read pages."""
@@ -44,6 +58,7 @@ class TestA5(Wide, CopyingTests):
         return device_on_npu_runtime(A5)
 
 
+@pytest.mark.slow
 @NEEDS_STAND_INS
 class TestStreams(StreamSuite):
     """With the operators of one NPU: which ones they are changes nothing of the order."""
@@ -53,3 +68,26 @@ class TestStreams(StreamSuite):
 
     def create(self, runtime):
         return device_on(runtime, staging_mib=SMALL_STAGING)
+
+
+@pytest.mark.npu
+@NEEDS_NPU
+class TestNpu(Wide, DeviceSuite):
+    torch_type = "npu"
+
+    def create(self):
+        return HOST.create("device", "npu")
+
+
+@pytest.mark.npu
+@NEEDS_NPU
+@pytest.mark.parametrize("fast_ops", [True, False], ids=["operators", "torch alone"], scope="class")
+class TestRaces(RaceSuite):
+    torch_type, format, block = "npu", "split", 128
+
+    @pytest.fixture(autouse=True)
+    def choose(self, fast_ops):
+        self.fast_ops = fast_ops
+
+    def create(self):
+        return HOST.create("device", "npu", {"fast_ops": self.fast_ops})
