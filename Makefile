@@ -128,7 +128,6 @@ bench: setup ## Run all benchmarks; results go to build/bench
 	$(BIN)/python -m benchmarks.hub --json build/bench/hub.json
 	$(BIN)/python -m benchmarks.fleet --json build/bench/fleet.json
 	$(BIN)/python -m benchmarks.ttft --json build/bench/ttft.json
-	$(BIN)/python -m benchmarks.models --json build/bench/models.json
 	$(BIN)/python -m benchmarks.load --json build/bench/load.json
 	$(BIN)/python -m benchmarks.agents --json build/bench/agents.json
 	@# The published rows of other projects need a large model: docs/ascend.md names their presets.

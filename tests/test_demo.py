@@ -10,7 +10,7 @@ import pytest
 from blendhub_mooncake import probe
 
 from benchmarks.timing import progress
-from examples.agent.loop import CLEARED, KEPT_RESULTS, clear
+from examples.agent import CLEARED, KEPT_RESULTS, clear
 from harness.engines.real_model import GGUF, MODEL, NoRealModel, make_real_model
 from harness.servers.redis_server import needs_redis
 
@@ -80,9 +80,10 @@ def test_the_demo_reuses_what_it_may_and_prints_nothing_of_other_libraries(tmp_p
     reused = blended["tokens"]["moved"] + blended["tokens"]["recomputed"]
     assert n_tokens / 2 < reused == moved["tokens"]["moved"] and moved["tokens"]["recomputed"] == 0
     assert 0 < blended["tokens"]["recomputed"] <= 0.16 * reused
-    for one in report["measured"]:
+    assert len(report["answers"]) == 18
+    for answer in report["answers"]:
         at = 0
-        for (start, end), _ in one["plan"]:
+        for (start, end), _ in answer["plan"]:
             assert start == at < end
             at = end
 

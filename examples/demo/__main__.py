@@ -1,16 +1,17 @@
 """``python -m examples.demo``: starts vLLM with SmolLM2-135M-Instruct, and asks it questions in three ways."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from examples.demo import command, experiment
-from examples.demo.workload import Workload
+from examples.demo.command import Engines, run, start_engine
 
 
-def _measure(workload: Workload) -> list[experiment.Measured]:
-    with command.start_engine({"hub": {"arena_gib": 1.0, "metrics": ""}}) as engine:
-        experiment.show(engine, workload)
-        return experiment.measure(engine, workload)
+@contextmanager
+def one_engine() -> Iterator[Engines]:
+    with start_engine({"hub": {"arena_gib": 1.0, "metrics": ""}}) as engine:
+        yield engine, engine, lambda: None
 
 
 if __name__ == "__main__":
-    command.run("examples.demo", "Ask questions in three ways.", Path("build/demo"), _measure)
+    run("examples.demo", Path("build/demo"), one_engine)

@@ -7,7 +7,7 @@ from rich import box
 from rich.table import Column, Table
 
 from blendhub.outcome.fates import Fate, count
-from examples.demo.experiment import WAYS, Measured, Said
+from examples.demo.questions import WAYS, Answer
 
 
 class Figures(msgspec.Struct):
@@ -21,59 +21,60 @@ class Figures(msgspec.Struct):
     same_answers: float
     """The share of answers that are full prefill's, word for word."""
     tokens: dict[Fate, int]
-    """The tokens of all prompts together, by fate."""
+    """The tokens of all questions' prompts together, by fate."""
 
 
 class Report(msgspec.Struct):
     ways: dict[str, Figures]
-    measured: list[Measured]
-
-    def said(self, way: str) -> list[Said]:
-        """The answers of one way, in the order of the questions."""
-        return [said for serving in self.measured if serving.way == way for said in serving.said]
+    answers: list[Answer]
 
 
-def make_report(measured: list[Measured]) -> Report:
-    report = Report({}, measured)
+def make_report(answers: list[Answer]) -> Report:
+    report = Report({}, answers)
     for way, (title, _) in WAYS.items():
-        pairs = list(zip(report.said("full"), report.said(way), strict=True))
-        counts = [count(serving.plan) for serving in measured if serving.way == way]
+        pairs = list(zip(_of("full", answers), _of(way, answers), strict=True))
+        counts = [count(ours.plan) for _, ours in pairs]
         report.ways[way] = Figures(
             title=title,
             first_token_s=statistics.median(ours.first_token_s for _, ours in pairs),
-            speed_up=statistics.median(theirs.first_token_s / ours.first_token_s for theirs, ours in pairs),
-            same_answers=statistics.mean(theirs.answer == ours.answer for theirs, ours in pairs),
+            speed_up=statistics.median(full.first_token_s / ours.first_token_s for full, ours in pairs),
+            same_answers=statistics.mean(full.answer == ours.answer for full, ours in pairs),
             tokens={fate: sum(counted[fate] for counted in counts) for fate in Fate},
         )
     return report
+
+
+def _of(way: str, answers: list[Answer]) -> list[Answer]:
+    """The answers of one way; questions come in the same order in every way."""
+    return [answer for answer in answers if answer.way == way]
 
 
 def in_words(report: Report) -> str:
     """The results of the demo in a few sentences."""
     full, blended, as_is = (report.ways[way] for way in WAYS)
     n_tokens = sum(blended.tokens.values())
-    found = 1 - (blended.tokens[Fate.HOLE] + blended.tokens[Fate.COMPUTED]) / n_tokens
+    reused = 1 - (blended.tokens[Fate.HOLE] + blended.tokens[Fate.COMPUTED]) / n_tokens
     again = blended.tokens[Fate.RECOMPUTED] / n_tokens
     ours, theirs = 1e3 * blended.first_token_s, 1e3 * full.first_token_s
     return (
-        f"SmolLM2-135M answered {len(report.said('full'))} questions about documents that it had seen before, in other "
-        f"prompts and in another order, so vLLM's own prefix cache found nothing. BlendHub brought back the KV of "
-        f"{found:.0%} of the tokens and recomputed {again:.0%}: the first token came {blended.speed_up:.1f} times "
-        f"sooner ({ours:.0f} ms, not {theirs:.0f}), and {blended.same_answers:.0%} of the answers are word for word "
-        f"those of full prefill. With nothing recomputed {as_is.same_answers:.0%} are."
+        f"SmolLM2-135M answered {len(report.answers) // len(WAYS)} questions about documents that it had seen before, "
+        f"in other prompts and in another order, so vLLM's own prefix cache found nothing. BlendHub brought back the "
+        f"KV of {reused:.0%} of the tokens and recomputed {again:.0%}: the first token came {blended.speed_up:.1f} "
+        f"times sooner ({ours:.0f} ms, not {theirs:.0f}), and {blended.same_answers:.0%} of the answers are word for "
+        f"word those of full prefill. With nothing recomputed {as_is.same_answers:.0%} are."
     )
 
 
-def answers(report: Report) -> Table:
+def answers_table(report: Report) -> Table:
     """Each question, and what each way answered."""
     titles = (figures.title for figures in report.ways.values())
     table = Table("question", *titles, title="The answers", box=box.SIMPLE_HEAD)
-    for said in zip(*(report.said(way) for way in report.ways), strict=True):
-        table.add_row(said[0].question, *(ours.answer for ours in said))
+    for answers in zip(*(_of(way, report.answers) for way in report.ways), strict=True):
+        table.add_row(answers[0].question, *(answer.answer for answer in answers))
     return table
 
 
-def as_table(report: Report) -> Table:
+def figures_table(report: Report) -> Table:
     ways = report.ways.values()
     columns = (Column(figures.title, justify="right") for figures in ways)
     # This box fits into 80 columns.

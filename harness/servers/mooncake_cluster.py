@@ -103,7 +103,7 @@ def _flip(memory: IO[bytes], start: int, end: int) -> None:
             memory.write(bytes([content[FLIPPED] ^ 4]))
 
 
-def wait_until(attempt: Callable[[], object], timeout_s: float) -> None:
+def wait_until(attempt: Callable[[], object], timeout_s: float, every_s: float = 0.05) -> None:
     """Try until the attempt neither raises nor returns False."""
     end = time.monotonic() + timeout_s
     while True:
@@ -115,4 +115,4 @@ def wait_until(attempt: Callable[[], object], timeout_s: float) -> None:
             failure = error
         if time.monotonic() > end:
             raise AssertionError(f"it did not come true in {timeout_s:g} s") from failure
-        time.sleep(0.05)
+        time.sleep(every_s)

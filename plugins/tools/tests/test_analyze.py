@@ -16,7 +16,7 @@ from blendhub_tools.analysis.tokenizing import kv_bytes_of
 from blendhub import PluginHost
 from blendhub.cli import main
 from blendhub.vllm.transfer_config import check_transfer_config
-from examples.analyze.log import as_lines
+from examples.help_desk import as_lines
 from tests.benchmarks.word_model import make_tokenizer
 
 ROOT = Path(__file__).parents[3]

@@ -1,1 +1,0 @@
-"""An agent that reads a manual with three tools and clears its old tool results."""

@@ -1,1 +1,0 @@
-"""Documents that one machine served, asked for on another."""
