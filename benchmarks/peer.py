@@ -1,49 +1,21 @@
-"""Talks to the peer, which works in its own interpreter; only one side works at a time."""
+"""The server of the peer, and how vLLM reaches it: for engines of the peer's interpreter, with its connector."""
 
 import contextlib
-import json
 import os
 import secrets
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
+
+from harness.ports import free_port
 
 PEER_ENVIRONMENT = {"PYTHONHASHSEED": "0", "LMCACHE_TRACK_USAGE": "false"}
 
 
-class PeerProcess:
-    """A script of this directory, run by the peer's interpreter; commands go as lines of JSON."""
-
-    def __init__(self, python: str, script: str, *arguments: str) -> None:
-        self._process = subprocess.Popen(
-            [python, str(Path(__file__).with_name(script)), *arguments],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=sys.stderr,
-            text=True,
-        )
-
-    def __call__(self, command: str, *given: Any) -> Any:
-        assert self._process.stdin and self._process.stdout
-        self._process.stdin.write(json.dumps([command, *given]) + "\n")
-        self._process.stdin.flush()
-        answer = self._process.stdout.readline()
-        if not answer:
-            raise SystemExit("the peer's process ended; its messages stand above")
-        return json.loads(answer)
-
-    def close(self) -> None:
-        assert self._process.stdin
-        self._process.stdin.close()
-        self._process.wait(60)
-
-
 def peer_connector(port: int) -> dict[str, Any]:
-    """vLLM's ``kv_transfer_config`` for the peer."""
+    """vLLM's ``kv_transfer_config``."""
     return {
         "kv_connector": "LMCacheMPConnector",
         "kv_role": "kv_both",
@@ -53,13 +25,10 @@ def peer_connector(port: int) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def peer_server(python: str) -> Iterator[int]:
-    """The peer's server, for engines with its connector; gives its port."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = int(probe.getsockname()[1])
+    """Gives the server's port."""
     server = subprocess.Popen(
-        [python, "-m", "lmcache.v1.multiprocess.server", "--host", "127.0.0.1", "--port", str(port), "--l1-size-gb",
-         "2", "--chunk-size", "256", "--eviction-policy", "LRU", "--disable-observability",
+        [python, "-m", "lmcache.v1.multiprocess.server", "--host", "127.0.0.1", "--port", str(port := free_port()),
+         "--l1-size-gb", "2", "--chunk-size", "256", "--eviction-policy", "LRU", "--disable-observability",
          "--supported-transfer-mode", "auto", "--shm-name", f"peer-{secrets.token_hex(6)}"],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

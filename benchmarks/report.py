@@ -34,47 +34,37 @@ class Report(msgspec.Struct, omit_defaults=True):
     """The data that the rows were made from, where a benchmark keeps them."""
 
 
-def parser(description: str) -> argparse.ArgumentParser:
-    """With the arguments that every benchmark has."""
-    made = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("--json", type=Path, metavar="FILE", help="write the rows to this file")
-    made.add_argument("--peer-python", metavar="PATH", help="an interpreter that has the peer, to compare with it")
-    made.add_argument("--quick", action="store_true", help="small sizes: shows that it runs, measures little")
-    return made
-
-
-def arguments(description: str, parts: Sequence[str] = (), until: str = "") -> argparse.Namespace:
-    """``parts``: what may be measured alone. ``until``: what may be asked less often."""
-    made = parser(description)
+def parser(description: str, parts: Sequence[str] = ()) -> argparse.ArgumentParser:
+    """With the arguments that every benchmark has. ``parts``: what may be measured alone."""
+    arguments = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments.add_argument("--json", type=Path, metavar="FILE", help="write the rows to this file")
+    arguments.add_argument("--quick", action="store_true", help="small sizes: shows that it runs, measures little")
     if parts:
-        made.add_argument("--only", nargs="+", choices=parts, default=parts, metavar="PART", help=", ".join(parts))
-    if until:
-        made.add_argument("--until", type=int, metavar="N", help=f"only so many {until}")
-    return made.parse_args()
+        arguments.add_argument("--only", nargs="+", choices=parts, default=parts, metavar="PART", help=", ".join(parts))
+    return arguments
+
+
+def arguments(description: str, parts: Sequence[str] = ()) -> argparse.Namespace:
+    return parser(description, parts).parse_args()
 
 
 def row(
-    id: str, what: str, unit: str, values: Sequence[float], bar: float | None = None, better: Better = "higher"
-) -> Row:
-    """A row from repeated measurements: their median, held against the bar."""
-    return measured_row(id, what, unit, statistics.median(values), bar, better, (min(values), max(values)))
-
-
-def measured_row(
     id: str,
     what: str,
     unit: str,
-    value: float | None,
+    values: Sequence[float],
     bar: float | None = None,
     better: Better = "higher",
     spread: tuple[float, float] | None = None,
-    why: str = "not measured here",
 ) -> Row:
-    """A row from one value. ``why`` is said where there is none."""
-    if value is None:
-        return missing_row(id, f"{why}: {what}", unit, bar, better)
+    """A row from repeated measurements: their median, held against the bar, and how far they spread."""
+    if not values:
+        return missing_row(id, f"not measured here: {what}", unit, bar, better)
+    value = float(statistics.median(values))
     ok = None if bar is None else value >= bar if better == "higher" else value <= bar
-    return Row(id, what, float(value), unit, bar, better, ok, spread)
+    if len(values) > 1:
+        spread = spread or (min(values), max(values))
+    return Row(id, what, value, unit, bar, better, ok, spread)
 
 
 def missing_row(id: str, why: str, unit: str, bar: float | None, better: Better = "higher") -> Row:

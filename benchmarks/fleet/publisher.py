@@ -19,10 +19,6 @@ LAYOUT = KVLayout(layers=1, kv_heads=1, key_dim=1, value_dim=1, dtype="int8", ch
 NAMESPACE = Namespace(model="a model", layout=LAYOUT, matchers=DEFAULT_MATCHERS)
 
 
-def random_text(seed: int | None, length: int) -> np.ndarray:
-    return np.random.default_rng(seed).integers(0, VOCABULARY, length, dtype=np.uint32)
-
-
 class Publisher:
     """Each run is of 32 chunks with random tokens."""
 
@@ -43,10 +39,10 @@ class Publisher:
 
 def main() -> None:
     """URL, group, chunks a second, and seconds; prints how many chunks were published."""
-    url, group, rate, seconds = sys.argv[1], sys.argv[2], float(sys.argv[3]), float(sys.argv[4])
+    url, group, rate, lasting = sys.argv[1], sys.argv[2], float(sys.argv[3]), float(sys.argv[4])
     publisher = Publisher(url, group)
-    began, published = time.perf_counter(), 0
-    while (now := time.perf_counter() - began) < seconds:
+    begun, published = time.perf_counter(), 0
+    while (now := time.perf_counter() - begun) < lasting:
         if published >= now * rate:
             time.sleep(0.001)
             continue

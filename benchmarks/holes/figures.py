@@ -8,7 +8,7 @@ from typing import NamedTuple, TypeAlias
 import msgspec
 import numpy as np
 
-from benchmarks.report import Better, Row, measured_row
+from benchmarks.report import Better, Row, row
 
 PHASES = ("lookup", "load", "probe", "recompute", "save")
 
@@ -118,16 +118,16 @@ def rows(results: Results) -> list[Row]:
     made = []
     for label, measured in results.items():
         what = f"{label}: time of what is computed before the queries"
-        made.append(measured_row(f"{label}_before", what, "s", measured.computed_before_s, better="lower"))
+        made.append(row(f"{label}_before", what, "s", [measured.computed_before_s], better="lower"))
         for number, run in enumerate(measured.passes, 1):
             for name, figure in FIGURES.items():
                 what = f"{label}, pass {number}: {figure.what}"
                 id = f"{label}_pass_{number}_{name}"
-                made.append(measured_row(id, what, figure.unit, figure.of(run), better=figure.better))
+                made.append(row(id, what, figure.unit, [figure.of(run)], better=figure.better))
             if label != "full" and "full" in results:
                 ours, full = (
-                    statistics.median(one.all("first_token_s")) for one in (run, results["full"].passes[number - 1])
+                    statistics.median(each.all("first_token_s")) for each in (run, results["full"].passes[number - 1])
                 )
                 what = f"{label}, pass {number}: median time to first token, relative to full prefill"
-                made.append(measured_row(f"{label}_pass_{number}_ttft_by_full", what, "x", ours / full, better="lower"))
+                made.append(row(f"{label}_pass_{number}_ttft_by_full", what, "x", [ours / full], better="lower"))
     return made

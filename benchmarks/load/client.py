@@ -58,17 +58,6 @@ class Client:
 
         ``blendhub``: what the requests say to BlendHub.
         """
-        process, result = self.begin(server, load, rate=rate, at_once=at_once, **blendhub)
-        if process.wait() != 0:
-            raise SystemExit(f"vLLM's client failed:\n{result.with_suffix('.log').read_text()[-5000:]}")
-        measured = measured_of(json.loads(result.read_text()))
-        self.failed += measured.failed
-        return measured
-
-    def begin(
-        self, server: Server, load: Load, *, rate: float = math.inf, at_once: int | None = None, **blendhub: Any
-    ) -> tuple["subprocess.Popen[bytes]", Path]:
-        """The client's process, and the file that it writes at its end."""
         result = self._folder / f"run-{next(self._numbers)}.json"
         arguments: dict[str, Any] = {
             "backend": "openai",
@@ -81,27 +70,25 @@ class Client:
             "timed-trace-chunk-hash-size": PIECE_TOKENS,
             "num-prompts": len(load.prompts),
             "request-rate": rate,
+            "max-concurrency": at_once or len(load.prompts),
             "temperature": 0,
+            "extra-body": json.dumps({"kv_transfer_params": {"blendhub": blendhub}}),
             # The first prompt would be asked twice otherwise.
             "ready-check-timeout-sec": 0,
             "result-dir": self._folder,
             "result-filename": result.name,
         }
-        if at_once:
-            arguments["max-concurrency"] = at_once
-        if blendhub:
-            arguments["extra-body"] = json.dumps({"kv_transfer_params": {"blendhub": blendhub}})
         options = [part for name, value in arguments.items() for part in (f"--{name}", str(value))]
         flags = ["--no-self-timed", "--disable-tqdm", "--save-result", "--save-detailed"]
-        with result.with_suffix(".log").open("w") as log:
-            process = subprocess.Popen(
-                [sys.executable, "-c", BENCH_SERVE, *options, *flags],
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                # The client makes tokens of a piece by hashing its number.
-                env=os.environ | {"PYTHONHASHSEED": "0", "VLLM_LOGGING_LEVEL": "WARNING"},
-            )
-        return process, result
+        # The client makes tokens of a piece by hashing its number.
+        environment = os.environ | {"PYTHONHASHSEED": "0", "VLLM_LOGGING_LEVEL": "WARNING"}
+        command = [sys.executable, "-c", BENCH_SERVE, *options, *flags]
+        done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        if done.returncode:
+            raise SystemExit(f"vLLM's client failed:\n{done.stdout[-5000:]}")
+        measured = measured_of(json.loads(result.read_text()))
+        self.failed += measured.failed
+        return measured
 
 
 def measured_of(result: dict[str, Any]) -> Measured:
@@ -109,7 +96,7 @@ def measured_of(result: dict[str, Any]) -> Measured:
     gaps = [result["itls"][number] for number in answered]
     return Measured(
         first_token=[result["ttfts"][number] for number in answered],
-        per_token=[sum(those) / len(those) for those in gaps if those],
+        per_token=[sum(answer) / len(answer) for answer in gaps if answer],
         duration=result["duration"],
         failed=len(result["errors"]) - len(answered),
     )

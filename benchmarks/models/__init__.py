@@ -1,1 +1,0 @@
-"""What BlendHub costs and reuses of models of many architectures."""
