@@ -1,26 +1,38 @@
-"""Runs one test of a conformance suite on a plugin with a fault as pytest does, with its fixtures and parameters."""
+"""A suite that nothing fails is worth nothing: plugins with one fault each, and the test that must fail with each."""
 
-import os
-import uuid
-from pathlib import Path
+import functools
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import pytest
-
-QUIETLY = [f"-pno:{plugin}" for plugin in ("terminal", "cacheprovider", "xdist", "faulthandler", "unraisableexception")]
-"""The last of them looks twice for garbage in all that the process around has imported, which takes a second."""
-
-
-def passes(module: str, fault: str, test: str, folder: Path) -> bool:
-    """Whether the test, or without a name the whole suite, passes. ``suite_of(fault)`` of the module is its class."""
-    file = folder / f"test_{uuid.uuid4().hex}.py"
-    file.write_text(f"from {module} import suite_of\n\n\nclass TestOfAFault(suite_of({fault!r})): ...\n")
-    code = pytest.main(
-        [f"{file}::TestOfAFault{test and '::'}{test}", "-c", os.devnull, "--rootdir", str(folder), *QUIETLY]
-    )
-    assert code in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED), f"pytest ended with {code!r}"
-    return code == pytest.ExitCode.OK
 
 
 def all_tests(suite: type) -> set[str]:
     """The tests of a suite, each of which a faulty plugin has to prove."""
     return {name for name in dir(suite) if name.startswith("test_")}
+
+
+def proofs(suite: Any, faults: Iterable[tuple[type, str]]) -> dict[str, type]:
+    """A class for each faulty plugin, which pytest collects: its tests pass if those of the suite fail.
+
+    ``suite`` makes its plugin of its attribute ``plugin``.
+    """
+    tests: dict[type, dict[str, object]] = {}
+    for plugin, test in faults:
+        hidden = dict.fromkeys(all_tests(suite))
+        tests.setdefault(plugin, {**hidden, "plugin": plugin, "__module__": suite.__module__})[test] = _must_fail(
+            getattr(suite, test), f"{test} lets {plugin.__name__} pass"
+        )
+    return {f"Test{plugin.__name__}": type(f"Test{plugin.__name__}", (suite,), body) for plugin, body in tests.items()}
+
+
+def _must_fail(test: Callable[..., None], complaint: str) -> Callable[..., None]:
+    @functools.wraps(test)
+    def passes_if_it_fails(*arguments: Any, **fixtures: Any) -> None:
+        try:
+            test(*arguments, **fixtures)
+        except (Exception, pytest.fail.Exception):
+            return
+        pytest.fail(complaint)
+
+    return passes_if_it_fails

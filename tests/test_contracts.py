@@ -17,11 +17,8 @@ NO_SPANS = "Picking.select should return a list of Span of int, got "
 NO_PARTS = "Picking.select should pick ascending, disjoint parts of"
 NUMPY_INT: Any = np.int64(10)
 BAD_PICKS = [
-    (None, f"{NO_SPANS}None"),
-    ([(10, 20)], f"{NO_SPANS}[(10, 20)]"),
-    ([Span(NUMPY_INT, 20)], f"{NO_SPANS}[Span("),
-    ((Span(10, 20),), f"{NO_SPANS}(Span("),
-    *(([Span(*ends)], NO_PARTS) for ends in ((9, 20), (25, 45), (49, 60), (60, 70), (31, 35), (10, 10))),
+    *((picks, NO_SPANS) for picks in (None, [(10, 20)], [Span(NUMPY_INT, 20)], (Span(10, 20),))),
+    ([Span(10, 10)], NO_PARTS),
     ([Span(40, 50), Span(10, 20)], NO_PARTS),
     ([Span(10, 15), Span(12, 20)], NO_PARTS),
 ]
@@ -29,20 +26,13 @@ BAD_PICKS = [
 
 
 class Picking(Selector):
-    """Picks what it is given, and keeps what it was asked."""
+    """Picks what it is given."""
 
     def __init__(self, picks: object) -> None:
         self.picks = picks
-        self.asked = []
 
     def select(self, selection):
-        self.asked.append(selection)
         return self.picks
-
-
-def test_the_picks_of_a_selector_are_joined_where_they_touch():
-    selector = Picking([Span(12, 20), Span(20, 22), Span(22, 30), Span(40, 41)])
-    assert checked_picks(selector, Selection(MOVED, 0.5)) == [Span(12, 30), Span(40, 41)]
 
 
 def test_picks_that_break_the_contract_are_refused():
@@ -57,15 +47,15 @@ def test_picks_pass_if_and_only_if_every_token_of_them_moved(borders, moved):
     """Held against sets of positions."""
     ordered = sorted(borders)
     picks = [Span(start, end) for start, end in zip(ordered[::2], ordered[1::2], strict=False)]
-    ascending = [Span(at, at + 1) for at in sorted(moved)]
+    selection = Selection([Span(at, at + 1) for at in sorted(moved)], 0.5)
     picked = {at for span in picks for at in range(span.start, span.end)}
     if picked <= moved:
-        chosen = checked_picks(Picking(picks), Selection(ascending, 0.5))
-        assert {at for span in chosen for at in range(span.start, span.end)} == picked
-        assert all(one.end < other.start for one, other in pairwise(chosen))
+        joined = checked_picks(Picking(picks), selection)
+        assert {at for span in joined for at in range(span.start, span.end)} == picked
+        assert all(span.end < following.start for span, following in pairwise(joined))
     else:
         with pytest.raises(BrokenContract):
-            checked_picks(Picking(picks), Selection(ascending, 0.5))
+            checked_picks(Picking(picks), selection)
 
 
 BAD_SCORES = [
@@ -95,11 +85,13 @@ BAD_SELECTIONS = {
 }
 
 
-@pytest.mark.parametrize("key, bad", [(key, bad) for key, values in BAD_SELECTIONS.items() for bad in values])
-def test_a_bad_selection_cannot_be_made(key, bad):
-    values: dict[str, Any] = {"moved": MOVED, "ratio": 0.5, key: bad}
-    with pytest.raises(InvalidInput, match=r"\w+ \w+ \w+"):
-        Selection(**values)
+@pytest.mark.parametrize("key", BAD_SELECTIONS)
+def test_a_bad_selection_cannot_be_made(key):
+    for bad in BAD_SELECTIONS[key]:
+        values: dict[str, Any] = {"moved": MOVED, "ratio": 0.5, key: bad}
+        with pytest.raises(InvalidInput, match=r"\w+ \w+ \w+"):
+            Selection(**values)
+            pytest.fail(f"{key} = {bad!r} was taken")
 
 
 def test_tokens_that_are_left_out_are_zeros():

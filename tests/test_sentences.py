@@ -5,8 +5,10 @@ import pytest
 from blendhub import testing
 from blendhub.testing.sentences import sentence_of
 
+FURTHER = ("AttentionTests", "MeasuringTests", "ScoringTests", "SharedStoreSuite")
 
-@pytest.mark.parametrize("suite", [*testing.SUITES.values(), "SharedStoreSuite", "AttentionTests"])
+
+@pytest.mark.parametrize("suite", [*testing.SUITES.values(), *FURTHER])
 def test_every_test_of_a_suite_stands_for_a_sentence_of_its_contract(suite):
     suite = getattr(testing, suite)
     tests = [name for name in dir(suite) if name.startswith("test_")]

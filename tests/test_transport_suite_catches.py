@@ -1,4 +1,4 @@
-"""A suite that nothing fails is worth nothing: transports with one fault each, and the test that must see it."""
+"""Transports with one fault each, and the test of the suite that must see it."""
 
 import asyncio
 import os
@@ -18,7 +18,7 @@ from blendhub.contracts import Codec, Connection, Envelope, Pending, Server, Ser
 from blendhub.contracts.transport import Peer
 from blendhub.core.errors import BlendHubError, DeadlineExceeded, PeerGone, ProtocolError, ServiceFailed
 from blendhub.testing import TransportSuite
-from tests.suite_runs import all_tests, passes
+from tests.suite_runs import all_tests, proofs
 
 pytestmark = pytest.mark.slow
 
@@ -368,32 +368,24 @@ FAULTS = [
 ]
 
 
-def suite_of(fault: str) -> type[TransportSuite]:
-    class Suite(TransportSuite):
-        max_pending = 600
+class Suite(TransportSuite):
+    """That it passes without a fault, plugins/transports tests."""
 
-        def create(self) -> Transport:
-            made = globals()[fault]
-            return Sound(made) if issubclass(made, Wrapped) else made()
+    max_pending = 600
+    plugin: type
 
-        def send_raw(self, endpoint: str, data: bytes) -> None:
-            with zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
-                stranger.setsockopt(zmq.LINGER, 1000)
-                stranger.connect(endpoint)
-                stranger.send(data)
+    def create(self) -> Transport:
+        return Sound(self.plugin) if issubclass(self.plugin, Wrapped) else self.plugin()
 
-    return Suite
+    def send_raw(self, endpoint: str, data: bytes) -> None:
+        with zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
+            stranger.setsockopt(zmq.LINGER, 1000)
+            stranger.connect(endpoint)
+            stranger.send(data)
+
+
+globals().update(proofs(Suite, FAULTS))
 
 
 def test_a_faulty_transport_proves_each_test() -> None:
     assert {test for _, test in FAULTS} == all_tests(TransportSuite)
-
-
-@pytest.mark.parametrize("faulty, test", FAULTS, ids=lambda value: getattr(value, "__name__", value))
-def test_suite_catches(faulty: type, test: str, tmp_path: Path) -> None:
-    assert not passes(__name__, faulty.__name__, test, tmp_path), f"{test} lets {faulty.__name__} pass"
-
-
-def test_without_a_fault_there_is_nothing_to_catch(tmp_path: Path) -> None:
-    """All of these tests: plugins/transports runs the whole suite."""
-    assert passes(__name__, "Sound", "test_a_new_server_at_the_same_endpoint_is_found", tmp_path)

@@ -22,7 +22,7 @@ pytest.register_assert_rewrite(
 from blendhub.testing.checks import check_complete, check_matches  # noqa: E402
 from blendhub.testing.matchers import MatcherSuite  # noqa: E402
 from blendhub.testing.reference import ReferenceMatcher  # noqa: E402
-from blendhub.testing.selectors import SelectorSuite  # noqa: E402
+from blendhub.testing.selectors import MeasuringTests, ScoringTests, SelectorSuite  # noqa: E402
 from blendhub.testing.shared_stores import SharedStoreSuite  # noqa: E402
 from blendhub.testing.stores import StoreSuite  # noqa: E402
 from blendhub.testing.transports import TransportSuite  # noqa: E402
@@ -33,7 +33,9 @@ __all__ = [
     "AttentionTests",
     "DeviceSuite",
     "MatcherSuite",
+    "MeasuringTests",
     "ReferenceMatcher",
+    "ScoringTests",
     "SelectorSuite",
     "SharedStoreSuite",
     "StoreSuite",

@@ -67,20 +67,19 @@ class ReferenceMatcher(Matcher):
 
     def add(self, run: int, tokens: Tokens, span: Span, exact: bool = True) -> None:
         with self._lock:
-            known = self.runs.get(run)
-            if known and span.start != known.end:
-                raise InvalidInput(f"run {run} ends at {known.end} and cannot grow by {span}; start there")
-            grown = known or ReferenceRun(tokens, span.start)
-            grown.grow(tokens, span, exact)
-            self.runs[run] = grown
+            stored = self.runs.get(run) or ReferenceRun(tokens, span.start)
+            if span.start != stored.end:
+                raise InvalidInput(f"run {run} ends at {stored.end} and cannot grow by {span}; start there")
+            stored.grow(tokens, span, exact)
+            self.runs[run] = stored
 
     def discard(self, run: int, span: Span) -> None:
         with self._lock:
-            known = self.runs.get(run)
-            if known is None or not known.holds(span):
+            stored = self.runs.get(run)
+            if stored is None or not stored.holds(span):
                 raise InvalidInput(f"{span} of run {run!r} is not stored; discard only what was added")
-            known.stored[span.start : span.end] = False
-            if not known.stored.any():
+            stored.stored[span.start : span.end] = False
+            if not stored.stored.any():
                 del self.runs[run]
 
     def match(self, tokens: Tokens) -> list[Match]:
@@ -132,11 +131,10 @@ class ReferenceMatcher(Matcher):
             for segment in self.segments(run.tokens)
             if run.holds(segment)
         ]
-        for wanted in self.segments(prompt):
-            text = prompt[wanted.start : wanted.end]
-            for name, segment, known in stored:
-                if np.array_equal(text, known):
-                    yield Match(wanted, name, segment.start, False)
+        for span in self.segments(prompt):
+            for name, segment, text in stored:
+                if np.array_equal(prompt[span.start : span.end], text):
+                    yield Match(span, name, segment.start, False)
 
     def segments(self, tokens: Tokens) -> list[Span]:
         """The text between separators; overlapping separators are read from the left, as str.split does."""
@@ -183,10 +181,10 @@ class ReferenceMatcher(Matcher):
             yield Match(piece.span, piece.run, piece.source_start, bool(flags[start]))
 
 
-def _agreement(one: Tokens, other: Tokens) -> int:
+def _agreement(left: Tokens, right: Tokens) -> int:
     """How many tokens two sequences have in common at their beginning."""
-    length = min(len(one), len(other))
-    differing = np.flatnonzero(one[:length] != other[:length])
+    length = min(len(left), len(right))
+    differing = np.flatnonzero(left[:length] != right[:length])
     return int(differing[0]) if len(differing) else length
 
 

@@ -65,7 +65,7 @@ class MatcherHistory(RuleBasedStateMachine):
         runs = [run.tokens for run in reference.runs.values()]
         if reference.reach != "segments":
             return runs
-        segments = [run[one.start : one.end] for run in runs for one in reference.segments(run)]
+        segments = [run[span.start : span.end] for run in runs for span in reference.segments(run)]
         return [segment for segment in segments if len(segment) >= reference.guaranteed_tokens]
 
     @initialize()
@@ -78,38 +78,37 @@ class MatcherHistory(RuleBasedStateMachine):
     @rule(data=st.data(), run=st.sampled_from(RUNS), exact=st.booleans())
     def add(self, data: st.DataObject, run: int, exact: bool) -> None:
         """A new run, or the growth of a known one; the sequence may go on after the span."""
-        known = self.checked.reference.runs.get(run)
+        earlier = self.checked.reference.runs.get(run)
         new = self.text(data)
         cut = data.draw(st.integers(1, len(new)), label="stored tokens")
-        if known is None:
+        if earlier is None:
             first = data.draw(st.integers(0, cut - 1), label="first stored position")
             self.checked.add(run, new, Span(first, cut), exact)
         else:
-            tokens = np.concatenate([known.tokens[: known.end], new])
-            self.checked.add(run, tokens, Span(known.end, known.end + cut), exact)
+            tokens = np.concatenate([earlier.tokens[: earlier.end], new])
+            self.checked.add(run, tokens, Span(earlier.end, earlier.end + cut), exact)
 
     @precondition(lambda self: self.checked.reference.runs)
     @rule(data=st.data())
     def discard(self, data: st.DataObject) -> None:
         """Part of a stretch that is stored, or all of it."""
-        run, known = data.draw(st.sampled_from(sorted(self.checked.reference.runs.items())), label="run")
-        stored = np.flatnonzero(known.stored)
-        start = int(data.draw(st.sampled_from(stored.tolist()), label="start"))
-        missing = np.flatnonzero(~known.stored[start:])
-        end = start + int(missing[0]) if len(missing) else len(known.stored)
-        self.checked.discard(run, Span(start, data.draw(st.integers(start + 1, end), label="end")))
+        name, run = data.draw(st.sampled_from(sorted(self.checked.reference.runs.items())), label="run")
+        start = data.draw(st.sampled_from(np.flatnonzero(run.stored).tolist()), label="start")
+        missing = np.flatnonzero(~run.stored[start:])
+        end = start + int(missing[0]) if len(missing) else len(run.stored)
+        self.checked.discard(name, Span(start, data.draw(st.integers(start + 1, end), label="end")))
 
     @precondition(lambda self: len(self.checked.reference.runs) == len(RUNS))
     @rule()
     def discard_everything(self) -> None:
         """Token by token, once all ids are taken; then nothing is found."""
         runs = dict(self.checked.reference.runs)
-        for run, known in sorted(runs.items()):
-            for position in np.flatnonzero(known.stored).tolist():
-                self.checked.discard(run, Span(position, position + 1))
+        for name, run in sorted(runs.items()):
+            for position in np.flatnonzero(run.stored).tolist():
+                self.checked.discard(name, Span(position, position + 1))
         assert len(self.checked.matcher) == 0
-        for known in runs.values():
-            assert self.checked.matcher.match(known.tokens) == []
+        for run in runs.values():
+            assert self.checked.matcher.match(run.tokens) == []
 
     @rule(data=st.data())
     def match(self, data: st.DataObject) -> None:

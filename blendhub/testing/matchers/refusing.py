@@ -47,19 +47,9 @@ class MatcherRefusingTests(MatcherTests):
         end = len(text) - 10
         matcher.discard(1, Span(4, 8))
         matcher.add(5, text, Span(10, 20))
-        for run, span in (
-            (2, Span(0, 1)),
-            (1, Span(end - 1, end + 1)),
-            (1, Span(end, end + 1)),
-            (1, Span(5, 6)),
-            (1, Span(0, 5)),
-            (1, Span(7, 12)),
-            (1, Span(0, end)),
-            # What stood before the run was never stored.
-            (5, Span(0, 1)),
-            (5, Span(9, 11)),
-            (5, Span(0, 20)),
-        ):
+        gone_or_never_stored = [(2, Span(0, 1)), (5, Span(0, 1)), (5, Span(9, 11)), (5, Span(0, 20))]
+        parts = (Span(end - 1, end + 1), Span(end, end + 1), Span(5, 6), Span(0, 5), Span(7, 12), Span(0, end))
+        for run, span in [*gone_or_never_stored, *((1, span) for span in parts)]:
             with self.refused(matcher, text):
                 matcher.discard(run, span)
         matcher.discard(5, Span(10, 20))

@@ -16,37 +16,14 @@ SLACK = 1.5
 class StoringTests(MatcherTests):
     """Runs grow at their end, shrink anywhere, and leave nothing behind."""
 
-    @holds("The number of stored tokens: all spans added, less all discarded.")
-    def test_length_counts_the_stored_tokens(self, checked: MatcherWithOracle, writer: Writer) -> None:
-        assert len(checked.matcher) == 0
-        text = writer.text()
-        checked.add(1, text)
-        checked.add(2, text)
-        assert len(checked.matcher) == 2 * len(text)
-        checked.discard(1, Span(3, 10))
-        assert len(checked.matcher) == 2 * len(text) - 7
-
-    @holds("The memory that the index holds, tokens included, in bytes.")
-    def test_nbytes_includes_the_tokens(self, checked: MatcherWithOracle, writer: Writer) -> None:
-        for run in range(20):
-            checked.add(run, writer.text())
-        assert checked.matcher.nbytes >= 4 * len(checked.matcher)
-
-    def test_only_the_span_is_stored(self, checked: MatcherWithOracle, writer: Writer) -> None:
-        tokens, spans = writer.joined(writer.text(), writer.text(), writer.text())
-        checked.add(1, tokens, spans[1])
-        assert len(checked.matcher) == len(spans[1])
-        found = checked.match(tokens)
-        assert not touches(found, spans[0]) and not touches(found, spans[2])
-
     @holds("A run grows at its end only: the span of a later call starts where the")
     def test_a_run_may_go_on_differently_than_its_tokens_did(self, checked: MatcherWithOracle, writer: Writer) -> None:
         """The tokens after the span were never stored; the run's growth brings others in their place."""
-        head, one, other = writer.text(), writer.text(), writer.text()
-        checked.add(1, np.concatenate([head, one]), Span(0, len(head)))
-        checked.add(1, np.concatenate([head, other]), Span(len(head), len(head) + len(other)))
-        assert covers(checked.match(np.concatenate([head, other])), Span(0, len(head) + len(other)))
-        assert not touches(checked.match(np.concatenate([head, one])), Span(len(head), len(head) + len(one)))
+        head, first, second = writer.text(), writer.text(), writer.text()
+        checked.add(1, np.concatenate([head, first]), Span(0, len(head)))
+        checked.add(1, np.concatenate([head, second]), Span(len(head), len(head) + len(second)))
+        assert covers(checked.match(np.concatenate([head, second])), Span(0, len(head) + len(second)))
+        assert not touches(checked.match(np.concatenate([head, first])), Span(len(head), len(head) + len(first)))
 
     @holds("the matcher keeps its own copy of what it needs.")
     def test_the_matcher_keeps_its_own_copy(self, checked: MatcherWithOracle, writer: Writer) -> None:
@@ -57,23 +34,14 @@ class StoringTests(MatcherTests):
         assert covers(checked.match(text), Span(0, len(text)))
         assert checked.match(buffer) == []
 
-    @holds("The KV of ``span`` of the run is gone; no later match names any token of it.")
-    def test_what_is_discarded_is_not_matched(self, checked: MatcherWithOracle, writer: Writer) -> None:
-        text = writer.text()
-        checked.add(1, text)
-        checked.discard(1, Span(0, len(text)))
-        assert len(checked.matcher) == 0
-        assert checked.match(text) == []
-
     @holds("What is left of the run on both sides stays matchable.")
     def test_both_sides_of_a_discarded_span_stay(self, checked: MatcherWithOracle, writer: Writer) -> None:
         tokens, spans = writer.joined(writer.text(), writer.text(), writer.text())
         checked.add(1, tokens)
         checked.discard(1, spans[1])
-        found = checked.match(tokens)
-        assert covers(found, spans[0]) and not touches(found, spans[1])
-        if checked.matcher.reach != "prefix":
-            assert covers(found, spans[2])
+        matches = checked.match(tokens)
+        assert covers(matches, spans[0]) and not touches(matches, spans[1])
+        assert covers(matches, spans[2]) or checked.matcher.reach == "prefix"
 
     @holds("when the last one is discarded, the id may be used again for another sequence.")
     def test_an_id_can_be_used_again(self, checked: MatcherWithOracle, writer: Writer) -> None:
@@ -95,9 +63,9 @@ class StoringTests(MatcherTests):
         for run, text in enumerate(texts):
             alone = ReferenceMatcher()
             alone.add(run, text, Span(0, len(text)))
-            found = matcher.match(text)
-            check_matches(text, found, alone)
-            assert covers(found, Span(0, len(text))), f"run {run} of {len(texts)} was lost"
+            matches = matcher.match(text)
+            check_matches(text, matches, alone)
+            assert covers(matches, Span(0, len(text))), f"run {run} of {len(texts)} was lost"
 
     @holds("What is discarded is reclaimed: storing and discarding without end holds no")
     def test_memory_is_reclaimed_while_the_oldest_goes(self, checked: MatcherWithOracle, writer: Writer) -> None:
@@ -106,6 +74,7 @@ class StoringTests(MatcherTests):
         for run in range(window):
             matcher.add(run, writer.text(), whole)
         full = matcher.nbytes
+        assert full >= 4 * len(matcher), "the tokens are part of it"
         for run in range(window, 12 * window):
             matcher.discard(run - window, whole)
             matcher.add(run, writer.text(), whole)

@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from math import ceil
-from typing import Any, ClassVar, Self, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +12,6 @@ import pytest
 
 from blendhub.contracts import Selection, Selector
 from blendhub.core.spans import Span, gaps
-from blendhub.framework.host import PluginHost
 
 Scores: TypeAlias = npt.NDArray[np.float32]
 
@@ -26,10 +25,7 @@ MOVED = {
     "single tokens that touch": [Span(at, at + 1) for at in range(9, 40)],
     "a short span and a long one": [Span(1, 3), Span(1000, 2003)],
 }
-RATIOS = (0.0, 1e-9, 0.1, 0.15, 0.5, 0.99, 1.0)
 BLOCKS = (1, 16, 10**6)
-
-
 QUESTION_TOKENS = 12
 
 
@@ -75,20 +71,12 @@ class SelectorTests(ABC):
     capabilities: ClassVar[tuple[str, ...]] = ()
     """What the selector's PluginSpec says it has. Of an installed selector they are taken from there."""
 
+    is_measuring: ClassVar[bool] = False
+    is_probing: ClassVar[bool] = False
+
     @abstractmethod
     def create(self) -> Selector:
         """A new selector, always with the same options."""
-
-    @classmethod
-    def of_installed(cls, host: PluginHost, name: str, options: Mapping[str, Any]) -> type[Self]:
-        """The suite of an installed selector; raises if it cannot be created with these options."""
-
-        def create(suite: object) -> Any:
-            return host.create("selector", name, options)
-
-        create(None)
-        capabilities = host.spec("selector", name).capabilities
-        return type("TestInstalledSelector", (cls,), {"create": create, "capabilities": capabilities})
 
     @pytest.fixture
     def selector(self) -> Selector:
@@ -96,8 +84,7 @@ class SelectorTests(ABC):
 
     def measured(self, selector: Selector) -> list[str]:
         """The fields of a selection that hold what the selector asks to have measured."""
-        asked = {"scores": selector.probe_layer, "attended": selector.attended_layers}
-        return [name for name, wanted in asked.items() if wanted]
+        return ["scores"] * bool(selector.probe_layer) + ["attended"] * bool(selector.attended_layers)
 
     def scores(self, selector: Selector, moved: Sequence[Span], seed: int = 3) -> Scores | None:
         """Numbers as they would be measured for the selector; None for one that asks for nothing."""
@@ -126,17 +113,9 @@ class SelectorTests(ABC):
         measured = dict.fromkeys(self.measured(selector), scores)
         picks = selector.select(Selection(moved, ratio, block_tokens, **{**measured, **prompt}))
         check_picks(picks, moved)
-        budget = ceil(ratio * tokens_of(moved))
+        n_picked, budget = tokens_of(picks), ceil(ratio * tokens_of(moved))
         if ratio in (0, 1):
-            assert tokens_of(picks) == budget, f"picked {tokens_of(picks)} of {tokens_of(moved)} tokens at {ratio}"
+            assert n_picked == budget, f"picked {n_picked} of {tokens_of(moved)} tokens at {ratio}"
         elif "own_ratio" not in self.capabilities:
-            assert tokens_of(picks) <= budget, f"picked {tokens_of(picks)} tokens, but may pick {budget}"
+            assert n_picked <= budget, f"picked {n_picked} tokens, but may pick {budget}"
         return picks
-
-    def needs_measurement(self, selector: Selector) -> None:
-        if not self.measured(selector):
-            pytest.skip("a selector that asks for no probe gets nothing that was measured")
-
-    def needs_probe(self, selector: Selector) -> None:
-        if selector.probe_layer == 0:
-            pytest.skip("a selector whose probe_layer is 0 asks for no scores")

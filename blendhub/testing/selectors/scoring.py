@@ -1,4 +1,4 @@
-"""How far stored KV is from the fresh one. Needs torch; skipped without it, and for selectors that do not probe."""
+"""How far stored KV is from the fresh one. Needs torch; skipped without it."""
 
 from itertools import pairwise, product
 from typing import TYPE_CHECKING, Any
@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from blendhub.contracts import Selector
-from blendhub.core.errors import BlendHubError
 from blendhub.testing.selectors.base import SelectorTests
 from blendhub.testing.sentences import holds
 
@@ -37,30 +36,9 @@ def _heads(kv: "KeysAndValues", part: slice) -> "KeysAndValues":
 class ScoringTests(SelectorTests):
     """Shape and type of scores, and that ranks may add up theirs."""
 
-    def test_the_probe_layer_is_a_layer(self, selector: Selector) -> None:
-        assert type(selector.probe_layer) is int and selector.probe_layer >= 0
-
-    @holds("The layers whose attention is measured, as fractions of the model's depth, from 0 to below 1.")
-    def test_the_layers_whose_attention_is_measured_are_fractions(self, selector: Selector) -> None:
-        assert type(selector.attended_layers) is tuple
-        assert all(type(depth) is float and 0 <= depth < 1 for depth in selector.attended_layers)
-
-    @holds("How many tokens of the prompt's end attend when attention is measured, at least 1:")
-    def test_at_least_one_token_asks(self, selector: Selector) -> None:
-        assert type(selector.attending_tokens) is int and selector.attending_tokens >= 1
-
-    def test_the_probe_share_is_a_share(self, selector: Selector) -> None:
-        assert 0 < selector.probe_share <= 1
-
-    def test_without_a_probe_there_is_no_score(self, selector: Selector) -> None:
-        if selector.probe_layer:
-            pytest.skip("this selector probes")
-        kv = _kv(1)
-        with pytest.raises((BlendHubError, TypeError), match="score"):
-            selector.score(kv, kv)
+    is_probing = True
 
     def test_one_float32_a_token(self, selector: Selector) -> None:
-        self.needs_probe(selector)
         for dtype, tokens in product(TYPES, (0, 1, TOKENS)):
             score = selector.score(_kv(1, dtype, tokens), _kv(2, dtype, tokens))
             assert score.shape == (tokens,)
@@ -68,25 +46,18 @@ class ScoringTests(SelectorTests):
             assert (score >= 0).all()
 
     @holds("equal KV has the score 0.")
-    def test_equal_kv_has_the_score_0(self, selector: Selector) -> None:
-        self.needs_probe(selector)
+    def test_only_kv_that_differs_has_a_score(self, selector: Selector) -> None:
         for dtype in TYPES:
-            assert (selector.score(_kv(1, dtype), _kv(1, dtype)) == 0).all()
-
-    def test_kv_that_differs_has_a_score(self, selector: Selector) -> None:
-        self.needs_probe(selector)
-        stored = _kv(1)
-        fresh = stored[0].clone(), stored[1].clone()
-        for tensor in fresh:
-            tensor[11] += 1
-        score = selector.score(fresh, stored)
-        assert score[11] > 0
-        assert score.count_nonzero() == 1
+            fresh, stored = _kv(1, dtype), _kv(1, dtype)
+            for tensor in fresh:
+                tensor[11] += 1
+            score = selector.score(fresh, stored)
+            assert score[11] > 0
+            assert score.count_nonzero() == 1
 
     @holds("The sum over all ranks, which hold different heads, must be the score of the")
     def test_ranks_may_add_up_their_scores(self, selector: Selector) -> None:
         torch = _import_torch()
-        self.needs_probe(selector)
         for dtype, cuts in product(TYPES, [(0, 3, 6), (0, 1, 2, 3, 4, 5, 6), (0, 5, 6)]):
             fresh, stored = _kv(1, dtype), _kv(2, dtype)
             parts = [slice(*ends) for ends in pairwise(cuts)]
@@ -94,24 +65,18 @@ class ScoringTests(SelectorTests):
             torch.testing.assert_close(added, selector.score(fresh, stored), rtol=1e-4, atol=1e-6)
 
     def test_large_values_of_half_precision_do_not_overflow(self, selector: Selector) -> None:
-        self.needs_probe(selector)
         fresh, stored = _kv(1, "float16"), _kv(2, "float16")
         score = selector.score((fresh[0] * 3000, fresh[1] * 3000), (stored[0] * 3000, stored[1] * 3000))
         assert score.isfinite().all() and (score > 0).all()
 
     @holds("Stays on the tensors' device, never waits for it, and changes no tensor.")
-    def test_tensors_are_not_changed(self, selector: Selector) -> None:
-        self.needs_probe(selector)
+    def test_tensors_are_neither_changed_nor_waited_for(self, selector: Selector) -> None:
+        """Meta tensors have a shape and no values: whatever asks for one fails."""
         for dtype in TYPES:
             fresh, stored = _kv(1, dtype), _kv(2, dtype)
             selector.score(fresh, stored)
             for tensor, before in zip((*fresh, *stored), (*_kv(1, dtype), *_kv(2, dtype)), strict=True):
                 assert tensor.equal(before)
-
-    @holds("Stays on the tensors' device, never waits for it, and changes no tensor.")
-    def test_no_value_is_waited_for(self, selector: Selector) -> None:
-        """Meta tensors have a shape and no values: whatever asks for one fails."""
-        self.needs_probe(selector)
         fresh, stored = ((keys.to("meta"), values.to("meta")) for keys, values in (_kv(1), _kv(2)))
         score = selector.score(fresh, stored)
         assert score.device.type == "meta", "the score left the tensors' device"

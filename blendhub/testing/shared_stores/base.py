@@ -41,7 +41,6 @@ class Member:
         os.close(fd)
         store.attach(ArenaFile(self._path, PAGE, size), memoryview(self.memory)[PAGE:])
         self.known: Known = {}
-        self.tokens: dict[RunKey, bytes] = {}
         self.deleted: list[Deleted] = []
         """What others have announced."""
         self.lost = 0
@@ -71,10 +70,10 @@ class Member:
         into = [self.slot(SLOTS - 1 - rank) for rank in range(ranks)]
         for shard in into:
             shard[:] = content(99)
-        found = self.store.load(key(name), chunk(index), into)
-        if not found:
-            self._forget(key(name), [chunk(index)])
-        return [bytes(shard) for shard in into] if found else None
+        if self.store.load(key(name), chunk(index), into):
+            return [bytes(shard) for shard in into]
+        self._forget(key(name), [chunk(index)])
+        return None
 
     def discard(self, name: object, index: int) -> None:
         self.store.discard(key(name), chunk(index))
@@ -83,27 +82,26 @@ class Member:
     def follow(self) -> None:
         """Take in everything that happened so far."""
         while True:
+            before = self._cursor
             try:
-                found = self.store.changes(self._cursor, 0.0)
+                self._take_changes(0.0)
             except CursorLost:
                 self.lost += 1
                 self._cursor = self._take_snapshot()
-                continue
-            if not found.changes and found.cursor == self._cursor:
+            if self._cursor == before:
                 return
-            for change in found.changes:
-                self._apply(change)
-            self._cursor = found.cursor
 
     def wait_for_changes(self, timeout: float) -> float:
         """Seconds until changes came, or until there were none for so long."""
         began = time.monotonic()
-        found = self.store.changes(self._cursor, timeout)
-        waited = time.monotonic() - began
-        for change in found.changes:
+        self._take_changes(timeout)
+        return time.monotonic() - began
+
+    def _take_changes(self, timeout: float) -> None:
+        changes = self.store.changes(self._cursor, timeout)
+        for change in changes.changes:
             self._apply(change)
-        self._cursor = found.cursor
-        return waited
+        self._cursor = changes.cursor
 
     def close(self) -> None:
         self.store.close()
@@ -131,7 +129,6 @@ class Member:
         assert stored.tokens == run(name).tokens, "a run has come with other tokens"
         assert stored.description == run(name).description
         self.known.setdefault(stored.key, set()).update(stored.chunks)
-        self.tokens[stored.key] = stored.tokens
 
     def _forget(self, name: RunKey, spans: "list[Span] | tuple[Span, ...]") -> None:
         chunks = self.known.get(name, set())

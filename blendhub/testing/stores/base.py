@@ -41,8 +41,8 @@ def chunk(index: int) -> Span:
 def loaded(store: Store, run: RunKey, span: Span, sizes: tuple[int, ...] = (SHARD_BYTES,)) -> list[bytes] | None:
     """The shards of a chunk, or None if the store says that it has none."""
     buffers = [bytearray(content(99, size)) for size in sizes]
-    found = store.load(run, span, [memoryview(buffer) for buffer in buffers])
-    return [bytes(buffer) for buffer in buffers] if found else None
+    is_there = store.load(run, span, [memoryview(buffer) for buffer in buffers])
+    return [bytes(buffer) for buffer in buffers] if is_there else None
 
 
 def listed(store: Store) -> dict[RunKey, StoredRun]:

@@ -45,15 +45,6 @@ class BoundsTests(StoreTests):
         for index in range(4):
             assert store.save(key("a"), chunk(index), [content(index)]) == []
 
-    def test_the_longest_unused_is_dropped_and_reported(self, full: Store) -> None:
-        assert full.save(key("a"), chunk(4), [content(4)]) == [(key("a"), chunk(0))]
-        assert full.save(key("a"), chunk(5), [content(5)]) == [(key("a"), chunk(1))]
-        assert full.nbytes <= full.capacity
-        assert listed(full)[key("a")].chunks == tuple(chunk(index) for index in (2, 3, 4, 5))
-        assert loaded(full, key("a"), chunk(0)) is None
-        assert loaded(full, key("a"), chunk(5)) == [content(5)]
-        assert full.corrupted == 0
-
     @holds("Saving and loading a chunk are uses.")
     def test_loading_and_saving_again_are_uses(self, full: Store) -> None:
         assert loaded(full, key("a"), chunk(0)) == [content(0)]
@@ -68,11 +59,6 @@ class BoundsTests(StoreTests):
         dropped = again.save(key("a"), chunk(4), [content(4, 2 * SHARD_BYTES)])
         assert (key("a"), chunk(0)) not in dropped
         assert {span for _, span in dropped} <= {chunk(index) for index in (1, 2, 3)}
-
-    def test_a_large_chunk_drops_several(self, full: Store) -> None:
-        dropped = full.save(key("a"), chunk(4), [content(4, 3 * SHARD_BYTES)])
-        assert dropped == [(key("a"), chunk(index)) for index in range(3)]
-        assert full.nbytes <= full.capacity
 
     def test_growing_a_run_may_cost_its_own_chunks_but_not_the_run(self, full: Store) -> None:
         grown = StoredRun(key("a"), run("a").tokens + content(1, 4 * SHARD_BYTES), b"", ())
@@ -92,14 +78,14 @@ class BoundsTests(StoreTests):
 
     @holds("Raises StoreFailed when it cannot be written, and when it and its run are")
     def test_what_can_never_fit_is_refused_and_changes_nothing(self, full: Store, open: Open) -> None:
-        held, known = full.nbytes, listed(full)
+        held, catalogue = full.nbytes, listed(full)
         with pytest.raises(StoreFailed, match="capacity"):
             full.save(key("a"), chunk(4), [content(4, full.capacity)])
         with pytest.raises(StoreFailed, match="capacity"):
             full.save_run(StoredRun(key("b"), content(4, full.capacity // 4 * 4 + 4), b"", ()))
         for reader in now_and_reopened(full, open):
             assert reader.nbytes == held
-            assert listed(reader) == known
+            assert listed(reader) == catalogue
 
     def test_a_smaller_capacity_is_kept_from_the_start(self, full: Store, open: Open) -> None:
         smaller = open(full.capacity - 2 * SHARD_BYTES)

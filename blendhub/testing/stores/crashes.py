@@ -50,7 +50,7 @@ class CrashTests(StoreTests):
 
         for seed in range(8):
             _random_bytes(seed)  # before the fork, so that no writer has to make them
-        found = 0
+        n_loaded = 0
         for kill in range(KILLS):
             writer = multiprocessing.get_context("fork").Process(target=write, args=(kill * MANY,))
             writer.start()
@@ -68,10 +68,10 @@ class CrashTests(StoreTests):
                     shards = loaded(store, stored.key, chunk(index), (CRASH_BYTES, 0))
                     whole = [[_chunk_bytes(name, index, version), b""] for version in range(2)]
                     assert shards in whole if chunk(index) in stored.chunks else shards is None
-                    found += shards is not None
+                    n_loaded += shards is not None
             assert store.corrupted == 0
             store.close()
-        assert found, f"of all that {KILLS} killed writers saved, no chunk is there when the store is opened again"
+        assert n_loaded, f"of all that {KILLS} killed writers saved, no chunk is there when the store is opened again"
 
     @holds("A write that fails (a full disk) changes nothing else.")
     def test_a_write_that_fails_changes_nothing_else(self, open: Open, path: Path) -> None:
@@ -80,7 +80,7 @@ class CrashTests(StoreTests):
         store.save(key("a"), chunk(0), [content(0)])
         if not self.files_with(path, content(0)):
             pytest.skip("this store writes no files here, so the suite cannot make its writes fail")
-        held, known = store.nbytes, listed(store)
+        held, catalogue = store.nbytes, listed(store)
         with _files_at_most(65536):
             for target in (chunk(0), chunk(1)):
                 with pytest.raises(StoreFailed, match=str(path)):
@@ -92,7 +92,7 @@ class CrashTests(StoreTests):
         assert not self.files_with(path, content(1)), "the bytes of a failed write are still there"
         for reader in now_and_reopened(store, open):
             assert reader.nbytes == held
-            assert listed(reader) == known
+            assert listed(reader) == catalogue
             assert loaded(reader, key("a"), chunk(0)) == [content(0)]
             assert reader.corrupted == 0
         reader.save(key("a"), chunk(1), [content(1), content(2, 2**18)])

@@ -1,6 +1,7 @@
 """Torn, corrupted and foreign files are detected, counted, dropped, and never served."""
 
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -49,12 +50,9 @@ class DamageTests(StoreTests):
             store.save(key("a"), chunk(index), [content(index), content(10 + index)])
         return store
 
-    @pytest.mark.parametrize("after_restart", [False, True], ids=["while open", "while closed"])
-    def test_a_damaged_chunk_is_never_served(
-        self, two_chunks: Store, open: Open, path: Path, after_restart: bool
-    ) -> None:
+    def test_a_damaged_chunk_is_never_served(self, two_chunks: Store, open: Open, path: Path) -> None:
         store, sizes = two_chunks, (4096, 4096)
-        for what, damage in DAMAGES.items():
+        for after_restart, (what, damage) in product((False, True), DAMAGES.items()):
             store.save(key("a"), chunk(0), [content(0), content(10)])
             file = self.file_with(path, content(0))
             file.write_bytes(damage(file.read_bytes()))
@@ -93,34 +91,30 @@ class DamageTests(StoreTests):
         assert wrong == []
         assert store.corrupted == dropped >= size + SMALL, "a cut or a changed byte of the chunk was not noticed"
 
-    @pytest.mark.parametrize("after_restart", [False, True], ids=["while open", "while closed"])
-    def test_swapped_files_are_not_served(self, two_chunks: Store, open: Open, path: Path, after_restart: bool) -> None:
-        store = two_chunks
-        first, second = (self.file_with(path, content(index)) for index in range(2))
-        first_bytes, second_bytes = first.read_bytes(), second.read_bytes()
-        first.write_bytes(second_bytes)
-        second.write_bytes(first_bytes)
-        if after_restart:
-            store = open()
-        for index in range(2):
-            assert loaded(store, key("a"), chunk(index), (4096, 4096)) is None
-        assert store.corrupted == 2
-
-    def test_a_missing_file_is_not_served(self, two_chunks: Store, path: Path) -> None:
+    def test_neither_swapped_files_nor_missing_ones_are_served(self, two_chunks: Store, open: Open, path: Path) -> None:
+        store, sizes = two_chunks, (4096, 4096)
+        for after_restart in (False, True):
+            files = [self.file_with(path, content(index)) for index in range(2)]
+            contents = [file.read_bytes() for file in files]
+            for file, other in zip(files, reversed(contents), strict=True):
+                file.write_bytes(other)
+            if after_restart:
+                store = open()
+            assert [loaded(store, key("a"), chunk(index), sizes) for index in range(2)] == [None, None]
+            assert store.corrupted == 2
+            store.save_run(run("a"))
+            for index in range(2):
+                store.save(key("a"), chunk(index), [content(index), content(10 + index)])
         self.file_with(path, content(0)).unlink()
-        assert loaded(two_chunks, key("a"), chunk(0), (4096, 4096)) is None
-        assert two_chunks.corrupted == 1
-        assert loaded(two_chunks, key("a"), chunk(1), (4096, 4096)) == [content(1), content(11)]
+        assert [loaded(store, key("a"), chunk(index), sizes) for index in range(2)] == [None, [content(1), content(11)]]
+        assert store.corrupted == 3
 
-    @pytest.mark.parametrize("after_restart", [False, True], ids=["while open", "while closed"])
     @holds("When a run's tokens are damaged, its chunks go with it.")
-    def test_a_run_with_damaged_tokens_goes_with_its_chunks(
-        self, two_chunks: Store, open: Open, path: Path, after_restart: bool
-    ) -> None:
+    def test_a_run_with_damaged_tokens_goes_with_its_chunks(self, two_chunks: Store, open: Open, path: Path) -> None:
         store = two_chunks
         store.save_run(run("b"))
         store.save(key("b"), chunk(0), [content(5)])
-        for what, damage in DAMAGES.items():
+        for after_restart, (what, damage) in product((False, True), DAMAGES.items()):
             file = self.file_with(path, run("a").tokens)
             file.write_bytes(damage(file.read_bytes()))
             if after_restart:

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from blendhub.contracts import RunKey, Store, StoredRun
+from blendhub.contracts import RunKey, StoredRun
 from blendhub.testing.sentences import holds
 from blendhub.testing.stores.base import (
     SHARD_BYTES,
@@ -55,43 +55,21 @@ class KeepingTests(StoreTests):
             for index, (what, sizes) in enumerate(SHARDS.items()):
                 assert loaded(reader, key("a"), chunk(index), sizes) == saved[index], what
 
-    @holds("Every run with a chunk, as after a restart; damaged entries are dropped and")
-    def test_the_catalogue_survives_a_restart(self, open: Open) -> None:
-        store = open()
-        for name in ("a", "b", "without chunks"):
-            store.save_run(run(name))
-        for name, index in (("a", 5), ("a", 0), ("a", 2), ("b", 1)):
-            store.save(key(name), chunk(index), [content(index)])
-        for reader in now_and_reopened(store, open):
-            found = listed(reader)
-            assert set(found) == {key("a"), key("b")}
-            assert found[key("a")] == StoredRun(
-                key("a"), run("a").tokens, run("a").description, (chunk(0), chunk(2), chunk(5))
-            )
-            assert found[key("b")].chunks == (chunk(1),)
-            assert reader.corrupted == 0
-
-    @holds("``run.chunks`` is ignored.")
-    def test_the_chunks_given_with_a_run_are_ignored(self, store: Store) -> None:
-        store.save_run(StoredRun(key("a"), run("a").tokens, b"", (chunk(3),)))
-        store.save(key("a"), chunk(0), [content(0)])
-        assert listed(store)[key("a")].chunks == (chunk(0),)
-
     @holds("Keep a run's tokens and description; replaces an earlier version.")
     def test_saving_a_run_again_replaces_it_and_keeps_its_chunks(self, open: Open) -> None:
+        """What is given as ``chunks`` is ignored."""
         store = open()
-        store.save_run(StoredRun(key("a"), run("a").tokens[: 4 * chunk(0).end], b"short", ()))
+        store.save_run(StoredRun(key("a"), run("a").tokens[: 4 * chunk(0).end], b"short", (chunk(3),)))
         store.save(key("a"), chunk(0), [content(0)])
-        store.save_run(StoredRun(key("a"), run("a").tokens, b"grown", ()))
+        store.save_run(StoredRun(key("a"), run("a").tokens, b"grown", (chunk(3),)))
         for reader in now_and_reopened(store, open):
             assert listed(reader)[key("a")] == StoredRun(key("a"), run("a").tokens, b"grown", (chunk(0),))
             assert loaded(reader, key("a"), chunk(0)) == [content(0)]
 
     @holds("To a store both are text that anyone may have chosen: it must not lead out of")
     def test_names_do_not_lead_out_of_the_store(self, open: Open, tmp_path: Path) -> None:
-        hostile = HOSTILE_NAMES.values()
-        names = [one for name in hostile for one in (RunKey(name, "x"), RunKey("x", name), RunKey(name, name))]
-        names += SIMILAR_NAMES
+        hostile = [pair for name in HOSTILE_NAMES.values() for pair in ((name, "x"), ("x", name), (name, name))]
+        names = [*(RunKey(*pair) for pair in hostile), *SIMILAR_NAMES]
         store = open()
         for seed, name in enumerate(names):
             store.save_run(StoredRun(name, run("a").tokens, b"", ()))

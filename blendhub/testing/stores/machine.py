@@ -152,8 +152,6 @@ class StoreHistory(RuleBasedStateMachine):
 
 @holds("``load`` returns the bytes that ``save`` was given, or nothing.")
 class StoreHistoryTests(StoreTests):
-    def test_any_history_in_a_roomy_store(self) -> None:
-        run_histories(partial(StoreHistory, self.create, ROOMY), examples=50, steps=30)
-
-    def test_any_history_in_a_tight_store(self) -> None:
-        run_histories(partial(StoreHistory, self.create, TIGHT), examples=50, steps=30)
+    def test_any_history(self) -> None:
+        for capacity in (ROOMY, TIGHT):
+            run_histories(partial(StoreHistory, self.create, capacity), examples=50, steps=30)

@@ -3,7 +3,6 @@
 import random
 import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -11,7 +10,7 @@ from pathlib import Path
 from blendhub.contracts import Store, StoredRun
 from blendhub.core.errors import InvalidInput, StoreFailed
 from blendhub.testing.sentences import holds
-from blendhub.testing.stores.base import Open, StoreTests, chunk, content, key, listed, loaded, run
+from blendhub.testing.stores.base import ROOMY, Open, StoreTests, chunk, content, key, listed, loaded, run
 
 NAMES = range(3)
 INDICES = range(4)
@@ -25,15 +24,13 @@ VERSIONS = [content(version, SHARED_BYTES) for version in range(3)]
 @holds("All methods block, and may be called from several threads at once.")
 class StoreSharingTests(StoreTests):
     def test_threads_on_the_same_chunks_see_them_whole(self, open: Open) -> None:
-        store = open()
-        self._at_once(lambda seed: _any_calls(store, seed) if seed else _listing(store))
-        self._check_consistent(store, open)
-
-    def test_threads_in_a_store_too_small_for_them(self, open: Open) -> None:
-        store = open(6 * SHARED_BYTES)
-        self._at_once(lambda seed: _any_calls(store, seed))
-        assert store.nbytes <= store.capacity
-        self._check_consistent(store, open)
+        for capacity in (ROOMY, 6 * SHARED_BYTES):
+            store = open(capacity)
+            with ThreadPoolExecutor(THREADS) as pool:
+                calls = [pool.submit(_listing, store), *(pool.submit(_any_calls, store, n) for n in range(1, THREADS))]
+            assert all(call.result() for call in calls)
+            assert store.nbytes <= store.capacity
+            self._check_consistent(store, open)
 
     @holds("Finish writes and close the files. Closing twice is fine.")
     def test_closing_waits_for_saves_under_way(self, open: Open, path: Path) -> None:
@@ -55,17 +52,13 @@ class StoreSharingTests(StoreTests):
                 assert loaded(again, key("a"), chunk(index), (len(LARGE),)) == [LARGE]
                 again.discard(key("a"), chunk(index))
 
-    def _at_once(self, work: Callable[[int], int]) -> None:
-        with ThreadPoolExecutor(THREADS) as pool:
-            assert all(pool.map(work, range(THREADS)))
-
     def _check_consistent(self, store: Store, open: Open) -> None:
         assert store.corrupted == 0
-        held, known = store.nbytes, listed(store)
+        held, catalogue = store.nbytes, listed(store)
         again = open(store.capacity)
-        assert (again.nbytes, listed(again)) == (held, known)
+        assert (again.nbytes, listed(again)) == (held, catalogue)
         for name in NAMES:
-            chunks = known[key(name)].chunks if key(name) in known else ()
+            chunks = catalogue[key(name)].chunks if key(name) in catalogue else ()
             for index in INDICES:
                 shards = loaded(again, key(name), chunk(index), (SHARED_BYTES, SHARED_BYTES))
                 assert (shards is not None) == (chunk(index) in chunks)
@@ -86,9 +79,9 @@ def _save_until_closed(store: Store, started: threading.Event) -> int:
 def _listing(store: Store) -> bool:
     """Whether each run was listed with its own tokens, while others change it."""
     for _ in range(20):
-        for found in store.runs():
-            assert found.tokens == run(found.key.run.removeprefix("run-")).tokens
-            assert found.chunks == tuple(sorted(found.chunks))
+        for stored in store.runs():
+            assert stored.tokens == run(stored.key.run.removeprefix("run-")).tokens
+            assert stored.chunks == tuple(sorted(stored.chunks))
     return True
 
 
@@ -97,9 +90,9 @@ def _sizes(path: Path) -> dict[Path, int]:
 
 
 def _any_calls(store: Store, seed: int) -> int:
-    """Random calls on few chunks; returns how many loads found something."""
+    """Random calls on few chunks; returns how many loads gave bytes."""
     choose = random.Random(seed)
-    found = 0
+    n_loaded = 0
     for _ in range(STEPS):
         name, index = choose.choice(NAMES), choose.choice(INDICES)
         match choose.choice(("save", "save", "load", "load", "discard")):
@@ -113,7 +106,7 @@ def _any_calls(store: Store, seed: int) -> int:
                 if shards is not None:
                     assert shards[0] in VERSIONS
                     assert shards[0] == shards[1], "shards of two versions were mixed"
-                    found += 1
+                    n_loaded += 1
             case _:
                 store.discard(key(name), chunk(index))
-    return found
+    return n_loaded
