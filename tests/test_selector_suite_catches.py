@@ -84,10 +84,6 @@ class AsksALayerBelowTheLast(SoundByAttention):
     attended_layers = (0.5, 1.0)
 
 
-class HasNobodyAsk(SoundByAttention):
-    attending_tokens = 0
-
-
 class RoundsUpToBlocks(Sound):
     def limit(self, question: Question) -> int:
         return -(-super().limit(question) // question.block_tokens) * question.block_tokens
@@ -168,10 +164,6 @@ class ProbesTheLastLayer(Sound):
     probe_layer = -1
 
 
-class ProbesTwiceOfAll(Sound):
-    probe_share = 2.0
-
-
 class SeesDifferencesEverywhere(Sound):
     def score(self, fresh: Any, stored: Any) -> Any:
         return super().score(fresh, stored) + 1
@@ -183,12 +175,10 @@ WITHOUT_NUMBERS = [
 ]
 BY_ATTENTION = [
     (AsksALayerBelowTheLast, "test_what_it_asks_to_have_measured_is_within_bounds"),
-    (HasNobodyAsk, "test_what_it_asks_to_have_measured_is_within_bounds"),
     (PicksAllWithoutAttention, "test_it_decides_without_attention_that_cannot_be_measured"),
 ]
 BY_SCORES = [
     (ProbesTheLastLayer, "test_what_it_asks_to_have_measured_is_within_bounds"),
-    (ProbesTwiceOfAll, "test_what_it_asks_to_have_measured_is_within_bounds"),
     (RoundsUpToBlocks, "test_any_moved_spans"),
     (AnswersInNumpy, "test_any_moved_spans"),
     (ShufflesAnew, "test_what_was_asked_before_does_not_matter"),
@@ -214,7 +204,7 @@ class TestSoundWithoutNumbers(SelectorSuite):
 
 
 class TestSoundByAttention(TestSoundWithoutNumbers, MeasuringTests):
-    plugin = SoundByAttention
+    plugin: type[Selector] = SoundByAttention
     test_a_process_with_another_hash_seed_agrees = None
 
 

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Awaitable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import zmq
@@ -372,7 +373,7 @@ class Suite(TransportSuite):
     """That it passes without a fault, plugins/transports tests."""
 
     max_pending = 600
-    plugin: type
+    plugin: Any
 
     def create(self) -> Transport:
         return Sound(self.plugin) if issubclass(self.plugin, Wrapped) else self.plugin()

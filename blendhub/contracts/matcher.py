@@ -15,8 +15,9 @@ class Matcher(ABC):
     *Arguments.* Callers pass tokens as :func:`blendhub.core.tokens.as_tokens` makes them, spans that are not empty and
     end by the last token, and integers from 0 to 2**63 - 1 as ids of runs. No matcher checks these.
 
-    *Runs.* A run is a token sequence whose KV was computed in one go. Its id is chosen by the caller. A matcher holds a
-    run while any token of it is stored; when the last one is discarded, the id may be used again for another sequence.
+    *Runs.* A run is a token sequence whose KV was computed in one go. The caller chooses its id. A matcher holds a run
+    while any token of the run is stored. When the last token is discarded, the caller may use the id again for another
+    sequence.
 
     *Matches* are verified token by token: hashes may find candidates, they never decide. They are
     disjoint, ascending, not empty and name only tokens that are stored at the time of the call. Text
@@ -54,9 +55,9 @@ class Matcher(ABC):
         """The KV of ``tokens[span]`` is now stored; it was computed with ``tokens[:span.start]`` before it.
 
         ``tokens`` is the whole sequence from position 0 and may go on after the span; the matcher keeps
-        its own copy of what it needs. Unless it is ``exact``, part of the prefix was blended. A run grows
-        at its end only: the span of a later call starts where the last one ended, even if that
-        one was discarded meanwhile.
+        its own copy of what it needs. ``exact`` is false where part of the prefix was blended. A run grows
+        at its end only: a later span starts where the last span ended, even if that span was discarded
+        meanwhile.
         """
 
     @abstractmethod

@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 class Selector(ABC):
     """Picks moved tokens to recompute. Holes are computed in any case; they cannot be picked.
 
-    A selector either decides from what is known of the prompt, or first sees how far the stored KV of an early layer is
+    A selector decides from the prompt alone, or asks for measurements first: how far the stored KV of an early layer is
     from what the model computes now, or how much the end of the prompt attends to the stored tokens. All ranks of a
     tensor-parallel group must pick the same tokens, so a selector is deterministic: the same input gives the same
-    answer in every object with the same options, in every process, whatever was asked before. What the ranks measure is
-    summed over the group before it comes to ``select``.
+    answer in every object with the same options, in every process, whatever was asked before. The measurements of the
+    ranks are summed over the group before ``select`` gets them.
 
     *Capabilities.* ``own_ratio``: between 0 and 1 the selector's own rule, such as a fixed number a span, takes the
     place of the budget.
@@ -42,8 +42,8 @@ class Selector(ABC):
     that cannot be measured; then ``select`` decides without it."""
 
     attending_tokens: int = 32
-    """How many tokens of the prompt's end attend when attention is measured, at least 1: the last tokens of the
-    question; where it has hardly any, the last tokens that nothing stored covers; where all is stored, the last tokens
+    """How many tokens at the prompt's end attend when attention is measured, at least 1: those of the question. Where
+    it has hardly any, the last tokens that nothing stored covers attend; where everything is stored, the last tokens
     of the prompt. ``attended`` is the sum of their attention weights over tokens, heads and layers."""
 
     @abstractmethod
@@ -74,7 +74,7 @@ def checked_picks(selector: Selector, selection: Selection) -> list[Span]:
     name = f"{type(selector).__module__}.{type(selector).__qualname__}.select"
     if not isinstance(picks, list) or not all(map(_is_span, picks)):
         raise BrokenContract(f"{name} should return a list of Span of int, got {picks!r:.100}")
-    ascend = all(map(len, picks)) and all(one.end <= other.start for one, other in pairwise(picks))
+    ascend = all(map(len, picks)) and all(span.end <= following.start for span, following in pairwise(picks))
     joined = join_spans(picks) if ascend else []
     if not ascend or not _lie_in(joined, join_spans(selection.moved)):
         moved = list(selection.moved)

@@ -77,8 +77,8 @@ class SharedStore(Store):
     *Alone.* A place that does not answer delays nobody for long: every call ends within seconds, with StoreFailed. The
     object may be opened before the place is there, and works once it is.
 
-    *Fencing.* An object that the others have taken for dead publishes nothing more before it has joined again, which
-    the next ``changes`` or ``snapshot`` does.
+    *Fencing.* An object that the others have taken for dead publishes nothing more until it has joined again. Its next
+    call of ``changes`` or ``snapshot`` joins.
 
     *Bounds*: ``nbytes`` and ``capacity`` are those of the place, as it was last heard of.
 
@@ -97,8 +97,10 @@ class SharedStore(Store):
 
     @abstractmethod
     def attach(self, file: ArenaFile, memory: memoryview) -> None:
-        """Use the arena: a file for other processes and memory of this one, which ``close`` releases. The hub may
-        still be reserving it: bytes that no call has named are not to be touched."""
+        """Use the hub's arena: ``file`` for other processes, ``memory`` in this one until ``close``.
+
+        The hub may still be reserving the arena, so the store touches only bytes that a call has named.
+        """
 
     @abstractmethod
     def snapshot(self) -> tuple[Iterator[StoredRun], bytes]:

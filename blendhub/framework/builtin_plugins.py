@@ -40,10 +40,6 @@ def install_command(kind: str, name: str) -> str | None:
     return f"pip install 'blendhub[{extra}]'" if extra else None
 
 
-def same_distribution(one: str, other: str) -> bool:
-    """Whether two names mean the same distribution: packaging tools spell a name in several ways."""
-    return _normal(one) == _normal(other)
-
-
-def _normal(name: str) -> str:
-    return re.sub(r"[-_.]+", "-", name).lower()
+def same_distribution(*names: str) -> bool:
+    """Whether the names mean the same distribution: packaging tools spell a name in several ways."""
+    return len({re.sub(r"[-_.]+", "-", name).lower() for name in names}) == 1

@@ -151,8 +151,9 @@ def _offers(manager: pluggy.PluginManager, entry: EntryPoint, module: Any, fault
     version = (entry.dist.version if entry.dist else None) or "?"
 
     def offer(kind: str | None, **rest: Any) -> Offer:
-        given = {"name": entry.name, "distribution": distribution_of(entry), "version": version, **rest}
-        return Offer(kind=kind, **given)
+        return Offer(
+            kind=kind, **{"name": entry.name, "distribution": distribution_of(entry), "version": version, **rest}
+        )
 
     if fault:
         return [offer(None, error=fault)]
@@ -190,12 +191,10 @@ def _unknown_hooks(manager: pluggy.PluginManager, module: Any) -> str:
     unknown = [caller.name for caller in callers if not caller.has_spec()]
     if not unknown:
         return ""
-    known = [name for name in vars(manager.hook) if getattr(manager.hook, name).has_spec()]
-    hints = ", ".join(f"{name!r}{did_you_mean(name, known)}" for name in sorted(unknown))
-    return (
-        f"it implements hooks that plugin API {API_VERSION} does not have: {hints}; "
-        f"the hooks are: {', '.join(sorted(known))}"
-    )
+    specified = sorted(name for name in vars(manager.hook) if getattr(manager.hook, name).has_spec())
+    hints = ", ".join(f"{name!r}{did_you_mean(name, specified)}" for name in sorted(unknown))
+    hooks = ", ".join(specified)
+    return f"it implements hooks that plugin API {API_VERSION} does not have: {hints}; the hooks are: {hooks}"
 
 
 def _checked(spec: Any, kind: str, hook: str) -> dict[str, Any]:
@@ -228,11 +227,7 @@ def _fault_of(spec: PluginSpec[Any]) -> str | None:
         ("api", type(spec.api) is int, "an integer"),
         ("summary", isinstance(spec.summary, str), "a string"),
         ("factory", _is_factory(spec.factory), "something to call with the options, or its name as 'module:Class'"),
-        (
-            "options",
-            isinstance(spec.options, type) and issubclass(spec.options, msgspec.Struct),
-            "a subclass of msgspec.Struct",
-        ),
+        ("options", _is_struct(spec.options), "a subclass of msgspec.Struct"),
         ("text_options", _are_words(spec.text_options), "a tuple of strings"),
         ("capabilities", _are_words(spec.capabilities), "a tuple of strings"),
         ("probe", callable(spec.probe), "something to call without arguments"),
@@ -261,6 +256,10 @@ def _is_factory(factory: Any) -> bool:
     return callable(factory) or (isinstance(factory, str) and FACTORY_NAME.fullmatch(factory) is not None)
 
 
+def _is_struct(options: Any) -> bool:
+    return isinstance(options, type) and issubclass(options, msgspec.Struct)
+
+
 def _are_words(words: Any) -> bool:
     return isinstance(words, tuple) and all(isinstance(word, str) for word in words)
 
@@ -273,9 +272,9 @@ def _refuse_duplicates(offers: list[Offer]) -> list[Offer]:
         if offer.spec:
             owners.setdefault((offer.kind, offer.name), []).append(f"{offer.distribution} {offer.version}")
     for number, offer in enumerate(checked):
-        found = owners.get((offer.kind, offer.name), [])
-        if offer.spec and len(found) > 1:
-            error = f"offered {len(found)} times: by {' and by '.join(found)}; uninstall all but one"
+        distributions = owners.get((offer.kind, offer.name), [])
+        if offer.spec and len(distributions) > 1:
+            error = f"offered {len(distributions)} times: by {' and by '.join(distributions)}; uninstall all but one"
             checked[number] = msgspec.structs.replace(offer, spec=None, error=error)
     return checked
 

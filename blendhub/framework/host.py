@@ -38,8 +38,8 @@ class PluginHost:
 
     def plugins(self) -> list[Plugin]:
         """Every plugin found, usable or not; asks each for its probe."""
-        found = [offer.describe() for offer in self._offers]
-        return sorted(found, key=lambda plugin: (plugin.kind or "~", plugin.name, plugin.distribution))
+        plugins = [offer.describe() for offer in self._offers]
+        return sorted(plugins, key=lambda plugin: (plugin.kind or "~", plugin.name, plugin.distribution))
 
     def names(self, kind: str) -> list[str]:
         """The names that ``create`` knows for this kind, usable or not."""

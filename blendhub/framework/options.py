@@ -44,19 +44,16 @@ def describe_options(options: type[msgspec.Struct]) -> list[dict[str, Any]]:
     """Name, type, bounds, default and description of every option, as plain data."""
     schema = msgspec.json.schema(options)
     properties = schema["$defs"][options.__name__]["properties"]
-    rows = []
-    for name, facts in properties.items():
-        facts = dict(facts)
-        rows.append(
-            {
-                "name": name,
-                "type": _type_name(facts),
-                "default": facts.pop("default", None),
-                "description": facts.pop("description", ""),
-                "bounds": {key: facts[key] for key in sorted(facts) if key in _BOUNDS},
-            }
-        )
-    return rows
+    return [
+        {
+            "name": name,
+            "type": _type_name(facts),
+            "default": facts.get("default"),
+            "description": facts.get("description", ""),
+            "bounds": {key: facts[key] for key in sorted(facts) if key in _BOUNDS},
+        }
+        for name, facts in properties.items()
+    ]
 
 
 _BOUNDS = {
@@ -67,9 +64,9 @@ _BOUNDS = {
 
 def _type_name(facts: dict[str, Any]) -> str:
     if "anyOf" in facts:
-        return " or ".join(_type_name(one) for one in facts["anyOf"])
+        return " or ".join(map(_type_name, facts["anyOf"]))
     if "enum" in facts:
-        return " or ".join(repr(one) for one in facts["enum"])
+        return " or ".join(map(repr, facts["enum"]))
     if facts.get("type") == "array" and isinstance(facts.get("items"), dict):
         return f"array of {_type_name(facts['items'])}"
     return str(facts.get("type", "any"))

@@ -31,7 +31,7 @@ class MatcherRefusingTests(MatcherTests):
             yield
         assert (len(matcher), matcher.nbytes, matcher.match(probe)) == before
 
-    @holds("A run grows at its end only: the span of a later call starts where the last one")
+    @holds("A run grows at its end only: a later span starts where the last span ended,")
     def test_refuses_growth_anywhere_but_at_the_end(self, matcher: Matcher, text: Tokens) -> None:
         end = len(text) - 10
         for span in (Span(end + 1, end + 3), Span(end - 1, end + 3), Span(0, end), Span(0, end + 1)):

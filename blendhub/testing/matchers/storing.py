@@ -16,7 +16,7 @@ SLACK = 1.5
 class StoringTests(MatcherTests):
     """Runs grow at their end, shrink anywhere, and leave nothing behind."""
 
-    @holds("A run grows at its end only: the span of a later call starts where the")
+    @holds("A run grows at its end only: a later span starts where the last span ended,")
     def test_a_run_may_go_on_differently_than_its_tokens_did(self, checked: MatcherWithOracle, writer: Writer) -> None:
         """The tokens after the span were never stored; the run's growth brings others in their place."""
         head, first, second = writer.text(), writer.text(), writer.text()
@@ -43,7 +43,7 @@ class StoringTests(MatcherTests):
         assert covers(matches, spans[0]) and not touches(matches, spans[1])
         assert covers(matches, spans[2]) or checked.matcher.reach == "prefix"
 
-    @holds("when the last one is discarded, the id may be used again for another sequence.")
+    @holds("When the last token is discarded, the caller may use the id again for another")
     def test_an_id_can_be_used_again(self, checked: MatcherWithOracle, writer: Writer) -> None:
         first, second = writer.text(), writer.text(2 * writer.length)
         checked.add(2**63 - 1, first)

@@ -17,7 +17,7 @@ class MeasuringTests(SelectorTests):
 
     is_measuring = True
 
-    @holds("A selector either decides from what is known of the prompt, or first sees how")
+    @holds("A selector decides from the prompt alone, or asks for measurements first:")
     def test_more_is_picked_where_numbers_are_high(self, selector: Selector) -> None:
         for value, high in product((100.0, 1e38, np.inf, -np.inf, np.nan), TWO_SPANS):
             scores = np.random.default_rng(5).uniform(0.5, 1.5, TWO_SPANS[-1].end).astype(np.float32)
@@ -26,7 +26,7 @@ class MeasuringTests(SelectorTests):
             inside = tokens_of([span for span in picks if high.start <= span.start < high.end])
             assert inside > tokens_of(picks) - inside, f"picked {picks}, but numbers are {value} in {high}"
 
-    @holds("A selector either decides from what is known of the prompt, or first sees how")
+    @holds("A selector decides from the prompt alone, or asks for measurements first:")
     def test_numbers_outside_of_what_moved_mean_nothing(self, selector: Selector) -> None:
         for moved in MOVED.values():
             scores = self.scores(selector, moved)

@@ -34,7 +34,7 @@ def moved_spans(draw: st.DrawFn) -> list[Span]:
 class PickingTests(SelectorTests):
     """What an answer must be, whatever the selector's rule."""
 
-    @holds("A selector either decides from what is known of the prompt, or first sees how")
+    @holds("A selector decides from the prompt alone, or asks for measurements first:")
     def test_what_it_asks_to_have_measured_is_within_bounds(self, selector: Selector) -> None:
         assert type(selector.probe_layer) is int and selector.probe_layer >= 0
         assert 0 < selector.probe_share <= 1

@@ -27,8 +27,9 @@ class StoreSharingTests(StoreTests):
         for capacity in (ROOMY, 6 * SHARED_BYTES):
             store = open(capacity)
             with ThreadPoolExecutor(THREADS) as pool:
-                calls = [pool.submit(_listing, store), *(pool.submit(_any_calls, store, n) for n in range(1, THREADS))]
-            assert all(call.result() for call in calls)
+                listing = pool.submit(_listing, store)
+                assert all(pool.map(_any_calls, [store] * (THREADS - 1), range(1, THREADS)))
+            assert listing.result()
             assert store.nbytes <= store.capacity
             self._check_consistent(store, open)
 

@@ -3,6 +3,7 @@
 import logging
 import secrets
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -15,7 +16,7 @@ from blendhub.system.recurring import RecurringWarnings
 from blendhub_fleet import scripts
 from blendhub_fleet.link import BLOCK_S, Link
 from blendhub_fleet.options import FleetOptions
-from blendhub_fleet.records import decode_deleted, decode_name, decode_spans, encode_deleted, encode_name, encode_spans
+from blendhub_fleet.records import decode, decode_spans, encode_name, encode_spans
 
 MEMBER_S = 15.0
 """A hub that is silent for so long counts as dead."""
@@ -51,8 +52,8 @@ class Entry(NamedTuple):
     def is_sound(self) -> bool:
         """Whether a hub may have written it."""
         if self.kind == DELETED:
-            return decode_deleted(self.name) is not None
-        return self.kind in (PUBLISHED, DROPPED) and bool(self.spans) and decode_name(self.name) is not None
+            return decode(self.name, Deleted) is not None
+        return self.kind in (PUBLISHED, DROPPED) and bool(self.spans) and decode(self.name, RunKey) is not None
 
 
 class SharedCatalogue:
@@ -109,15 +110,16 @@ class SharedCatalogue:
 
     # Runs.
 
-    def _scan(self, position: int) -> Any:
-        return self.link.do("read", lambda redis: redis.zscan(self._prefix + "runs", position, count=SCAN_COUNT))
-
     def names(self) -> Iterator[bytes]:
         """The names of all runs. One that comes or goes meanwhile may be missing, or come twice."""
+
+        def scan(redis: Any, position: int) -> Any:
+            return redis.zscan(self._prefix + "runs", position, count=SCAN_COUNT)
+
         position = 0
         while True:
-            position, found = self._scan(position)
-            yield from (name for name, _ in found)
+            position, scored = self.link.do("read", partial(scan, position=position))
+            yield from (name for name, _ in scored)
             if not position:
                 return
 
@@ -128,11 +130,11 @@ class SharedCatalogue:
         asked: list[bytes] = []
         while asked := asked or list(islice(names, RUNS_AT_ONCE)):
             answers = self._run("RUNS", "read", *most, scripts.MOST_ANSWERED_BYTES, *asked)
-            for name, found in zip(asked, answers, strict=False):
-                run = _run_of(name, found)
+            for name, answer in zip(asked, answers, strict=False):
+                run = _run_of(name, answer)
                 if run:
                     yield name, run
-                elif found or decode_name(name) is None:
+                elif answer or decode(name, RunKey) is None:
                     self._skip(f"the run {name[:100]!r}")
             asked = asked[len(answers) :]
 
@@ -147,8 +149,8 @@ class SharedCatalogue:
     def records(self, wanted: Sequence[tuple[RunKey, Span]]) -> list[bytes | None]:
         """The records of chunks; None for those that are not catalogued. This is a use of their runs."""
         pairs = [part for key, span in wanted for part in (encode_name(key), encode_spans([span]))]
-        found: list[bytes | None] = self._run("RECORDS", "read", self.seq, scripts.MOST_RECORD_BYTES, *pairs)
-        return found
+        texts: list[bytes | None] = self._run("RECORDS", "read", self.seq, scripts.MOST_RECORD_BYTES, *pairs)
+        return texts
 
     def publish(self, incarnation: str, run: StoredRun | None, key: RunKey, chunks: dict[Span, bytes]) -> list[bytes]:
         """Catalogue chunks with their records, and the run's tokens if given; returns the records that are no more.
@@ -160,39 +162,37 @@ class SharedCatalogue:
         tokens, about = (run.tokens, run.description) if run else (b"", b"")
         limits = (int(self._options.capacity_gib * 2**30), self._options.log_length)
         spans = encode_spans(sorted(chunks))
-        found: list[bytes] = self._run(
-            "PUBLISH", "write", incarnation, encode_name(key), tokens, about, *limits, spans, *pairs
-        )
-        return found
+        about_run = (encode_name(key), tokens, about)
+        texts: list[bytes] = self._run("PUBLISH", "write", incarnation, *about_run, *limits, spans, *pairs)
+        return texts
 
     def drop(self, key: RunKey, chunks: dict[Span, bytes]) -> list[bytes]:
         """Forget chunks whose records are these, or any where one is empty; returns the records that are no more."""
         pairs = [part for span, record in chunks.items() for part in (encode_spans([span]), record)]
-        found: list[bytes] = self._run(
-            "DROP", "write", self.incarnation, encode_name(key), self._options.log_length, *pairs
-        )
-        return found
+        where = (encode_name(key), self._options.log_length)
+        texts: list[bytes] = self._run("DROP", "write", self.incarnation, *where, *pairs)
+        return texts
 
     def announce(self, deleted: Deleted) -> None:
-        self._run("ANNOUNCE", "write", self.incarnation, encode_deleted(deleted), self._options.log_length)
+        self._run("ANNOUNCE", "write", self.incarnation, msgspec.msgpack.encode(deleted), self._options.log_length)
 
     def _follow(self, cursor: Cursor) -> Any:
         """The changes that Redis has after a cursor. A hub that is not among the live ones joins, under a new name."""
-        known = (cursor.life, cursor.seq, CHANGES_AT_ONCE, int(1000 * MEMBER_S), MOST_CHANGE_BYTES)
-        answer = self._run("FOLLOW", "read", self.incarnation, 0, *known, rests=False) if self.incarnation else None
+        asked = (cursor.life, cursor.seq, CHANGES_AT_ONCE, int(1000 * MEMBER_S), MOST_CHANGE_BYTES)
+        answer = self._run("FOLLOW", "read", self.incarnation, 0, *asked, rests=False) if self.incarnation else None
         if answer is None or answer[0] == b"fenced":
             incarnation = secrets.token_hex(8)
-            answer = self._run("FOLLOW", "read", incarnation, 1, *known, rests=False)
+            answer = self._run("FOLLOW", "read", incarnation, 1, *asked, rests=False)
             self.mine.add(incarnation)
             self.incarnation = incarnation
         self.seq, (self.hubs, self.nbytes) = answer[2], answer[3]
         return answer
 
-    def _run(self, script: str, doing: Any, *given: Any, rests: bool = True) -> Any:
+    def _run(self, script: str, doing: Any, *arguments: Any, rests: bool = True) -> Any:
         def run(redis: Any) -> Any:
             if script not in self._scripts:
-                self._scripts[script] = redis.register_script(getattr(scripts, script))
-            return self._scripts[script](keys=[self._prefix], args=given, client=redis)
+                self._scripts[script] = redis.register_script(scripts.COMMON + getattr(scripts, script))
+            return self._scripts[script](keys=[self._prefix], args=arguments, client=redis)
 
         return self.link.do(doing, run, rests=rests)
 
@@ -207,11 +207,11 @@ def check_bounds(run: StoredRun) -> None:
         )
 
 
-def _run_of(name: bytes, found: list[bytes]) -> StoredRun | None:
+def _run_of(name: bytes, answer: list[bytes]) -> StoredRun | None:
     """The run with its chunks; None unless the entry is as a hub writes it."""
-    key = decode_name(name)
-    if key is None or len(found) != 3:
+    key = decode(name, RunKey)
+    if key is None or len(answer) != 3:
         return None
-    about, tokens, spans = found
+    about, tokens, spans = answer
     chunks = tuple(sorted(span for span in decode_spans(spans) if 4 * span.end <= len(tokens)))
     return StoredRun(key, tokens, about, chunks) if chunks else None

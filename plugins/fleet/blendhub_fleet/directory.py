@@ -162,11 +162,11 @@ class Folder:
             self._make(self.path)
             with self._draft(self.path) as draft:
                 owner = os.fstat(draft.fileno()).st_uid
-            found = self.path.lstat()
-            if found.st_uid != owner and found.st_gid != self._group:
-                raise NotOurs(f"{self.path} belongs to uid {found.st_uid}")
+            facts = self.path.lstat()
+            if facts.st_uid != owner and facts.st_gid != self._group:
+                raise NotOurs(f"{self.path} belongs to uid {facts.st_uid}")
             mode = 0o700 if self._group is None else 0o2770
-            if found.st_mode & 0o7777 & ~mode:  # made by an earlier release, or by hand
+            if facts.st_mode & 0o7777 & ~mode:  # made by an earlier release, or by hand
                 os.chmod(self.path, mode)
             self._owner = owner
 

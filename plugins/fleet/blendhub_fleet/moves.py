@@ -53,8 +53,8 @@ class Moves:
         """Fill the shards of chunks."""
         if not records:
             return []
-        found = _by_record(self._bytes.get(self._keys(records), self._extents(chunks)), records)
-        return [_fetched(*one) for one in zip(records, chunks, found, strict=True)]
+        answers = _by_record(self._bytes.get(self._keys(records), self._extents(chunks)), records)
+        return list(map(_fetched, records, chunks, answers))
 
     def remove(self, records: Iterable[Record]) -> None:
         """Remove bytes, as far as that succeeds: the place evicts by itself what no hub knows."""
@@ -86,8 +86,8 @@ def _by_record(answers: Sequence[bool], records: Sequence[Record]) -> list[Seque
     return [[next(left) for size in record.sizes if size] for record in records]
 
 
-def _fetched(record: Record, shards: Sequence[memoryview], found: Sequence[bool]) -> Fetched:
-    if not all(found):
+def _fetched(record: Record, shards: Sequence[memoryview], answers: Sequence[bool]) -> Fetched:
+    if not all(answers):
         return Fetched.GONE
     same = all(_checksum(shard) == wanted for shard, wanted in zip(shards, record.sums, strict=True))
     return Fetched.WHOLE if same else Fetched.OTHER

@@ -2,15 +2,16 @@
 
 import struct
 from collections.abc import Iterable, Iterator
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import msgspec
 from msgspec import Meta
 
-from blendhub.contracts import Deleted, RunKey
+from blendhub.contracts import RunKey
 from blendhub.core.errors import InvalidInput
 from blendhub.core.spans import Span
 
+T = TypeVar("T")
 _SPAN = struct.Struct("<II")
 
 
@@ -47,22 +48,10 @@ def encode_name(key: RunKey) -> bytes:
         raise InvalidInput(f"{key!r} is not text that can be written as UTF-8: {error}; use other names") from None
 
 
-def decode_name(name: bytes) -> RunKey | None:
-    """The run's key; None for a name that no hub has written."""
+def decode(text: bytes, kind: type[T]) -> T | None:
+    """A run's key, or what is deleted; None for a text that no hub has written."""
     try:
-        return msgspec.msgpack.decode(name, type=RunKey)
-    except msgspec.MsgspecError:
-        return None
-
-
-def encode_deleted(deleted: Deleted) -> bytes:
-    return msgspec.msgpack.encode(deleted)
-
-
-def decode_deleted(text: bytes) -> Deleted | None:
-    """What is deleted; None for a text that no hub has written."""
-    try:
-        return msgspec.msgpack.decode(text, type=Deleted)
+        return msgspec.msgpack.decode(text, type=kind)
     except msgspec.MsgspecError:
         return None
 

@@ -24,7 +24,7 @@ MOST_DESCRIPTION_BYTES = MOST_RECORD_BYTES = 2**16
 MOST_ANSWERED_BYTES = 2**26
 """The bytes of runs in one answer, after which the rest is asked for again."""
 
-_COMMON = """
+COMMON = """
 local p = KEYS[1]
 local function key(name) return p .. name end
 local function whole(text) return tonumber(string.match(text or '', '^%d+') or '0') end
@@ -65,9 +65,7 @@ local function mend_run(name)
 end
 """
 
-FOLLOW = (
-    _COMMON
-    + """
+FOLLOW = """
 -- ARGV: incarnation, 1 to join, which life of Redis, the last change known, most entries, ms after which a hub is dead,
 -- most bytes of a change
 local known, t = tonumber(ARGV[4]), now()
@@ -95,11 +93,8 @@ for at, entry in ipairs(redis.call('XRANGE', key('log'), from, '+', 'COUNT', ARG
 end
 return {'ok', life, last, about, changes}
 """
-)
 
-RUNS = (
-    _COMMON
-    + """
+RUNS = """
 -- ARGV: most bytes of tokens, most chunks, most bytes of a description, most bytes of the answer, names
 -- Answers for as many of the names as the bytes allow, one at least: description, tokens and spans of a run, nothing
 -- where there is none, and one word where it is not as a hub writes it.
@@ -124,11 +119,8 @@ for at = 5, #ARGV do
 end
 return runs
 """
-)
 
-RECORDS = (
-    _COMMON
-    + """
+RECORDS = """
 -- ARGV: the change that counts as the time of this use, most bytes of a record, then a name and a span each
 -- Answers with the records, and nothing of one that is too long. A full Redis refuses to note a use: that costs the
 -- order of use alone.
@@ -143,11 +135,8 @@ for at = 3, #ARGV, 2 do
 end
 return records
 """
-)
 
-PUBLISH = (
-    _COMMON
-    + """
+PUBLISH = """
 -- ARGV: incarnation, name, tokens or nothing, description, capacity, log length, spans, then a span and a record each
 local name, capacity, most = ARGV[2], tonumber(ARGV[5]), tonumber(ARGV[6])
 if not redis.call('ZSCORE', key('members'), ARGV[1]) then return redis.error_reply('FENCED hub') end
@@ -191,11 +180,8 @@ while tonumber(redis.call('GET', key('bytes'))) > capacity do
 end
 return replaced
 """
-)
 
-DROP = (
-    _COMMON
-    + """
+DROP = """
 -- ARGV: incarnation, name, log length, then a span and its record, or nothing for any record
 local name, spans, dropped = ARGV[2], '', {}
 local run = key('run:' .. name)
@@ -218,19 +204,12 @@ end
 if redis.call('HLEN', run) == 2 then forget_run(name) end
 return dropped
 """
-)
 
-ANNOUNCE = (
-    _COMMON
-    + """
+ANNOUNCE = """
 -- ARGV: incarnation, what is deleted, log length
 return note_change(ARGV[1], 'x', ARGV[2], '', tonumber(ARGV[3]))
 """
-)
 
-LEAVE = (
-    _COMMON
-    + """
+LEAVE = """
 return redis.call('ZREM', key('members'), ARGV[1])
 """
-)

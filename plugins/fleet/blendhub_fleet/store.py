@@ -17,7 +17,7 @@ from blendhub_fleet.bytes import ByteStore
 from blendhub_fleet.catalogue import DELETED, DROPPED, PUBLISHED, Cursor, Entry, SharedCatalogue, check_bounds
 from blendhub_fleet.moves import Fetched, Moves
 from blendhub_fleet.options import FleetOptions
-from blendhub_fleet.records import Record, decode_deleted, decode_name, decode_record, encode_name, encode_record
+from blendhub_fleet.records import Record, decode, decode_record, encode_name, encode_record
 
 log = logging.getLogger(__name__)
 
@@ -91,7 +91,7 @@ class FleetStore(SharedStore):
     def save_run(self, run: StoredRun) -> list[tuple[RunKey, Span]]:
         self._check_open()
         check_bounds(run)
-        stored = next((found.chunks for _, found in self._catalogue.runs([encode_name(run.key)])), ())
+        stored = next((published.chunks for _, published in self._catalogue.runs([encode_name(run.key)])), ())
         if stored and 4 * stored[-1].end > len(run.tokens):
             raise InvalidInput(f"{run.key} has {stored[-1]} stored, but its new tokens end before; pass all")
         with self._lock:
@@ -127,9 +127,9 @@ class FleetStore(SharedStore):
         """The run if its tokens are still to be published; raises unless tokens cover what comes."""
         with self._lock:
             given, published = self._given.get(run), self._lengths.get(run, 0)
-        known = len(given.tokens) // 4 if given else published
-        if end > known:
-            raise InvalidInput(f"{run} is known with {known} tokens, a chunk of it ends at {end}; call save_run first")
+        n_tokens = len(given.tokens) // 4 if given else published
+        if end > n_tokens:
+            raise InvalidInput(f"{run} has {n_tokens} tokens here, a chunk of it ends at {end}; call save_run first")
         return given
 
     def _publish(self, incarnation: str, given: StoredRun | None, run: RunKey, kept: dict[Span, Record]) -> list[bytes]:
@@ -156,17 +156,17 @@ class FleetStore(SharedStore):
         moves = self._attached()
         texts = self._catalogue.records([(key, span) for key, span, _ in wanted])
         records = {place: _decoded(text) for place, text in enumerate(texts) if text is not None}
-        known = {place: record for place, record in records.items() if record}
-        for place, record in known.items():
+        sound = {place: record for place, record in records.items() if record}
+        for place, record in sound.items():
             _check_sizes(record, *wanted[place])
-        fetched = moves.get(list(known.values()), [wanted[place][2] for place in known])
-        fates = dict.fromkeys(records, Fetched.UNKNOWN) | dict(zip(known, fetched, strict=True))
+        fetched = moves.get(list(sound.values()), [wanted[place][2] for place in sound])
+        fates = dict.fromkeys(records, Fetched.UNKNOWN) | dict(zip(sound, fetched, strict=True))
         for place, fate in fates.items():
             if fate is not Fetched.WHOLE:
                 self._drop(*wanted[place][:2], texts[place] or b"", fate)
         whole = [fates.get(place) is Fetched.WHOLE for place in range(len(wanted))]
         with self._lock:
-            self._fetched += sum(sum(record.sizes) for place, record in known.items() if whole[place])
+            self._fetched += sum(sum(record.sizes) for place, record in sound.items() if whole[place])
         return whole
 
     def _drop(self, run: RunKey, span: Span, text: bytes, how: Fetched) -> None:
@@ -219,10 +219,10 @@ class FleetStore(SharedStore):
         runs = dict(self._catalogue.runs(dict.fromkeys(entry.name for entry in others if entry.kind == PUBLISHED)))
         for entry in others:
             if entry.kind == DELETED:
-                if deleted := decode_deleted(entry.name):
+                if deleted := decode(entry.name, Deleted):
                     yield deleted
                 continue
-            run, key = runs.get(entry.name), decode_name(entry.name)
+            run, key = runs.get(entry.name), decode(entry.name, RunKey)
             if key and entry.kind == DROPPED:
                 yield Dropped(key, entry.spans)
             elif run and (chunks := tuple(span for span in run.chunks if span in entry.spans)):
@@ -240,7 +240,7 @@ class FleetStore(SharedStore):
 
 
 def _decoded(text: bytes) -> Record | None:
-    """The run; None for an entry that no hub has written."""
+    """The record; None for an entry that no hub has written."""
     try:
         return decode_record(text)
     except ValueError:

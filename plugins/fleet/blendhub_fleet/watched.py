@@ -63,22 +63,22 @@ class Watched:
 
     def run(self, work: Callable[[WatchedWork[T]], T]) -> T:
         """The result of the work. Raises StoreAway if it makes no step for ``silence_s``, or if too many calls hang."""
-        one: WatchedWork[T] = WatchedWork()
-        self._begin(one)
+        call: WatchedWork[T] = WatchedWork()
+        self._begin(call)
         try:
-            threading.Thread(target=self._do, args=[one, work], name="blendhub-files", daemon=True).start()
+            threading.Thread(target=self._do, args=[call, work], name="blendhub-files", daemon=True).start()
         except RuntimeError as error:  # a limit of processes
-            self._ended(one)
+            self._ended(call)
             raise StoreAway(f"no thread could be started for {self._place}: {error}") from error
-        if one.wait(self._silence_s):
-            return one.result.result()
+        if call.wait(self._silence_s):
+            return call.result.result()
         with self._changed:
             self.hung += 1
-            self._left.add(one)
+            self._left.add(call)
             self._changed.notify_all()
         raise StoreAway(f"{self._place} did nothing for {self._silence_s:g} s; does its server run?")
 
-    def _begin(self, one: WatchedWork[Any]) -> None:
+    def _begin(self, call: WatchedWork[Any]) -> None:
         with self._changed:
             # If all of them hang, no caller waits for its turn: the place is away.
             self._changed.wait_for(
@@ -86,17 +86,17 @@ class Watched:
             )
             if len(self._under_way) >= AT_ONCE:
                 raise StoreAway(f"{AT_ONCE} calls of {self._place} are under way or hang; does its server run?")
-            self._under_way.add(one)
+            self._under_way.add(call)
 
-    def _do(self, one: WatchedWork[T], work: Callable[[WatchedWork[T]], T]) -> None:
+    def _do(self, call: WatchedWork[T], work: Callable[[WatchedWork[T]], T]) -> None:
         try:
-            one.result.set_result(work(one))
+            call.result.set_result(work(call))
         except BaseException as error:
-            one.result.set_exception(error)
-        self._ended(one)
+            call.result.set_exception(error)
+        self._ended(call)
 
-    def _ended(self, one: WatchedWork[Any]) -> None:
+    def _ended(self, call: WatchedWork[Any]) -> None:
         with self._changed:
-            self._under_way.discard(one)
+            self._under_way.discard(call)
             self._left &= self._under_way
             self._changed.notify()

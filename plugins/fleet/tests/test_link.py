@@ -50,12 +50,11 @@ def test_tls_by_url(tmp_path: Path) -> None:
         doubting.close()
 
 
-@pytest.mark.parametrize("url", ["", "HOST:6379", "http://HOST", "redis://HOST:port"])
-def test_what_is_no_url_of_redis_is_refused_at_once(tmp_path: Path, url: str) -> None:
-    with pytest.raises(OptionError, match="catalogue"):
-        opened(url, tmp_path)
-
-
-def test_a_directory_must_be_named() -> None:
-    with pytest.raises(OptionError, match="path"):
+def test_options_that_cannot_work_are_refused_at_once(tmp_path: Path) -> None:
+    for url in ("", "HOST:6379", "http://HOST", "redis://HOST:port"):
+        with pytest.raises(OptionError, match="catalogue"):
+            opened(url, tmp_path)
+    with pytest.raises(OptionError, match="needs path"):
         open_store(DirectoryOptions())
+    with pytest.raises(OptionError, match="unix_group: this machine has no group 'nosuch'"):
+        open_store(DirectoryOptions(path="/mnt/kv", unix_group="nosuch"))

@@ -50,32 +50,19 @@ def owners(draw) -> Owner:
     return Owner(foreign, alike, draw(st.integers(0, min(foreign + alike, 2 * CONTEXT))))
 
 
-def best_of(some: list[Owner]) -> int:
-    return max(
-        range(len(some)),
-        key=lambda n: (
-            some[n].stored_alike,
-            some[n].known_before,
-            -abs(some[n].starts_at - len(LEFT)),
-            n,
-        ),
-    )
-
-
-def found(some: list[Owner]) -> list[Match]:
+@given(st.lists(owners(), min_size=1, max_size=7))
+def test_the_best_owner_is_named(drawn):
     matcher = RollingHashMatcher(RollingHashOptions(min_match_tokens=1))
-    for number, owner in enumerate(some):
+    ranks = []
+    for number, owner in enumerate(drawn):
         tokens = owner.tokens(number)
         matcher.add(number, tokens, Span(owner.starts_at - owner.stored, len(tokens)))
-    return matcher.match(np.concatenate([LEFT, TEXT, LEFT[:1]]))
-
-
-@given(st.lists(owners(), min_size=1, max_size=7))
-def test_the_best_owner_is_named(some):
-    number = best_of(some)
-    best, start = some[number], len(LEFT) - some[number].stored_alike
+        ranks.append((owner.stored_alike, owner.known_before, -abs(owner.starts_at - len(LEFT)), number))
+    number = max(ranks)[-1]
+    best, start = drawn[number], len(LEFT) - drawn[number].stored_alike
     source = best.starts_at - best.stored_alike
-    assert found(some) == [Match(Span(start, len(LEFT) + len(TEXT)), number, source, exact=False)]
+    matches = matcher.match(np.concatenate([LEFT, TEXT, LEFT[:1]]))
+    assert matches == [Match(Span(start, len(LEFT) + len(TEXT)), number, source, exact=False)]
 
 
 def test_a_neighbour_counts_although_the_search_looks_back_no_further():

@@ -14,11 +14,6 @@ MOST_BYTES = 2**18
 """More than Linux lets a packet be; a call has some ten thousand bytes."""
 
 
-def line_pair() -> tuple[socket.socket, socket.socket]:
-    """Both ends of a line, which keeps messages apart."""
-    return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-
-
 class ChildSetup(msgspec.Struct, frozen=True):
     """The first message: how the process reaches Mooncake, and which arena it copies from and into."""
 

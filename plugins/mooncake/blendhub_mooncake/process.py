@@ -12,7 +12,7 @@ import time
 import msgspec
 
 from blendhub.core.errors import StoreFailed
-from blendhub_mooncake.frames import Call, ChildSetup, Codes, Started, line_pair, receive, send
+from blendhub_mooncake.frames import Call, ChildSetup, Codes, Started, receive, send
 
 LANES = 4
 """Calls that are under way at the same time; others wait for a lane."""
@@ -29,7 +29,7 @@ class MooncakeProcess:
     """
 
     def __init__(self) -> None:
-        pairs = [line_pair() for _ in range(1 + LANES)]
+        pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(1 + LANES)]
         theirs = [pair[1].fileno() for pair in pairs]
         with contextlib.ExitStack() as closing:
             for pair in pairs:

@@ -32,6 +32,11 @@ def content(seed: int) -> bytes:
     return np.random.default_rng(seed).bytes(4 * MIB)
 
 
+def pid_of(place: MooncakeBytes) -> int:
+    assert place.pid is not None
+    return place.pid
+
+
 class Ledger:
     """Puts and gets one chunk at a time, and holds every get against what was put."""
 
@@ -53,9 +58,9 @@ class Ledger:
     def get(self, seed: int) -> bool:
         slot = self._arena.slot(8 * MIB, 4 * MIB)
         slot[:] = bytes(4 * MIB)
-        found = self._in_time(lambda: self.place.get([f"chunk {seed}"], [(8 * MIB, 4 * MIB)]))
-        assert not found or bytes(slot) == content(seed), f"wrong bytes for chunk {seed}"
-        return found
+        is_there = self._in_time(lambda: self.place.get([f"chunk {seed}"], [(8 * MIB, 4 * MIB)]))
+        assert not is_there or bytes(slot) == content(seed), f"wrong bytes for chunk {seed}"
+        return is_there
 
     def works(self) -> bool:
         """A chunk goes in, and comes back."""
@@ -87,13 +92,16 @@ def ledger(place: MooncakeBytes, arena: Arena) -> Ledger:
     return ledger
 
 
-def test_a_killed_process_is_replaced_and_finds_what_was_stored(ledger: Ledger) -> None:
-    pid = ledger.place.pid
-    assert pid is not None
-    os.kill(pid, signal.SIGKILL)
+def test_a_process_that_is_killed_or_stopped_is_replaced_and_finds_what_was_stored(ledger: Ledger) -> None:
+    os.kill(pid_of(ledger.place), signal.SIGKILL)
     wait_until(lambda: ledger.get(0), RECOVERY_S)
-    assert ledger.place.pid != pid
     assert ledger.place.stats()["mooncake_starts"] == 2
+    pid = pid_of(ledger.place)
+    os.kill(pid, signal.SIGSTOP)
+    with pytest.raises(StoreFailed, match="did not answer a get in time"):
+        ledger.place.get(["chunk 0"], [(0, 4 * MIB)])
+    assert not _is_alive(pid)
+    wait_until(lambda: ledger.get(0), RECOVERY_S)
 
 
 def test_every_call_under_way_fails_when_the_process_is_killed(place: MooncakeBytes, arena: Arena) -> None:
@@ -106,28 +114,17 @@ def test_every_call_under_way_fails_when_the_process_is_killed(place: MooncakeBy
         except StoreFailed as error:
             answers.append(error)
 
-    assert place.pid is not None
-    os.kill(place.pid, signal.SIGSTOP)
+    os.kill(pid_of(place), signal.SIGSTOP)
     callers = [threading.Thread(target=call, args=[at]) for at in range(8)]
     for caller in callers:
         caller.start()
     time.sleep(0.2)
     assert not answers
-    os.kill(place.pid, signal.SIGKILL)
+    os.kill(pid_of(place), signal.SIGKILL)
     for caller in callers:
         caller.join(DEADLINE_S)
     assert len(answers) == 8
     assert all(isinstance(answer, StoreFailed) for answer in answers)
-
-
-def test_a_stopped_process_is_replaced_at_the_deadline(ledger: Ledger) -> None:
-    pid = ledger.place.pid
-    assert pid is not None
-    os.kill(pid, signal.SIGSTOP)
-    with pytest.raises(StoreFailed, match="did not answer a get in time"):
-        ledger.place.get(["chunk 0"], [(0, 4 * MIB)])
-    assert not _is_alive(pid)
-    wait_until(lambda: ledger.get(0), RECOVERY_S)
 
 
 def test_a_get_that_comes_too_late_writes_nothing(ledger: Ledger, cluster: Cluster, arena: Arena) -> None:
@@ -157,13 +154,14 @@ def test_a_stopped_server_costs_reuse_while_it_is(ledger: Ledger, cluster: Clust
     server = cluster.master if which == "master" else cluster.nodes[0]
     assert server is not None
     with stopped(server.pid):
-        _never_works(ledger, STOPPED_S)
+        end = time.monotonic() + STOPPED_S
+        while time.monotonic() < end:
+            assert not ledger.works()
     wait_until(ledger.works, RECOVERY_S)
 
 
 def test_what_a_killed_node_had_is_absent_and_another_node_serves(ledger: Ledger, cluster: Cluster) -> None:
-    pid = ledger.place.pid
-    assert pid is not None
+    pid = pid_of(ledger.place)
     cluster.nodes[0].kill()
     assert not ledger.get(0)
     assert not _is_alive(pid), "a transfer failed, so it may still have been writing"
@@ -211,19 +209,12 @@ def test_the_process_dies_with_its_owner_even_if_it_is_stopped(
 
 
 def test_closing_ends_the_process_and_then_calls_fail(place: MooncakeBytes) -> None:
-    pid = place.pid
-    assert pid is not None
+    pid = pid_of(place)
     place.close()
     place.close()
     assert not _is_alive(pid)
     with pytest.raises(StoreFailed, match="it is closed"):
         place.get(["key"], [(0, 1)])
-
-
-def _never_works(ledger: Ledger, seconds: float) -> None:
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        assert not ledger.works()
 
 
 def _is_alive(pid: int) -> bool:

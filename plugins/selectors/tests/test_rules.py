@@ -11,12 +11,34 @@ from blendhub_selectors.options import AttendedOptions, FirstKOptions, HkvdOptio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blendhub import PluginHost, Span
+from blendhub import Span
 from blendhub.contracts import Selection
-from blendhub.core.errors import OptionError
-from plugins.selectors.tests.prompts import moved_spans, picked_in_turn, tokens
 
-TOUCHING = [Span(4, 10), Span(10, 13), Span(13, 40)]
+
+def tokens(spans):
+    return [position for span in spans for position in range(span.start, span.end)]
+
+
+@st.composite
+def moved_spans(draw):
+    spans, at = [], 0
+    for gap, length in draw(st.lists(st.tuples(st.sampled_from([0, 0, 3]), st.integers(1, 20)), min_size=1)):
+        spans.append(Span(at + gap, at + gap + length))
+        at = spans[-1].end
+    return spans
+
+
+def picked_in_turn(moved, ratio, windows):
+    """The moved positions of windows, taken whole one after the other until one is too dear."""
+    may = set(tokens(moved))
+    budget = ceil(ratio * len(may))
+    picked = set()
+    for window in windows:
+        more = picked | (may & set(window))
+        if len(more) > budget:
+            break
+        picked = more
+    return sorted(picked)
 
 
 def blocks_of(moved, width):
@@ -51,35 +73,18 @@ def test_hkvd_picks_the_highest_blocks(data, moved, ratio, width):
     assert tokens(in_blocks.select(Selection(moved, ratio, 5, scores))) == expected
 
 
-def test_hkvd_takes_the_earlier_of_equals():
-    picks = HkvdSelector(HkvdOptions()).select(Selection(TOUCHING, 0.2, 4, np.ones(40, np.float32)))
-    assert picks == [Span(4, 12)]
-
-
-def test_blocks_end_where_their_span_does():
-    """The block [8, 10) is short, and [10, 13) begins anew though it touches."""
-    scores = np.zeros(40, np.float32)
-    scores[10:13] = 1
-    assert HkvdSelector(HkvdOptions()).select(Selection(TOUCHING, 3 / 36, 4, scores)) == [Span(10, 13)]
-
-
 @pytest.mark.parametrize("signal", ["k", "v", "kv"])
 def test_hkvd_scores_are_squared_distances(signal):
     torch = pytest.importorskip("torch", reason="scores are taken of tensors: pip install torch")
     fresh, stored = ((torch.rand(5, 2, 8), torch.rand(5, 2, 12)) for _ in range(2))
-    score = HkvdSelector(HkvdOptions(signal=signal)).score(fresh, stored)
+    selector = HkvdSelector(HkvdOptions(signal=signal, layer=7))
+    assert selector.probe_layer == 7
+    score = selector.score(fresh, stored)
     for token in range(5):
         of_keys = sum((a - b) ** 2 for a, b in zip(fresh[0][token].ravel(), stored[0][token].ravel(), strict=True))
         of_values = sum((a - b) ** 2 for a, b in zip(fresh[1][token].ravel(), stored[1][token].ravel(), strict=True))
         expected = of_keys * ("k" in signal) + of_values * ("v" in signal)
         assert score[token].item() == pytest.approx(expected.item(), rel=1e-5)
-
-
-def test_hkvd_probes_the_layer_of_its_option():
-    assert HkvdSelector(HkvdOptions()).probe_layer == 1
-    assert HkvdSelector(HkvdOptions(layer=7)).probe_layer == 7
-    with pytest.raises(OptionError, match="layer"):
-        PluginHost.discover().create("selector", "hkvd", {"layer": 0})
 
 
 def windows_from_the_highest(moved, ratio, width, scores):
@@ -106,10 +111,14 @@ def test_attended_picks_what_is_attended_to_most(data, moved, ratio, width):
         assert len(tokens(picks)) == ceil(ratio * len(tokens(moved)))
 
 
-@given(moved=moved_spans(), ratio=st.floats(0, 1))
-def test_attended_picks_beginnings_where_attention_is_not_measured(moved, ratio):
-    picks = AttendedSelector(AttendedOptions()).select(Selection(moved, ratio))
-    assert tokens(picks) == tokens(FirstKSelector(FirstKOptions(k=0)).select(Selection(moved, ratio)))
+@given(moved=moved_spans(), ratio=st.floats(0, 1), width=st.sampled_from([1, 2, 4, 7]))
+def test_attended_picks_beginnings_where_attention_is_not_measured(moved, ratio, width):
+    """The first ``width`` tokens of each span, then the next of each, and so on."""
+    heads = sorted(
+        (block.start - span.start, block.start, block) for span in moved for block in blocks_of([span], width)
+    )
+    picks = AttendedSelector(AttendedOptions(window_tokens=width)).select(Selection(moved, ratio))
+    assert tokens(picks) == picked_in_turn(moved, ratio, [block for *_, block in heads])
 
 
 @given(moved=moved_spans(), ratio=st.floats(0, 1, exclude_min=True, exclude_max=True), k=st.integers(1, 25))
@@ -126,8 +135,3 @@ def test_first_k_of_0_picks_equally_many_of_each_span(moved, ratio):
     counts = [sum(at in picked for at in range(span.start, span.end)) for span in moved]
     assert all(set(range(span.start, span.start + n)) <= picked for span, n in zip(moved, counts, strict=True))
     assert all(n in (max(counts), max(counts) - 1, len(span)) for span, n in zip(moved, counts, strict=True))
-
-
-def test_first_k_treats_spans_that_touch_each_by_itself():
-    picks = FirstKSelector(FirstKOptions(k=4)).select(Selection(TOUCHING, 0.5))
-    assert tokens(picks) == [*range(4, 8), *range(10, 17)]
