@@ -169,10 +169,10 @@ def _store(hub: "Hub") -> str:
     store = hub.config.store
     if store is None:
         return "none; evicted KV is lost"
-    if hub.follows:
+    if hub.service.follower:
         return f"{store.name}, shared with other hubs; /metrics shows the fleet"
     where = store.options.get("path") or "its default directory"
-    return f"{store.name} in {where}, {hub.restored_chunks} chunks restored"
+    return f"{store.name} in {where}, {sum(index.n_chunks for index in hub.service.state.indexes)} chunks restored"
 
 
 def _how_to_serve_models(endpoint: str, listen: Listen) -> str:

@@ -66,12 +66,12 @@ def load_config(path: Path | None = None) -> HubConfig:
         return HubConfig()
     try:
         with path.open("rb") as file:
-            given = tomllib.load(file)
+            settings = tomllib.load(file)
     except OSError as error:
         raise OptionError(f"cannot read {path}: {error.strerror}") from error
     except tomllib.TOMLDecodeError as error:
         raise OptionError(f"{path} is not TOML: {error}") from error
-    return parse_options(str(path), HubConfig, given)
+    return parse_options(str(path), HubConfig, settings)
 
 
 def as_toml(config: HubConfig) -> str:
@@ -82,11 +82,11 @@ def as_toml(config: HubConfig) -> str:
         "store": StoreChoice(),
     }
     written = []
-    about = {facts["name"]: facts["description"] for facts in describe_options(HubConfig)}
-    for name in [*(name for name in about if name not in tables), *tables]:
+    meanings = {facts["name"]: facts["description"] for facts in describe_options(HubConfig)}
+    for name in [*(name for name in meanings if name not in tables), *tables]:
         value = getattr(config, name)
-        shown = tables[name] if name in tables and not value else value
-        text = tomli_w.dumps({name: msgspec.to_builtins(shown)})
+        is_set = bool(value) or name not in tables
+        text = tomli_w.dumps({name: msgspec.to_builtins(value if is_set else tables[name])})
         lines = text.rstrip().splitlines()
-        written += [f"# {about[name]}", *(lines if shown is value else (f"# {line}".rstrip() for line in lines)), ""]
+        written += [f"# {meanings[name]}", *(lines if is_set else (f"# {line}".rstrip() for line in lines)), ""]
     return "\n".join(written)

@@ -47,33 +47,27 @@ class Counters:
         self.totals = Counter(dict.fromkeys(ALWAYS_SHOWN, 0))
         self.requests: defaultdict[str, Latencies] = defaultdict(Latencies)
         self.reads = reads
-        self.audits = AuditTable()
+        self.audits: defaultdict[str, Audits] = defaultdict(Audits)
+        """By the digest of an engine's namespace."""
 
 
-class _Audits:
+class Audits:
+    """The audits of one namespace."""
+
     def __init__(self) -> None:
         self.audits = 0
         self.disagreements = 0
         self.recent: deque[bool] = deque(maxlen=RECENT)
 
+    def add(self, agreed: int, disagreed: int) -> None:
+        self.audits += agreed + disagreed
+        self.disagreements += disagreed
+        self.recent.extend(disagreed * [False] + agreed * [True])
 
-class AuditTable:
-    """Counts by the digest of an engine's namespace."""
-
-    def __init__(self) -> None:
-        self.namespaces: defaultdict[str, _Audits] = defaultdict(_Audits)
-
-    def add(self, namespace: str, agreed: int, disagreed: int) -> None:
-        counts = self.namespaces[namespace]
-        counts.audits += agreed + disagreed
-        counts.disagreements += disagreed
-        counts.recent.extend(disagreed * [False] + agreed * [True])
-
-    def of(self, namespace: str) -> dict[str, float]:
-        counts = self.namespaces.get(namespace) or _Audits()
+    def numbers(self) -> dict[str, float]:
         return {
-            "audits": counts.audits,
-            "audit_disagreements": counts.disagreements,
-            "recent_audits": len(counts.recent),
-            "recent_audit_disagreements": counts.recent.count(False),
+            "audits": self.audits,
+            "audit_disagreements": self.disagreements,
+            "recent_audits": len(self.recent),
+            "recent_audit_disagreements": self.recent.count(False),
         }

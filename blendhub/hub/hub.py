@@ -6,6 +6,7 @@ import logging
 import shutil
 import tempfile
 import time
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 from blendhub.client.arena_view import HEADER_BYTES, SHM
@@ -17,6 +18,7 @@ from blendhub.hub.config import DEFAULT_TRANSPORT, HubConfig, Listen
 from blendhub.hub.deletion import Deletion
 from blendhub.hub.index.match_queues import MatchThreads
 from blendhub.hub.index.table import IndexTable
+from blendhub.hub.limits import INLINE_TOKENS
 from blendhub.hub.memory.arena import Arena
 from blendhub.hub.memory.cache import Cache
 from blendhub.hub.memory.default_size import default_arena_bytes
@@ -44,9 +46,6 @@ class Hub:
         self.service: HubService
         self.endpoints: tuple[str, ...] = ()
         self.metrics_address = ""
-        self.restored_chunks = 0
-        self.follows = False
-        """Whether the store is shared with other hubs."""
 
     async def __aenter__(self) -> "Hub":
         try:
@@ -61,20 +60,10 @@ class Hub:
 
     async def _start(self) -> None:
         resources = self._resources
-        wanted = self.config.arena_gib
-        arena = Arena(int(wanted * 2**30) if wanted else default_arena_bytes())
+        arena = Arena(int(self.config.arena_gib * 2**30) or default_arena_bytes())
         resources.callback(arena.close)
         resources.push_async_callback(_cancelled, asyncio.create_task(arena.reserve()))
-        threads = MatchThreads()
-        resources.callback(threads.close)
-        indexes = IndexTable(self._host, threads)
-        cache = Cache(arena)
-        tier = await self._open_store(self.config.store, cache, indexes) if self.config.store else None
-        state = HubState(cache, indexes, tier)
-        deletion = Deletion(state, tier)
-        follower = self._follow(indexes, tier, deletion) if tier and tier.is_shared else None
-        self.service = HubService(self.config, state, tier, deletion, time.monotonic, follower)
-        resources.callback(self.service.close)
+        self.service = await resources.enter_async_context(hub_service(self.config, self._host, arena))
         private = (self._private_endpoint(self._private),) if self._private else ()
         for listen in (*private, *self.config.listen):
             server = await self._serve(listen)
@@ -89,28 +78,6 @@ class Hub:
             self.metrics_address = await resources.enter_async_context(over_http)
         ticking = asyncio.create_task(self._tick())
         resources.callback(ticking.cancel)
-
-    async def _open_store(self, choice: PluginChoice, cache: Cache, indexes: IndexTable) -> StoreTier:
-        """The configured store, with all that it holds already matchable, if no other hub uses it."""
-        store = await asyncio.to_thread(self._host.create, "store", choice.name, choice.options)
-        tier = StoreTier(store, cache, indexes)
-        self._resources.push_async_callback(tier.close)
-        if isinstance(store, SharedStore):
-            name = cache.arena.name
-            file = ArenaFile(str(SHM / name.segment), HEADER_BYTES, name.size)
-            await asyncio.to_thread(store.attach, file, cache.arena.slot(0, name.size))
-        else:
-            # No server runs yet, so no other thread touches the state.
-            self.restored_chunks = await asyncio.to_thread(tier.restore)
-        return tier
-
-    def _follow(self, indexes: IndexTable, tier: StoreTier, deletion: Deletion) -> Follower:
-        """Begin to follow the shared store: the hub serves meanwhile, and finds more and more."""
-        follower = Follower(indexes, tier, deletion.delete_here)
-        follower.start()
-        self.follows = True
-        self._resources.push_async_callback(follower.close)
-        return follower
 
     def _private_endpoint(self, choice: PluginChoice) -> Listen:
         """An endpoint of this transport, with a directory that only this user can enter."""
@@ -135,7 +102,45 @@ class Hub:
             try:
                 self.service.tick()
             except Exception:  # one failing tick must not stop the later ones
-                log.exception("the hub's periodic work failed: leases and sessions that expired now end later")
+                log.exception("the hub's periodic work failed: sessions that are silent now end later")
+
+
+@contextlib.asynccontextmanager
+async def hub_service(
+    config: HubConfig,
+    host: PluginHost,
+    arena: Arena,
+    clock: Callable[[], float] = time.monotonic,
+    inline_tokens: int = INLINE_TOKENS,
+) -> AsyncIterator[HubService]:
+    """The service of a hub, without servers.
+
+    What its own store holds is matchable already. What a shared store holds becomes matchable while the hub serves.
+    """
+    async with contextlib.AsyncExitStack() as resources:
+        threads = MatchThreads(inline_tokens)
+        resources.callback(threads.close)
+        cache, indexes = Cache(arena), IndexTable(host, threads)
+        tier, follower = None, None
+        if config.store:
+            store = await asyncio.to_thread(host.create, "store", config.store.name, config.store.options)
+            tier = StoreTier(store, cache, indexes)
+            resources.push_async_callback(tier.close)
+            if isinstance(store, SharedStore):
+                file = ArenaFile(str(SHM / arena.name.segment), HEADER_BYTES, arena.name.size)
+                await asyncio.to_thread(store.attach, file, arena.slot(0, arena.name.size))
+            else:
+                # No server runs yet, so no other thread touches the state.
+                await asyncio.to_thread(tier.restore)
+        state = HubState(cache, indexes, tier)
+        deletion = Deletion(state, tier)
+        if tier and tier.is_shared:
+            follower = Follower(indexes, tier, deletion.delete_here)
+            follower.start()
+            resources.push_async_callback(follower.close)
+        service = HubService(config, state, tier, deletion, clock, follower)
+        resources.callback(service.close)
+        yield service
 
 
 async def _cancelled(task: "asyncio.Task[None]") -> None:

@@ -46,6 +46,3 @@ MOST_KEPT_REPORTS = 200
 MOST_REPORTING_ENGINES = 16
 """Reports of an engine's prompts that are kept: the last ones; each takes at most some KiB. With one more engine, the
 one that was silent longest is forgotten."""
-
-MOST_METRICS_REQUEST_BYTES = 2**13
-"""The bytes of the head of a request to ``/metrics``."""

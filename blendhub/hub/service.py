@@ -46,8 +46,8 @@ class HubService(Service):
         self.counters = Counters(tier.reader.reads if tier else Latencies())
         self.reports = ReportTable()
         self._config = config
-        self._tier = tier
-        self._follower = follower
+        self.tier = tier
+        self.follower = follower
         self._clock = clock
         self._watch = ProcessWatcher(state.process_died)
         self._deletion = deletion
@@ -104,7 +104,7 @@ class HubService(Service):
         self._watch.close()
 
     def stats(self) -> wire.HubStats:
-        return collect_stats(self.state, self._tier, self.counters, self._clock(), self._follower)
+        return collect_stats(self.state, self.tier, self.counters, self._clock(), self.follower)
 
     async def forget(self, message: wire.Forget, payload: Sequence[Buffer] = ()) -> Answer:
         """Delete what all requests with a cache salt stored."""

@@ -58,11 +58,6 @@ class HubState:
         leases = self.writes.leases.all_of_engine(session.engine.name)
         return next(self._lease_ids), tuple(lease.id for lease in leases if not lease.is_written_by(session.rank))
 
-    # Reading.
-
-    def release(self, session: Session, lease: int) -> None:
-        self.reads.end(self.reads.leases.of_engine(lease, session.engine.name))
-
     # Writing.
 
     def reserve(

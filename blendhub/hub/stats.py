@@ -24,8 +24,11 @@ def collect_stats(
             **_quantiles(counters),
         },
         namespaces={
-            base: {**{name: sums[base][name] if base in sums else 0 for name in STORED}, **counters.audits.of(base)}
-            for base in {**sums, **counters.audits.namespaces}
+            base: {
+                **{name: sums[base][name] if base in sums else 0 for name in STORED},
+                **counters.audits[base].numbers(),
+            }
+            for base in {**sums, **counters.audits}
         },
     )
 
@@ -51,7 +54,7 @@ def _gauges(state: HubState, tier: StoreTier | None, now: float) -> dict[str, fl
         "arena_reserved_bytes": arena.progress.reserved,
         "arena_missing_bytes": arena.name.size - arena.progress.goal,
         "arena_free_bytes": arena.extents.free_bytes,
-        "arena_quarantined_bytes": sum(len(one.offsets) * one.size for one in quarantined),
+        "arena_quarantined_bytes": sum(len(slots.offsets) * slots.size for slots in quarantined),
         "chunks_in_arena": len(state.cache.policy),
         "sessions": len(state.sessions),
         "engines": state.sessions.n_engines,

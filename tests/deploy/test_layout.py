@@ -39,7 +39,7 @@ from blendhub.client.hub_client import HubClient
 from blendhub.core.errors import BlendHubError, PeerGone, StaleEpoch
 from blendhub.core.plugin_choice import PluginChoice
 from tests.hub.hub_direct import namespace, tokens
-from tests.hub.mapped import check, store
+from tests.hub.processes import check, store
 
 client = HubClient(sys.argv[1])
 try:

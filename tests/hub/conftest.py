@@ -1,4 +1,4 @@
-"""Fixtures of the hub's tests."""
+"""Three ways to have a hub in a test: called directly, embedded (``embedded_hub``), and in a process to be killed."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -6,33 +6,27 @@ from typing import Any
 
 import pytest
 
-from blendhub.contracts import Store
-from blendhub.hub.config import HubConfig
-from blendhub.hub.limits import INLINE_TOKENS
 from blendhub.hub.memory.segments import remove_leftovers
 from tests.hub.hub_direct import DirectHub
 from tests.hub.processes import HubProcess
 
 
 @pytest.fixture
-def make_hub() -> Iterator[Any]:
-    """Makes hubs, and closes them after the test."""
-    made: list[DirectHub] = []
+def make_hub() -> Iterator[Callable[..., DirectHub]]:
+    """Makes hubs that are called directly, and closes them after the test."""
+    hubs: list[DirectHub] = []
 
-    def make(
-        n_slots: int = 64, store: Path | Callable[[], Store] | None = None, inline: int = INLINE_TOKENS, **config: Any
-    ) -> DirectHub:
-        made.append(DirectHub(HubConfig(**config), n_slots, store, inline))
-        return made[-1]
+    def make(n_slots: int = 64, *store: Any, **options: Any) -> DirectHub:
+        hubs.append(DirectHub(n_slots, *store, **options))
+        return hubs[-1]
 
     yield make
-    for hub in made:
-        if not hub.loop.is_closed():
-            hub.close()
+    for hub in hubs:
+        hub.close()
 
 
 @pytest.fixture
-def hub(make_hub: Any) -> DirectHub:
+def hub(make_hub: Callable[..., DirectHub]) -> DirectHub:
     return make_hub()
 
 

@@ -1,28 +1,35 @@
-"""Engines of the state machine: clients that tests may stop, cut off and kill."""
+"""Engines of the state machine: clients that tests may stop, cut off and kill, on lines that lose messages."""
 
 import contextlib
+import itertools
 import tempfile
 from contextlib import ExitStack
+from enum import Enum
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from blendhub.client import wire
 from blendhub.client.hub_client import HubClient, Reservation
-from blendhub.core.errors import BlendHubError, LeaseError
+from blendhub.contracts import Envelope
+from blendhub.contracts.transport import Connection, Pending
+from blendhub.core.errors import BlendHubError, DeadlineExceeded, LeaseError, PeerGone
 from blendhub.core.layout import Variant
-from blendhub.hub.config import HubConfig
 from blendhub.system.processes import ProcessId
-from tests.hub.direct_transport import DirectConnection, Line, connect
 from tests.hub.hub_direct import BASE, DirectHub, namespace, tokens
 
 SILENCE_S = 25.0
+HARDLY_S = 0.005
+"""The timeout of clients, and so how long they wait for writes that do not end."""
+
 MODELS = [namespace("a"), namespace("b", world_size=2)]
 SALT = "salt"
-VARIANTS = [BASE, Variant(cache_salt=SALT), Variant(lora="adapter")]
+SALTED = Variant(cache_salt=SALT)
+VARIANTS = [BASE, SALTED, Variant(lora="adapter")]
 TEXTS = [tokens(seed, length) for seed, length in enumerate((40, 64, 96, 150, 200))]
 PROMPTS = [*TEXTS, np.concatenate([TEXTS[3][20:120], TEXTS[1]]), np.concatenate([tokens(99, 17), TEXTS[4]])]
 
@@ -32,16 +39,83 @@ PROMPT = st.integers(0, len(PROMPTS) - 1)
 VARIANT = st.sampled_from([BASE, *VARIANTS])
 
 
+class Line(Enum):
+    """What happens to a client's requests and their replies."""
+
+    GOOD = 0
+    REPLIES_ARE_LOST = 1
+    """The hub executes requests, but the client does not receive the replies."""
+    CUT = 2
+    REGISTRATIONS_ARE_LOST = 3
+    """Only the replies to registrations are lost."""
+
+
+class Answered(Pending):
+    def __init__(self, outcome: Envelope | BlendHubError) -> None:
+        self._outcome = outcome
+
+    def done(self, within: float = 0.0) -> bool:
+        return True
+
+    def result(self) -> Envelope:
+        if isinstance(self._outcome, BlendHubError):
+            raise self._outcome
+        return self._outcome
+
+
+class DirectConnection(Connection):
+    """The connection of one client, which claims to be a process that the test may kill."""
+
+    _numbers = itertools.count(1)
+
+    def __init__(self, hub: DirectHub, process: ProcessId) -> None:
+        self.hub = hub
+        self.process = process
+        self.line = Line.GOOD
+        self.peer = b"client-%d" % next(self._numbers)
+        self._codec = wire.client_codec()
+
+    def create(self, *transport: Any) -> Any:
+        """The client's host makes this transport."""
+        return self
+
+    def connect(self, *endpoint: Any) -> Connection:
+        return self
+
+    def submit(self, request: Envelope, timeout: float) -> Pending:
+        message: Any = request.message
+        if self.line is Line.CUT:
+            return Answered(PeerGone("the line is cut"))
+        registers = isinstance(message, wire.Register)
+        if registers:
+            message = msgspec.structs.replace(message, process=self.process)
+        outcome: Envelope | BlendHubError
+        try:
+            answer = self.hub.envelope(message, request.payload, self.peer)
+            outcome = Envelope(self._codec.decode(self.hub.service.codec.encode(answer.message)), answer.payload)
+        except BlendHubError as error:
+            outcome = error
+        if self.line is Line.REPLIES_ARE_LOST or (self.line is Line.REGISTRATIONS_ARE_LOST and registers):
+            return Answered(DeadlineExceeded("the reply is lost"))
+        return Answered(outcome)
+
+    def cut(self) -> None:
+        """The hub sees the end of the connection; the next connection is a new peer."""
+        self.hub.service.gone(self.peer)
+        self.peer = b"client-%d" % next(self._numbers)
+
+    def close(self) -> None:
+        if self.line is not Line.CUT:
+            self.cut()
+
+
 class Job:
     """A text that an engine stores, with its write lease."""
 
     def __init__(self, reserved: Reservation, text: np.ndarray, variant: Variant) -> None:
         assert reserved.right
-        self.right = reserved.right
-        self.slots = reserved.slots
-        self.span = reserved.span
-        self.text = text
-        self.variant = variant
+        self.right, self.slots, self.span = reserved.right, reserved.slots, reserved.span
+        self.text, self.variant = text, variant
 
 
 class Read(NamedTuple):
@@ -76,13 +150,13 @@ class Process:
     """A client in a process that the test may stop, cut off and kill."""
 
     def __init__(self, machine: "HubRules", engine: str, model: int, rank: int) -> None:
-        self.machine, self.model, self.rank = machine, model, rank
-        self.client: HubClient
-        self.line: DirectConnection
+        self.model, self.rank = model, rank
         # Pids beyond those that the kernel gives.
         machine.started += 1
         process = ProcessId(ProcessId.mine().host, 2**23 + machine.started, rank + 1)
-        self.client, self.line = connect(machine.hub, process, lambda: machine.hub.now)
+        self.line = DirectConnection(machine.hub, process)
+        host: Any = self.line
+        self.client = HubClient("", host=host, timeout=HARDLY_S, clock=lambda: machine.hub.now, background=False)
         self.client.register(engine, MODELS[model], rank)
         self.writes: list[Write] = []
 
@@ -105,13 +179,10 @@ class Process:
         with contextlib.suppress(BlendHubError):
             self.client.commit(job.right, upto)
 
-    def end_writes(self) -> None:
-        while self.writes:
-            self.writes.pop().end()
-
     def exit(self) -> None:
         """The kernel removes the mapping."""
-        self.end_writes()
+        while self.writes:
+            self.writes.pop().end()
         self.client.arena = None
 
     def keep_alive(self) -> None:
@@ -125,12 +196,9 @@ class Engine:
     def __init__(self, machine: "HubRules", number: int, model: int) -> None:
         self.scheduler = Process(machine, f"engine-{number}", model, -1)
         self.workers = [Process(machine, f"engine-{number}", model, n) for n in range(MODELS[model].world_size)]
+        self.processes = [self.scheduler, *self.workers]
         self.jobs: list[Job] = []
         self.reads: list[Read] = []
-
-    @property
-    def processes(self) -> list[Process]:
-        return [self.scheduler, *self.workers]
 
 
 class HubRules(RuleBasedStateMachine):
@@ -139,8 +207,7 @@ class HubRules(RuleBasedStateMachine):
     @initialize(stored=st.booleans(), n_slots=st.integers(8, 48))
     def start(self, stored: bool, n_slots: int) -> None:
         self.folder = tempfile.TemporaryDirectory()
-        config = HubConfig(silence_s=SILENCE_S)
-        self.hub = DirectHub(config, n_slots, Path(self.folder.name) / "store" if stored else None)
+        self.hub = DirectHub(n_slots, Path(self.folder.name) / "store" if stored else None, silence_s=SILENCE_S)
         self.hub.service._watch.watch = lambda process: None  # the processes are made up
         self.engines: list[Engine] = []
         self.orphans: list[Process] = []
@@ -165,7 +232,8 @@ class HubRules(RuleBasedStateMachine):
         for engine in self.engines:
             for process in engine.processes:
                 process.line.line = Line.GOOD
-                process.end_writes()
+                while process.writes:
+                    process.writes.pop().end()
                 process.keep_alive()
         self.look_up_all()
         for engine in list(self.engines):
@@ -173,8 +241,8 @@ class HubRules(RuleBasedStateMachine):
         self.children_exit()
         self.hub.settle()
         self.hub.service.tick()
-        self.hub.state.check_integrity()
         state = self.hub.state
+        state.check_integrity()
         assert len(state.sessions) == len(state.reads.leases) == len(state.writes.leases) == 0
         assert not state.writes.quarantined and not state.ended_but_mapped
         for index in state.indexes:
@@ -184,10 +252,6 @@ class HubRules(RuleBasedStateMachine):
     def look_up_all(self) -> None:
         raise NotImplementedError
 
-    def pass_time(self, seconds: float) -> None:
-        self.hub.now += seconds
-        self.hub.service.tick()
-
     # Which one, is drawn as a number: how many there are may depend on how fast the disk is, and draws must not.
 
     def an_engine(self, which: int) -> Engine:
@@ -196,12 +260,12 @@ class HubRules(RuleBasedStateMachine):
         return self.engines[which % len(self.engines)]
 
     def a_worker(self, which: int) -> Process:
-        engine = self.an_engine(which)
-        return engine.workers[which // 7 % len(engine.workers)]
+        workers = self.an_engine(which).workers
+        return workers[which // 7 % len(workers)]
 
     def a_process(self, which: int) -> Process:
-        engine = self.an_engine(which)
-        return engine.processes[which // 7 % len(engine.processes)]
+        processes = self.an_engine(which).processes
+        return processes[which // 7 % len(processes)]
 
     def a_job(self, engine: Engine, which: int) -> Job | None:
         return engine.jobs[-1 - which // 50 % len(engine.jobs)] if engine.jobs else None
@@ -215,15 +279,13 @@ class HubRules(RuleBasedStateMachine):
     def kill(self, engine: Engine, child_lives: bool = False) -> None:
         self.engines.remove(engine)
         for process in engine.processes:
-            dead = process.line.process
             process.line.line = Line.CUT
             if child_lives:
                 self.orphans.append(process)
             else:
                 process.exit()
-            self.hub.state.process_died(dead)
+            self.hub.state.process_died(process.line.process)
 
     def children_exit(self) -> None:
-        for orphan in self.orphans:
-            orphan.exit()
-        self.orphans.clear()
+        while self.orphans:
+            self.orphans.pop().exit()

@@ -78,7 +78,7 @@ class ReadingRules(HubRules):
             check_order([piece.span for piece in found.pieces], skip)
             if found.lease is not None:
                 engine.reads.append(Read(found, PROMPTS[prompt], variant))
-            self.pass_time(seconds)
+            self.hub.pass_time(seconds)
 
     @rule(which=WHICH)
     def read_and_release(self, which: int) -> None:
@@ -94,7 +94,7 @@ class ReadingRules(HubRules):
 
     @rule(seconds=st.sampled_from([1.0, 1.0, 1.0, 11.0, 11.0, SILENCE_S + 1]))
     def time_passes(self, seconds: float) -> None:
-        self.pass_time(seconds)
+        self.hub.pass_time(seconds)
 
 
 def check_order(spans: list[Span], skip: int) -> None:

@@ -10,9 +10,8 @@ from hypothesis.stateful import invariant, rule
 from blendhub.core.errors import BlendHubError
 from blendhub.core.layout import Variant
 from blendhub.core.spans import Span
-from tests.hub.direct_transport import Line
 from tests.hub.hub_direct import BASE
-from tests.hub.machine_engines import SALT, SILENCE_S, TEXT, TEXTS, VARIANT, WHICH, Engine, Job, Write
+from tests.hub.machine_engines import SALT, SALTED, SILENCE_S, TEXT, TEXTS, VARIANT, WHICH, Engine, Job, Line, Write
 from tests.hub.machine_reading import ReadingRules
 
 ORIGINS = ({}, {"exact": False}, {"exact": False, "ratio": 0.5}, {"exact": False, "blended": True, "ratio": 0.25})
@@ -41,6 +40,16 @@ class WritingRules(ReadingRules):
             return
         assert not any(index.runs for index in self.hub.state.indexes if index.namespace.cache_salt == SALT)
         assert not settled or self.chunks_of_others() == others
+
+    @rule(which=WHICH, text=TEXT, other=TEXT)
+    def a_reader_is_overtaken_by_a_deletion(self, which: int, text: int, other: int) -> None:
+        """What it reads is deleted, and others store meanwhile."""
+        engine, quick = self.an_engine(which), self.an_engine(which // 3)
+        self.store_by(engine, TEXTS[text], SALTED)
+        self.look_up_and_read_later(which, text, SALTED, 0.0, 0)
+        self.forget(which, settled=False)
+        self.store_by(quick, TEXTS[other])
+        self.read_and_release(which)
 
     def chunks_of_others(self) -> set[tuple[int, Span]]:
         indexes = [index for index in self.hub.state.indexes if index.namespace.cache_salt != SALT]
@@ -154,7 +163,7 @@ class WritingRules(ReadingRules):
         """An engine's sessions end by silence and other engines store, before it writes."""
         slow, quick = self.an_engine(which), self.an_engine(which // 3)
         job = self.reserve_for(slow, TEXTS[text])
-        self.pass_time(SILENCE_S + 1)
+        self.hub.pass_time(SILENCE_S + 1)
         for engine in (quick, slow):
             for process in engine.processes:
                 process.keep_alive()
@@ -172,7 +181,7 @@ class WritingRules(ReadingRules):
         job = self.reserve_for(slow, TEXTS[text])
         if job:
             self.a_worker(which).begin(job)
-        self.pass_time(SILENCE_S + 1)
+        self.hub.pass_time(SILENCE_S + 1)
         for _ in range(times):
             for process in slow.processes:
                 process.keep_alive()

@@ -1,4 +1,4 @@
-"""Hubs and engines in separate processes, which tests may kill."""
+"""Hubs and engines in separate processes, which tests may kill, and what clients store and find there."""
 
 import subprocess
 import sys
@@ -6,6 +6,12 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+
+from blendhub.client.hub_client import HubClient
+from blendhub.core.spans import Span
+from tests.hub.hub_direct import marks
 
 SOON_S = 20.0
 
@@ -51,12 +57,7 @@ class HubProcess:
         self.start()
 
     def start(self) -> None:
-        self.process = subprocess.Popen(
-            [*self._within, sys.executable, "-c", HUB, *self._arguments],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
+        self.process = run_python(HUB, *self._arguments, within=self._within)
         assert self.process.stdout and self.process.stdout.readline() == "up\n"
 
     def kill(self) -> None:
@@ -74,10 +75,7 @@ IN_A_PLACE = ("unshare", "--mount", "bash", "-c", 'mount -t tmpfs -o "$0" tmpfs 
 def run_python(code: str, *arguments: str, within: Sequence[str] = ()) -> subprocess.Popen[str]:
     """Run Python code that can import the tests' modules."""
     return subprocess.Popen(
-        [*within, sys.executable, "-c", code, *arguments],
-        stdout=subprocess.PIPE,
-        stdin=subprocess.PIPE,
-        text=True,
+        [*within, sys.executable, "-c", code, *arguments], stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True
     )
 
 
@@ -94,3 +92,26 @@ def until(condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() < deadline, f"the condition did not hold within {SOON_S} s"
         time.sleep(0.01)
+
+
+def store(client: HubClient, text: np.ndarray, **about: Any) -> None:
+    """Store a text, with bytes of its own in place of KV."""
+    reserved = client.reserve(text, Span(0, len(text)), **about)
+    if reserved.right is None:
+        return
+    with client.writing(reserved.right):
+        for slot in reserved.slots:
+            client.shard(slot.slot)[: 4 * len(slot.span)] = marks(text, slot.span, 0)
+    client.commit(reserved.right, reserved.span.end)
+
+
+def check(client: HubClient, text: np.ndarray, wait_s: float = 0.0) -> int:
+    """Look up a text, check the bytes that are found, and return the number of tokens."""
+    copies = []
+    with client.reading(client.lookup(text, wait_s=wait_s)) as pieces:
+        for piece in pieces:
+            rows = client.shard(piece.shard)[4 * piece.row : 4 * (piece.row + len(piece.span))]
+            copies.append((piece.span, rows.copy()))
+    for span, rows in copies:
+        assert np.array_equal(rows, marks(text, span, 0))
+    return sum(len(span) for span, _ in copies)

@@ -15,30 +15,50 @@ from blendhub.core.plugin_choice import PluginChoice
 from blendhub.hub.config import HubConfig, Listen
 from blendhub.hub.embedded import embedded_hub
 from tests.hub.hub_direct import namespace, tokens
-from tests.hub.mapped import check, store
-from tests.hub.processes import run_python, until
+from tests.hub.processes import check, run_python, store, until
 
 pytestmark = pytest.mark.slow
+TEXT = tokens(1, 96)
+SMALL = HubConfig(arena_gib=0.01, metrics="")
 
 
 @pytest.mark.alone
 @pytest.mark.parametrize("where", ["thread", "process"])
-def test_an_embedded_hub_serves_this_process_and_others_and_leaves_nothing(where):
+def test_an_embedded_hub_serves_this_process_and_others_and_leaves_nothing(where, tmp_path):
     before = set(SHM.iterdir())
-    with embedded_hub(HubConfig(arena_gib=0.01), where) as hub:
-        endpoint = hub.endpoint
-        with hub.connect() as inside, HubClient(endpoint) as outside:
-            inside.register("e", namespace(), rank=0)
-            outside.register("f", namespace(), rank=0)
-            store(inside, tokens(1, 96))
-            assert check(outside, tokens(1, 96)) == check(inside, tokens(1, 96)) == 96
-            assert [path.name.startswith("blendhub-") for path in set(SHM.iterdir()) - before] == [True]
+    listen = Listen(endpoint=f"ipc://{tmp_path}/others")
+    config = HubConfig(arena_gib=0.01, metrics="", listen=(listen,))
+    with embedded_hub(config, where) as hub, hub.connect() as inside, HubClient(listen.endpoint) as outside:
+        inside.register("e", namespace(), rank=0)
+        outside.register("f", namespace(), rank=0)
+        store(inside, TEXT)
+        assert check(outside, TEXT) == check(inside, TEXT) == 96
+        assert [path.name.startswith("blendhub-") for path in set(SHM.iterdir()) - before] == [True]
+        # Clients that leave by one endpoint end no session of another.
+        for endpoint in (listen.endpoint, hub.endpoint):
+            with HubClient(endpoint) as passing:
+                passing.stats()
+        time.sleep(0.5)  # the hub notices what left
+        assert outside.stats().gauges["sessions"] == 2
+        assert check(outside, TEXT) == 96 and outside.registrations == 1
     assert set(SHM.iterdir()) == before
-    assert not os.path.exists(endpoint.removeprefix("ipc://"))
-    client = HubClient(endpoint, timeout=0.3)
+    assert not os.path.exists(hub.endpoint.removeprefix("ipc://"))
+    client = HubClient(hub.endpoint, timeout=0.3)
     with pytest.raises(BlendHubError):
         client.register("g", namespace())
     client.close()
+
+
+OWNER = """
+import sys
+from blendhub.hub.config import HubConfig
+from blendhub.hub.embedded import embedded_hub
+
+hub = embedded_hub(HubConfig(arena_gib=0.01, metrics=""), "process")
+print(hub.endpoint, flush=True)
+sys.stdin.read()
+hub.close()
+"""
 
 
 def test_a_hub_in_a_child_process_ends_with_its_owner():
@@ -55,62 +75,21 @@ def test_a_hub_in_a_child_process_ends_with_its_owner():
         until(lambda: not segment.exists())
 
 
-OWNER = """
-import sys
-from blendhub.hub.config import HubConfig
-from blendhub.hub.embedded import embedded_hub
-
-hub = embedded_hub(HubConfig(arena_gib=0.01, metrics=""), "process")
-print(hub.endpoint, flush=True)
-sys.stdin.read()
-hub.close()
-"""
-
-
 @pytest.mark.parametrize("where", ["thread", "process"])
 def test_an_arena_that_does_not_fit_stops_the_start_with_the_size_that_would(where):
     with pytest.raises(HubError, match="set arena_gib to at most"):
         embedded_hub(HubConfig(arena_gib=2**20), where)
 
 
-@pytest.mark.parametrize("where", ["thread", "process"])
-def test_clients_that_leave_by_one_endpoint_end_no_session_of_another(where, tmp_path):
-    listen = (Listen(endpoint=f"ipc://{tmp_path}/others"),)
-    config = HubConfig(arena_gib=0.01, metrics="", listen=listen)
-    with embedded_hub(config, where) as hub, hub.connect() as inside, HubClient(listen[0].endpoint) as outside:
-        inside.register("e", namespace(), rank=0)
-        outside.register("f", namespace(), rank=0)
-        store(outside, tokens(1, 64))
-        for endpoint in (listen[0].endpoint, hub.endpoint):
-            with HubClient(endpoint) as passing:
-                passing.stats()
-        time.sleep(0.5)  # the hub notices what left
-        assert outside.stats().gauges["sessions"] == 2
-        assert check(outside, tokens(1, 64)) == 64 and outside.registrations == 1
-
-
-TEMPLATES = Path("examples/plugin-template")
-
-
-@pytest.fixture
-def strangers(site):
-    """A host with a stranger's matcher and transport, and with no plugin of this repository."""
+def test_a_hub_needs_no_plugin_but_those_that_are_chosen(site):
+    """A stranger's matcher and transport, and no plugin of this repository."""
     for module in ("matcher/ngram_matcher", "transport/streams_transport"):
-        site.install(module.replace("/", "-"), (TEMPLATES / f"{module}.py").read_text(), module=Path(module).name)
-    return site.host()
-
-
-def test_a_hub_needs_no_plugin_but_those_that_are_chosen(strangers):
-    choice = PluginChoice("streams")
-    with (
-        embedded_hub(HubConfig(arena_gib=0.01, metrics=""), "thread", strangers, choice) as hub,
-        hub.connect() as inside,
-        HubClient(hub.endpoint, "streams", host=strangers) as outside,
-    ):
-        inside.register("e", namespace(matchers=(PluginChoice("ngram"),)), rank=0)
-        outside.register("f", namespace(matchers=(PluginChoice("ngram"),)), rank=0)
-        store(inside, tokens(1, 96))
-        assert check(outside, tokens(1, 96)) == check(inside, tokens(1, 96)) == 96
+        text = Path(f"examples/plugin-template/{module}.py").read_text()
+        site.install(module.replace("/", "-"), text, module=Path(module).name)
+    with embedded_hub(SMALL, "thread", site.host(), PluginChoice("streams")) as hub, hub.connect() as client:
+        client.register("e", namespace(matchers=(PluginChoice("ngram"),)), rank=0)
+        store(client, TEXT)
+        assert check(client, TEXT) == 96
 
 
 NEVER_READY = """
@@ -138,5 +117,5 @@ def test_a_hub_that_does_not_start_in_time_leaves_nothing(site, monkeypatch):
     monkeypatch.setattr("blendhub.hub.embedded.START_TIMEOUT_S", 0.5)
     segments, threads = set(SHM.iterdir()), set(threading.enumerate())
     with pytest.raises(HubError, match=r"the hub did not start in 0\.5 s"):
-        embedded_hub(HubConfig(arena_gib=0.01, metrics=""), "thread", site.host(), PluginChoice("never"))
+        embedded_hub(SMALL, "thread", site.host(), PluginChoice("never"))
     until(lambda: set(SHM.iterdir()) == segments and set(threading.enumerate()) <= threads)

@@ -1,19 +1,85 @@
-"""Hubs that share a store find each other's chunks."""
+"""Hubs that share a store find each other's chunks, delete for each other, and go on alone while Redis or the shared
+directory does not answer."""
 
+import asyncio
+import secrets
+import subprocess
+import sys
 import time
 
 import msgspec
 import numpy as np
 import pytest
+from blendhub_fleet.directory import open_store
+from blendhub_fleet.options import DirectoryOptions
 from blendhub_fleet.records import decode_record, encode_record, encode_spans
 
+from blendhub.client import wire
+from blendhub.client.hub_client import HubClient
 from blendhub.contracts import RunKey, StoredRun
+from blendhub.core.layout import Variant
 from blendhub.core.spans import Span
+from harness.servers import mount
 from harness.servers.redis_server import RedisServer, needs_redis
-from tests.hub.fleet_direct import TEXT, Fleet, count, known, read, store
 from tests.hub.hub_direct import CHUNK, namespace, tokens
 
 pytestmark = [pytest.mark.slow, needs_redis]
+TEXT = tokens(1, 3 * CHUNK)
+SOON_S = 60.0
+"""Far more than it takes, on a machine that is busy with other tests."""
+
+
+class Fleet:
+    """Hubs of one group, which run when they are asked to."""
+
+    def __init__(self, make_hub, server, path, **options):
+        self.make_hub, self.server, self.path = make_hub, server, path
+        self.group = f"group-{secrets.token_hex(4)}"
+        self.options = {"deadline_s": 10.0, **options}
+        self.hubs = []
+
+    def hub(self, n_slots=32):
+        options = DirectoryOptions(catalogue=self.server.url, group=self.group, path=str(self.path), **self.options)
+        self.hubs.append(self.make_hub(n_slots, lambda: open_store(options)))
+        return self.hubs[-1]
+
+    def pair(self):
+        """Two hubs that see each other."""
+        one, other = self.hub(), self.hub()
+        self.until(lambda: one.follower.hubs == other.follower.hubs == 2, "the hubs see each other")
+        return one, other
+
+    def until(self, condition, what):
+        """Let all hubs run until the condition holds."""
+        deadline = time.monotonic() + SOON_S
+        while not condition():
+            assert time.monotonic() < deadline, f"{what}: not within {SOON_S:.0f} s"
+            for hub in self.hubs:
+                hub.run(asyncio.sleep(0.002))
+
+    def until_each_knows(self, n_chunks):
+        self.until(lambda: all(known(hub) == n_chunks for hub in self.hubs), f"every hub knows {n_chunks} chunks")
+        for hub in self.hubs:
+            hub.state.check_integrity()
+
+    def files(self):
+        return list(self.path.rglob("*.kv"))
+
+
+def known(hub):
+    return sum(index.n_chunks for index in hub.state.indexes)
+
+
+def store(member, text=TEXT, **more):
+    """Store a text, and wait until it was offered to the fleet."""
+    reserved = member.store(text, **more)
+    member.hub.settle()
+    return reserved
+
+
+def count(hub, name):
+    stats = hub.service.stats()
+    return stats.counters[name] if name in stats.counters else stats.gauges[name]
 
 
 @pytest.fixture(scope="module")
@@ -32,44 +98,34 @@ def two(fleet):
     return fleet.pair()
 
 
-def test_what_one_hub_stores_is_found_and_read_on_the_other(fleet, two):
+def test_what_one_hub_stores_is_found_on_the_other_and_its_run_grows_only_there(fleet, two):
     one, other = two
-    store(one, one.join())
+    first, member = one.join(), other.join()
+    store(first)
     fleet.until_each_knows(3)
-    member = other.join()
-    assert read(member) == len(TEXT)
-    assert all(match.exact for match in member.read(TEXT).matches)
+    (foreign,) = other.index.runs
+    assert member.read(TEXT) == len(TEXT)
+    assert all(match.exact for match in member.lookup(TEXT).matches)
     assert count(other, "fleet_fetched_bytes") == count(one, "fleet_sent_bytes") == 3 * namespace().slot_bytes
     assert count(other, "fleet_published_chunks") == 3 and count(one, "fleet_published_chunks") == 0
-
-
-def test_an_engine_does_not_grow_the_run_of_another_hub(fleet, two):
-    one, other = two
-    first = one.join()
-    store(one, first)
-    fleet.until_each_knows(3)
-    (index,) = other.state.indexes
-    (foreign,) = index.runs
     longer = np.concatenate([TEXT, tokens(9, 2 * CHUNK)])
-    assert store(other, other.join(), longer, run=foreign).run != foreign
+    assert store(member, longer, run=foreign).run != foreign
     fleet.until_each_knows(5)
-    assert read(first, longer) == len(longer)
+    assert first.read(longer) == len(longer)
 
 
 def test_bytes_that_are_gone_are_a_miss_that_all_hear_of(fleet, two):
     one, other = two
     writer = one.join()
-    store(one, writer)
+    store(writer)
     fleet.until_each_knows(3)
     for file in fleet.files():
         file.unlink()
-    assert read(other.join()) == 0
+    assert other.join().read(TEXT) == 0
     fleet.until(lambda: known(other) == 0, "the reader forgets what is gone")
-    (index,) = one.state.indexes
-    fleet.until(lambda: not any(chunk.in_store for chunk in index.chunks()), "the writer hears of it")
-    assert read(writer) == len(TEXT), "the writer still has it in its arena"
-    assert count(other, "fleet_gone_chunks") == 3
-    assert count(other, "store_failures") == 0
+    fleet.until(lambda: not any(chunk.in_store for chunk in one.index.chunks()), "the writer hears of it")
+    assert writer.read(TEXT) == len(TEXT), "the writer still has it in its arena"
+    assert count(other, "fleet_gone_chunks") == 3 and count(other, "store_failures") == 0
     other.state.check_integrity()
 
 
@@ -77,25 +133,24 @@ def test_a_hub_that_falls_behind_the_log_reads_the_catalogue_again(make_hub, sha
     fleet = Fleet(make_hub, shared_server, tmp_path / "place", log_length=8)
     one, other = fleet.pair()
     member = one.join()
-    texts = [tokens(seed, CHUNK) for seed in range(100, 140)]
-    for text in texts:  # meanwhile the other one applies nothing
-        store(one, member, text)
+    for seed in range(100, 140):  # meanwhile the other one applies nothing
+        store(member, tokens(seed, CHUNK))
     fleet.until_each_knows(40)
     assert count(other, "fleet_snapshots") >= 2
-    assert read(other.join(), texts[0]) == CHUNK
+    assert other.join().read(tokens(139, CHUNK)) == CHUNK
 
 
 def test_only_what_is_asked_for_again_goes_out(make_hub, shared_server, tmp_path):
     fleet = Fleet(make_hub, shared_server, tmp_path / "place", share="reused")
     one, other = fleet.pair()
     member = one.join()
-    store(one, member)
-    store(one, member, tokens(2, 3 * CHUNK))
+    store(member)
+    store(member, tokens(2, 3 * CHUNK))
     assert not fleet.files() and one.tier.writer.saved == 0
-    read(member, TEXT[: 2 * CHUNK])
+    member.read(TEXT[: 2 * CHUNK])
     one.settle()
     fleet.until(lambda: known(other) == 2, "what was read is published")
-    assert read(other.join()) == 2 * CHUNK
+    assert other.join().read(TEXT) == 2 * CHUNK
 
 
 def test_a_pace_is_kept_and_what_is_evicted_before_its_turn_is_not_sent(make_hub, shared_server, tmp_path):
@@ -112,28 +167,124 @@ def test_a_pace_is_kept_and_what_is_evicted_before_its_turn_is_not_sent(make_hub
     assert count(one, "store_skipped") == 64 - sent // namespace().slot_bytes
 
 
-def test_what_is_no_hub_s_run_is_skipped_and_counted(fleet, two):
+def test_what_is_no_hub_s_run_is_skipped_and_a_record_of_other_sizes_dropped_for_all(fleet, two, shared_server):
     one, other = two
     odd = RunKey("5eed", "odd")
     one.tier.store.save_run(StoredRun(odd, bytes(4 * CHUNK), b"not a description", ()))
     one.tier.store.save(odd, Span(0, CHUNK), [one.arena.slot(0, 64)])
     fleet.until(lambda: count(other, "fleet_refused_runs") == 1, "the odd run comes")
-    store(one, one.join())
+    store(one.join())
     fleet.until(lambda: known(other) == 3, "what comes after it is taken")
-
-
-def test_a_record_of_other_sizes_costs_its_own_chunk_and_is_dropped_for_all(fleet, two, shared_server):
-    one, other = two
-    store(one, one.join())
-    fleet.until_each_knows(3)
     redis = shared_server.client()
-    (run,) = redis.scan_iter(f"blendhub:{{{fleet.group}}}:run:*")
+    run = f"blendhub:{{{fleet.group}}}:run:{one.index.digest}:{next(iter(one.index.runs.values())).key.run}"
+    (run,) = [name for name in redis.scan_iter(f"blendhub:{{{fleet.group}}}:run:*") if b"odd" not in name] or [run]
     record = decode_record(redis.hget(run, encode_spans([Span(0, CHUNK)])))
-    bad = msgspec.structs.replace(record, sizes=(4,))
-    redis.hset(run, encode_spans([Span(0, CHUNK)]), encode_record(bad))
+    redis.hset(run, encode_spans([Span(0, CHUNK)]), encode_record(msgspec.structs.replace(record, sizes=(4,))))
     member = other.join()
-    assert read(member) == 2 * CHUNK
+    assert member.read(TEXT) == 2 * CHUNK
     fleet.until(lambda: known(other) == 2, "the reader forgets it")
-    (index,) = one.state.indexes
-    fleet.until(lambda: not all(chunk.in_store for chunk in index.chunks()), "the writer hears of it")
-    assert read(member) == 2 * CHUNK and count(other, "store_failures") == 1
+    fleet.until(lambda: not all(chunk.in_store for chunk in one.index.chunks()), "the writer hears of it")
+    assert member.read(TEXT) == 2 * CHUNK and count(other, "store_failures") == 1
+
+
+def test_all_hubs_delete_a_salt_also_from_their_arenas(fleet, two):
+    salt = Variant(cache_salt="a")
+    one, other = two
+    store(one.join(), variant=salt)
+    store(one.join("another"), tokens(3, CHUNK), variant=Variant(cache_salt="b"))
+    fleet.until_each_knows(4)
+    reader = other.join()
+    assert reader.read(TEXT, salt) == len(TEXT)
+    # The hub that is asked is not the one that computed it.
+    other.ask(wire.Forget("a"))
+    fleet.until(lambda: known(one) == known(other) == 1, "all hubs delete it")
+    assert len(fleet.files()) == 1 and reader.read(TEXT, salt) == 0
+    # A hub that knows nothing of it tells the others all the same.
+    one.join("third").store(tokens(4, CHUNK), variant=Variant(cache_salt="late"))
+    other.ask(wire.Forget("late"))
+    one.settle()
+    fleet.until(lambda: known(one) == known(other) == 1, "the writer hears of it")
+    one.state.check_integrity()
+
+
+# Alone.
+
+
+@pytest.fixture
+def server():
+    with RedisServer() as server:
+        yield server
+
+
+def test_without_redis_hubs_go_on_alone_and_catch_up_by_themselves(make_hub, server, tmp_path):
+    server.kill()
+    fleet = Fleet(make_hub, server, tmp_path / "place", deadline_s=1.0)
+    one, other = fleet.hub(), fleet.hub()
+    members = [one.join(), other.join()]
+    store(members[0])
+    assert members[0].read(TEXT) == len(TEXT)
+    server.start()
+    fleet.until_each_knows(3)  # what was stored before is sent as well
+    server.kill()
+    alone = tokens(2, 2 * CHUNK)
+    for member in members:
+        store(member, alone)
+        assert member.read(alone) == 2 * CHUNK
+        assert count(member.hub, "store_failures") > 0
+    assert members[1].read(TEXT) == 0, "it cannot be fetched now"
+    fleet.until(lambda: not other.follower.in_step, "the hub notices")
+    server.start()
+    store(members[0], tokens(3, CHUNK))
+    fleet.until(lambda: one.follower.in_step and other.follower.in_step, "the hubs follow again")
+    # Redis remembered nothing, so what only the fleet had is forgotten; what is in an arena is not, and what was stored
+    # meanwhile is sent now: the text that both have, and one more chunk.
+    fleet.until(lambda: known(other) == 2 + 2 + 1, "the other hub forgets the three chunks from before")
+    assert members[1].read(tokens(3, CHUNK)) == CHUNK
+    assert count(one, "store_waiting_chunks") == 0
+    assert members[0].read(TEXT) == len(TEXT)
+    for hub in (one, other):
+        hub.state.check_integrity()
+
+
+@pytest.fixture
+def mounted(tmp_path):
+    try:
+        with mount.Mount(tmp_path / "behind", tmp_path / "place") as mounted:
+            yield mounted
+    except OSError as error:
+        pytest.skip(f"{mount.MISSING}: {error}")
+
+
+@pytest.mark.skipif(mount.BINARY is None, reason=mount.MISSING)
+def test_a_hub_whose_shared_directory_hangs_answers_and_ends_when_it_is_asked_to(make_hub, server, mounted, tmp_path):
+    texts = [tokens(seed, 2 * CHUNK) for seed in range(16)]
+    fleet = Fleet(make_hub, server, mounted.place)
+    writer = fleet.hub(n_slots=64)
+    fleet.until(lambda: writer.follower.hubs == 1, "the hub has joined")
+    member = writer.join()
+    for text in texts:
+        store(member, text)
+    options = {"path": mounted.place, "group": fleet.group, "catalogue": server.url, "transfer_deadline_s": 1.0}
+    flags = [part for name, value in options.items() for part in ("--store-option", f"{name}={value}")]
+    endpoint = f"ipc://{tmp_path}/hub.sock"
+    serve = [sys.executable, "-m", "blendhub.cli", "serve", "--arena-gib", "0.01", "--endpoint", endpoint]
+    hub = subprocess.Popen([*serve, "--store", "shared_directory", *flags], stdout=subprocess.PIPE, text=True)
+    try:
+        assert hub.stdout and any("--kv-transfer-config" in line for line in hub.stdout), "the hub did not start"
+        client = HubClient(endpoint, timeout=10.0)
+        client.register("engine", namespace())
+        fleet.until(lambda: client.stats().gauges["chunks"] == 32, "the hub has read the catalogue")
+        mounted.hang()
+        began = time.monotonic()
+        for text in texts:
+            assert client.lookup(text, acquire=False).on_the_way_tokens == 2 * CHUNK
+        assert time.monotonic() - began < 5.0, "lookups waited for the mount"
+        began = time.monotonic()
+        hub.terminate()
+        assert hub.wait(30) == 0
+        assert time.monotonic() - began < 4.0
+        assert "stopped" in hub.stdout.read()
+    finally:
+        mounted.go_on()
+        hub.kill()
+        hub.wait()

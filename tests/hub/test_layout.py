@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blendhub.core.errors import LayoutMismatch
-from blendhub.core.layout import KVLayout, Namespace, check_same, section_starts
+from blendhub.core.errors import InvalidInput, LayoutMismatch
+from blendhub.core.layout import KVLayout, Namespace, Variant, check_same, section_starts
 from blendhub.core.plugin_choice import PluginChoice
 from blendhub.core.spans import Span
 
@@ -55,6 +55,14 @@ def test_the_sections_of_a_shard_do_not_overlap(some, world_size):
     assert all(end <= start for end, start in zip(ends, section_starts(space.layouts)[1:], strict=False))
     assert space.slot_bytes == world_size * space.shard_bytes
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(space), type=Namespace) == space
+
+
+@pytest.mark.parametrize(
+    "salt, why", [("s" * 1025, "has 1,025 characters, and at most 1,024"), ("a\ud800", r"has '\\ud800' at 1")]
+)
+def test_a_salt_that_no_message_can_hold_is_refused_by_the_client(salt, why):
+    with pytest.raises(InvalidInput, match=f"cache_salt {why}"):
+        Variant(cache_salt=salt)
 
 
 def test_groups_of_layers_have_chunks_of_one_size():

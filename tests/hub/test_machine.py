@@ -15,8 +15,7 @@ from hypothesis.stateful import invariant, rule
 
 from blendhub.core.errors import BlendHubError
 from blendhub.core.layout import Variant
-from tests.hub.direct_transport import Line
-from tests.hub.machine_engines import VARIANTS, WHICH
+from tests.hub.machine_engines import VARIANTS, WHICH, Line
 from tests.hub.machine_writing import WritingRules
 
 

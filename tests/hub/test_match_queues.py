@@ -1,14 +1,11 @@
 """A match that takes long: its namespace's other requests queue behind it, and nothing else notices."""
 
 import asyncio
-import inspect
 import threading
 
 import pytest
 
 from blendhub.client import wire
-from blendhub.contracts import Envelope
-from blendhub.core.layout import Variant
 from blendhub.core.spans import Span
 from tests.hub.hub_direct import CHUNK, namespace, tokens
 
@@ -21,86 +18,75 @@ class SlowNamespace:
 
     def __init__(self, hub, member):
         self.hub, self.member = hub, member
-        index = hub.state.find_index(hub.state.sessions.get(*self.ids().values(), hub.now), Variant())
+        self.queue, matcher = hub.index.queue, hub.index._matchers[1]
         self.matched, self.begun, self.may_end = [], threading.Event(), threading.Event()
-        self.matcher = index._matchers[1]
-        self.queue = index.queue
-        find = self.matcher.match
+        find = matcher.match
 
         def slowly(prompt):
             self.matched.append(prompt)
             if len(prompt) > INLINE:
-                with self.matcher._lock:
+                with matcher._lock:
                     self.begun.set()
                     assert self.may_end.wait(30)
             return find(prompt)
 
-        self.matcher.match = slowly
+        matcher.match = slowly
 
-    def ids(self):
-        return {"session": self.member.registered.session, "epoch": self.member.registered.epoch}
+    async def ask(self, kind, text=None, by=None, **fields):
+        message = kind(**(by or self.member).ids, **fields)
+        return (await self.hub.answer(message, [text.tobytes()] if text is not None else [])).message
 
-    async def ask(self, message, *payload, peer=b"peer"):
-        answer = self.hub.service.handle(peer, Envelope(message, payload))
-        return (await answer if inspect.isawaitable(answer) else answer).message
+    def begin(self, kind, text, **fields):
+        return asyncio.ensure_future(self.ask(kind, text, **fields))
 
-    def start(self, prompt=LONG, registered=None, peer=b"peer"):
-        ids = {"session": registered.session, "epoch": registered.epoch} if registered else self.ids()
-        return asyncio.ensure_future(self.ask(wire.Lookup(**ids), prompt.tobytes(), peer=peer))
-
-    async def until_it_waits(self):
+    async def begin_long(self):
+        lookup = self.begin(wire.Lookup, LONG)
         while not self.begun.is_set():
             await asyncio.sleep(0.001)
+        return lookup
 
 
 @pytest.fixture
 def slow(make_hub):
-    hub = make_hub(n_slots=8, inline=INLINE)
+    hub = make_hub(8, inline=INLINE)
     member = hub.join()
     member.store(LONG)
     return SlowNamespace(hub, member)
 
 
 def test_while_a_long_match_holds_its_matcher_the_loop_waits_for_nothing(slow):
-    hub, member = slow.hub, slow.member
+    hub, text = slow.hub, tokens(2, CHUNK)
     other = hub.join("other", namespace=namespace("other"))
 
     async def meanwhile():
-        first = slow.start()
-        await slow.until_it_waits()
-        ids = slow.ids()
+        first = await slow.begin_long()
         # Every one of these would stand still if the loop asked the locked matcher.
-        await slow.ask(wire.Stats())
-        theirs = {"session": other.registered.session, "epoch": other.registered.epoch}
-        text = tokens(2, CHUNK)
-        reserved = await slow.ask(wire.Reserve(**theirs, span=Span(0, CHUNK)), text.tobytes())
-        await slow.ask(wire.Commit(**theirs, lease=reserved.lease, upto=CHUNK))
-        found = await slow.ask(wire.Lookup(**theirs), text.tobytes())
+        await hub.answer(wire.Stats())
+        reserved = await slow.ask(wire.Reserve, text, by=other, span=Span(0, CHUNK))
+        await slow.ask(wire.Commit, by=other, lease=reserved.lease, upto=CHUNK)
+        found = await slow.ask(wire.Lookup, text, by=other)
         assert [match.span for match in found.matches] == [Span(0, CHUNK)]
         hub.service.tick()
-        short = asyncio.ensure_future(slow.ask(wire.Lookup(**ids), LONG[:CHUNK].tobytes()))
-        storing = asyncio.ensure_future(slow.ask(wire.Reserve(**ids, span=Span(0, CHUNK)), text.tobytes()))
-        await slow.ask(wire.Clear(**ids))
+        short = slow.begin(wire.Lookup, LONG[:CHUNK])
+        storing = slow.begin(wire.Reserve, text, span=Span(0, CHUNK))
+        await slow.ask(wire.Clear)
         await asyncio.sleep(0.05)
         assert not first.done() and not short.done() and not storing.done()
         hub.state.check_integrity()
         slow.may_end.set()
         assert not (await first).matches and not (await short).matches, "what they found was cleared meanwhile"
-        reserved = await storing
-        await slow.ask(wire.Commit(**ids, lease=reserved.lease, upto=CHUNK))
-        return (await slow.ask(wire.Lookup(**ids), text.tobytes())).matches
+        await slow.ask(wire.Commit, lease=(await storing).lease, upto=CHUNK)
 
-    assert hub.run(meanwhile())
+    hub.run(meanwhile())
     hub.state.check_integrity()
-    assert member.lookup(tokens(2, CHUNK)).matches
+    assert slow.member.lookup(text).matches
 
 
 def test_what_is_committed_during_a_long_match_is_matchable_after_it(slow):
     async def meanwhile():
-        reserved = await slow.ask(wire.Reserve(**slow.ids(), span=Span(0, CHUNK)), tokens(3, CHUNK).tobytes())
-        first = slow.start()
-        await slow.until_it_waits()
-        await slow.ask(wire.Commit(**slow.ids(), lease=reserved.lease, upto=CHUNK))
+        reserved = await slow.ask(wire.Reserve, tokens(3, CHUNK), span=Span(0, CHUNK))
+        first = await slow.begin_long()
+        await slow.ask(wire.Commit, lease=reserved.lease, upto=CHUNK)
         slow.may_end.set()
         await first
 
@@ -110,12 +96,9 @@ def test_what_is_committed_during_a_long_match_is_matchable_after_it(slow):
 
 
 def test_a_lookup_whose_deadline_passed_while_it_waited_is_not_matched(slow):
-    late = tokens(9, 3 * CHUNK)
-
     async def meanwhile():
-        first = slow.start()
-        await slow.until_it_waits()
-        waiting = slow.start(late)
+        first = await slow.begin_long()
+        waiting = slow.begin(wire.Lookup, tokens(9, 3 * CHUNK))
         await asyncio.sleep(0.01)
         waiting.cancel()  # as a transport does at the deadline
         await asyncio.wait((waiting,))
@@ -129,18 +112,17 @@ def test_a_lookup_whose_deadline_passed_while_it_waited_is_not_matched(slow):
 
 
 def test_a_matcher_that_cannot_discard_stops_no_eviction(make_hub, monkeypatch, caplog):
-    hub = make_hub(n_slots=4)
+    hub = make_hub(4)
     member = hub.join()
     member.store(tokens(1, 4 * CHUNK))
-    (index,) = hub.state.indexes
 
     def fail(*arguments):
         raise KeyError("a fault of the matcher")
 
     with monkeypatch.context() as trouble:
-        trouble.setattr(index._matchers[1], "discard", fail)
+        trouble.setattr(hub.index._matchers[1], "discard", fail)
         assert len(member.store(tokens(2, 4 * CHUNK)).slots) == 4
     assert "did not reach a matcher: 'a fault of the matcher'" in caplog.text
-    assert hub.state.cache.evictions == 4 and index.n_chunks == 4
-    member.check(member.read(tokens(2, 4 * CHUNK)), tokens(2, 4 * CHUNK))
+    assert hub.state.cache.evictions == 4 and hub.index.n_chunks == 4
+    assert member.read(tokens(2, 4 * CHUNK)) == 4 * CHUNK
     assert not member.lookup(tokens(1, 4 * CHUNK)).matches, "what the matcher still finds is not stored"

@@ -16,7 +16,7 @@ from tests.metric_names import OF_HUB
 @pytest.fixture
 def page(make_hub, tmp_path) -> str:
     """The metrics of a hub that has read from its store, was told of audits, and has refused a request."""
-    hub = make_hub(n_slots=2, store=tmp_path)
+    hub = make_hub(2, tmp_path)
     member = hub.join()
     for seed in range(3):
         member.store(tokens(seed, CHUNK))

@@ -1,4 +1,4 @@
-"""What engines report of their prompts: kept within bounds, found by id, and never a token of the text."""
+"""What engines report of prompts and audits: kept within bounds, found by id, and never a token of the text."""
 
 from typing import Any
 
@@ -10,6 +10,7 @@ from blendhub.client import wire
 from blendhub.core.errors import InvalidInput, ProtocolError
 from blendhub.core.layout import Variant
 from blendhub.core.spans import Match, Span
+from blendhub.hub.counters import RECENT, Audits
 from blendhub.hub.limits import MOST_KEPT_REPORTS, MOST_REPORTING_ENGINES
 from blendhub.hub.reports import ReportTable
 from blendhub.outcome.fates import Fate, Stretch
@@ -107,6 +108,23 @@ def test_a_message_of_reports_is_bounded(hub: DirectHub):
         with pytest.raises(ProtocolError):
             member.ask(wire.Reported, reports=wrong)
     assert hub.service.reports.engines() == []
+
+
+def test_audits_are_counted_by_the_engine_s_namespace_whether_something_is_stored_there_or_not(hub: DirectHub):
+    member = hub.join()
+    member.ask(wire.Audited, agreed=3, disagreed=1)
+    (numbers,) = hub.service.stats().namespaces.values()
+    assert (numbers["audits"], numbers["audit_disagreements"], numbers["tokens"]) == (4, 1, 0)
+    member.store(tokens(1, CHUNK))
+    member.ask(wire.Audited, agreed=2, disagreed=0)
+    (numbers,) = hub.service.stats().namespaces.values()
+    assert (numbers["audits"], numbers["recent_audits"], numbers["tokens"]) == (6, 6, CHUNK)
+    audits = Audits()
+    audits.add(0, 9)
+    audits.add(RECENT, 0)
+    numbers = audits.numbers()
+    assert numbers["audits"] == RECENT + 9 and numbers["audit_disagreements"] == 9
+    assert (numbers["recent_audits"], numbers["recent_audit_disagreements"]) == (RECENT, 0), "of the last audits"
 
 
 def test_a_preview_says_what_would_be_found_and_changes_nothing(hub: DirectHub):

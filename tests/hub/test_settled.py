@@ -64,23 +64,19 @@ def test_elsewhere_only_what_was_computed_can_be_moved(member, settled):
     ):
         found = member.lookup(prompt, settled=settled)
         assert not any(match.settled for match in found.matches)
-        blended = {position for match in found.matches for position in range(match.span.start, match.span.end)}
+        positions = {position for match in found.matches for position in range(match.span.start, match.span.end)}
         shift = len(prompt) - len(PROMPT)
-        assert not blended & set(range(40 + shift, 100 + shift))
-        assert set(range(100 + shift, 160 + shift)) <= blended
+        assert not positions & set(range(40 + shift, 100 + shift))
+        assert set(range(100 + shift, 160 + shift)) <= positions
 
 
-def test_exact_text_comes_before_settled_text(member):
-    member.store(PROMPT, Span(40, 80))
-    assert kinds(member.lookup(PROMPT, settled=0.0))[:3] == [(0, 40, "exact"), (40, 80, "exact"), (80, 100, "settled")]
-
-
-def test_it_is_stored_once_however_much_was_recomputed(member):
+def test_it_is_stored_once_however_much_was_recomputed_and_exact_text_comes_before_it(member):
     again = member.reserve(PROMPT, Span(40, 160), exact=False, blended=True, ratio=0.5)
     assert again.lease is None and not len(again.span)
-    assert member.reserve(PROMPT, Span(0, 160)).span == Span(40, 160), "exact KV of the same text is stored beside it"
     more = np.concatenate([PROMPT, tokens(2, 32)])
     assert member.reserve(more, Span(40, 192), exact=False, blended=True, ratio=0.5).span == Span(160, 192)
+    assert member.store(PROMPT, Span(0, 80)).span == Span(40, 80), "exact KV of the same text is stored beside it"
+    assert kinds(member.lookup(PROMPT, settled=0.0))[:3] == [(0, 40, "exact"), (40, 80, "exact"), (80, 100, "settled")]
 
 
 def test_a_run_goes_on_as_what_it_is(member):
@@ -92,8 +88,7 @@ def test_a_run_goes_on_as_what_it_is(member):
     assert member.reserve(longer, Span(192, 224), run=first.run, **same).run == first.run
 
 
-def test_without_a_matcher_of_prefixes_nothing_blended_is_stored(make_hub):
-    hub = make_hub()
+def test_without_a_matcher_of_prefixes_nothing_blended_is_stored(hub):
     member = hub.join(namespace=namespace(matchers=(PluginChoice("rolling_hash", {"min_match_tokens": 16}),)))
     assert member.reserve(PROMPT, BLENDED, exact=False, blended=True).lease is None
     store_blended(member)
@@ -101,41 +96,32 @@ def test_without_a_matcher_of_prefixes_nothing_blended_is_stored(make_hub):
     hub.state.check_integrity()
 
 
-def blended_chunks(hub):
-    return sum(chunk.run.origin.blended for chunk in hub.state.indexes.get(namespace().digest).chunks())
-
-
-def test_a_burst_of_blended_prompts_does_not_evict_the_text_that_they_reuse(make_hub):
+def test_blended_kv_takes_what_nothing_else_needs_and_gives_way_down_to_its_share(make_hub):
+    """A burst of blended prompts does not evict the text that they reuse."""
     hub = make_hub(16)
-    member = hub.join()
-    document = tokens(1, 8 * CHUNK)
+    member, document = hub.join(), tokens(1, 8 * CHUNK)
+
+    def blended_chunks():
+        return sum(chunk.run.origin.blended for chunk in hub.index.chunks())
+
     member.store(document)
     for seed in range(2, 32):
         member.store(tokens(seed, 2 * CHUNK), exact=False, blended=True, ratio=0.15)
         hub.state.check_integrity()
-    assert kinds(member.lookup(document)) == [(0, len(document), "exact")]
-    # What nothing else needs is theirs.
-    assert blended_chunks(hub) == 8
-
-
-def test_other_kv_evicts_blended_kv_down_to_a_share(make_hub):
-    hub = make_hub(16)
-    member = hub.join()
-    for seed in range(8):
-        member.store(tokens(seed, 2 * CHUNK), exact=False, blended=True, ratio=0.15)
-    assert blended_chunks(hub) == 16
-    for seed in range(8, 48):
+    assert kinds(member.lookup(document, acquire=False)) == [(0, len(document), "exact")]
+    assert blended_chunks() == 8
+    for seed in range(32, 64):
         member.store(tokens(seed, 2 * CHUNK))
         hub.state.check_integrity()
     # The slot that is allocated is no chunk yet.
-    assert blended_chunks(hub) == 16 * BLENDED_SHARE - 1
+    assert blended_chunks() == 16 * BLENDED_SHARE - 1
     # All of what may be evicted makes room for a long prompt.
-    member.store(tokens(48, 16 * CHUNK))
-    assert blended_chunks(hub) == 0
+    member.store(tokens(64, 16 * CHUNK))
+    assert blended_chunks() == 0
 
 
 def test_the_store_keeps_what_it_is(make_hub, tmp_path):
-    hub = make_hub(store=tmp_path / "store")
+    hub = make_hub(64, tmp_path / "store")
     store_blended(hub.join())
     hub.restart()
     member = hub.join()

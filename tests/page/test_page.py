@@ -21,7 +21,7 @@ pytestmark = [
     pytest.mark.timeout(600),
     pytest.mark.skipif(chromium() is None, reason="Chromium is not installed: apt-get install chromium-headless-shell"),
 ]
-LAYOUT = KVLayout(layers=1, kv_heads=1, key_dim=4, value_dim=4, dtype="float16")
+NAMESPACE = Namespace(model="m", layout=KVLayout(layers=1, kv_heads=1, key_dim=4, value_dim=4, dtype="float16"))
 SPANS = {
     "exact": [Span(100, 280)],
     "settled": [Span(280, 300)],
@@ -42,17 +42,15 @@ REPORTS = [
 
 @pytest.fixture(scope="module")
 def hub() -> Iterator[HubInThread]:
-    with HubInThread(HubConfig(arena_gib=0.01, metrics="127.0.0.1:0")) as running:
+    with HubInThread(HubConfig(arena_gib=0.01)) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
 def engines(hub: HubInThread) -> Iterator[list[HubClient]]:
-    clients = []
-    for name in ("engine-a", "engine-b"):
-        client = hub.connect()
-        client.register(name, Namespace(model="m", layout=LAYOUT))
-        clients.append(client)
+    clients = [hub.connect(), hub.connect()]
+    for client, name in zip(clients, ("engine-a", "engine-b"), strict=True):
+        client.register(name, NAMESPACE)
     clients[1].report_prompts([prompt_report("chatcmpl-other", 64, 0, {})])
     clients[0].report_prompts(REPORTS)
     clients[0].lookup(np.arange(10, dtype=np.uint32))
@@ -80,7 +78,11 @@ def shown(browser: Browser, hub: HubInThread, engines: list[HubClient]):
 
 
 def texts(browser: Browser, selector: str) -> list[str]:
-    return browser.run(f"[...document.querySelectorAll({selector!r})].map(one => one.textContent)")
+    return browser.run(f"[...document.querySelectorAll({selector!r})].map(element => element.textContent)")
+
+
+def rgb(colour: str) -> str:
+    return f"rgb({', '.join(str(int(colour[at : at + 2], 16)) for at in (1, 3, 5))})"
 
 
 def test_the_page_shows_numbers_and_the_last_requests_of_an_engine(shown):
@@ -88,42 +90,32 @@ def test_the_page_shows_numbers_and_the_last_requests_of_an_engine(shown):
     tiles = dict(zip(texts(browser, "#tiles dt"), texts(browser, "#tiles dd"), strict=True))
     assert tiles["sessions, engines"] == "2, 2" and tiles["arena in use"].endswith("10.2 MiB")
     assert tiles["lookups that found something"] == "0%" and re.search(r"\d (us|ms), ", tiles["lookup p50, p99"])
-    assert texts(browser, "#requests .name") == [one.request for one in reversed(REPORTS)]
+    assert texts(browser, "#requests .name") == [report.request for report in reversed(REPORTS)]
     assert [text.strip() for text in texts(browser, "#legend li")] == list(LABELS.values())
     assert texts(browser, "#count") == ["3 of the last 3 requests of this engine"]
+    for outcome, names in (("reused", ["cmpl-blended"]), ("none", [f"cmpl-{MARKUP}", "cmpl-refused"])):
+        browser.run(f"at('outcome').value = '{outcome}'; at('outcome').dispatchEvent(new Event('input'))")
+        assert texts(browser, "#requests .name") == names
+    browser.run("at('outcome').value = ''; at('outcome').dispatchEvent(new Event('input'))")
+    browser.run("at('engine').value = 'engine-b'; at('engine').dispatchEvent(new Event('change'))")
+    browser.until("document.querySelectorAll('#requests details').length == 1")
+    assert texts(browser, "#requests .name") == ["chatcmpl-other"]
     assert browser.problems == []
 
 
-def test_markup_in_what_engines_report_is_text(shown):
-    browser = shown()
-    browser.run("document.querySelectorAll('#requests details').forEach(one => one.open = true)")
-    browser.until("document.querySelectorAll('#requests .reason').length == 1")
-    assert texts(browser, "#requests .reason") == [f"nothing is stored {MARKUP}"]
-    assert browser.run("document.querySelectorAll('img').length") == 0 and browser.problems == []
-
-
-def test_a_strip_has_every_stretch_at_its_place_in_its_colour(shown):
+def test_a_request_opens_with_a_strip_in_its_colours_its_sources_and_its_reasons(shown):
     browser = shown()
     strip = "document.querySelector('details[data-request=\"cmpl-blended\"] svg.strip')"
     rects = browser.run(
-        f"[...{strip}.querySelectorAll('rect:not(.frame)')].map(one => "
-        "[+one.getAttribute('x'), +one.getAttribute('width'), getComputedStyle(one).fill])"
+        f"[...{strip}.querySelectorAll('rect:not(.frame)')].map(rect => "
+        "[+rect.getAttribute('x'), +rect.getAttribute('width'), getComputedStyle(rect).fill])"
     )
-    expected = [[one.span.start, len(one.span), rgb(COLOURS[one.fate])] for one in REPORTS[0].strip]
-    assert rects == expected and {one.fate for one in REPORTS[0].strip} == set(Fate)
+    expected = [[stretch.span.start, len(stretch.span), rgb(COLOURS[stretch.fate])] for stretch in REPORTS[0].strip]
+    assert rects == expected and {stretch.fate for stretch in REPORTS[0].strip} == set(Fate)
     assert sum(width for _, width, _ in rects) == 1000
-    label = browser.run(f"{strip}.getAttribute('aria-label')")
-    assert label.startswith(
+    assert browser.run(f"{strip}.getAttribute('aria-label')").startswith(
         "100 in vLLM's own cache; 180 reused exactly; 20 settled, kept; 476 moved, kept; 84 moved, recomputed"
     )
-
-
-def rgb(colour: str) -> str:
-    return f"rgb({', '.join(str(int(colour[at : at + 2], 16)) for at in (1, 3, 5))})"
-
-
-def test_a_request_opens_with_its_sources_and_reasons(shown):
-    browser = shown()
     browser.run("document.querySelector('details[data-request=\"cmpl-blended\"]').open = true")
     browser.until("document.querySelectorAll('#requests table').length == 3")
     cells = texts(browser, "#requests .wide:nth-last-child(2) td")
@@ -137,27 +129,13 @@ def test_a_request_opens_with_its_sources_and_reasons(shown):
     ]
 
 
-def test_filters_choose_among_requests_and_engines(shown):
-    browser = shown()
-    for outcome, names in (("reused", ["cmpl-blended"]), ("none", [f"cmpl-{MARKUP}", "cmpl-refused"])):
-        browser.run(f"at('outcome').value = '{outcome}'; at('outcome').dispatchEvent(new Event('input'))")
-        assert texts(browser, "#requests .name") == names
-    browser.run("at('outcome').value = ''; at('outcome').dispatchEvent(new Event('input'))")
-    browser.run("at('engine').value = 'engine-b'; at('engine').dispatchEvent(new Event('change'))")
-    browser.until("document.querySelectorAll('#requests details').length == 1")
-    assert texts(browser, "#requests .name") == ["chatcmpl-other"]
-
-
-def test_a_request_that_ends_appears_and_what_was_open_stays_open(browser: Browser):
-    with HubInThread(HubConfig(arena_gib=0.01, metrics="127.0.0.1:0")) as running, running.connect() as client:
-        client.register("engine-c", Namespace(model="m", layout=LAYOUT))
-        client.report_prompts(REPORTS[1:2])
-        browser.show(f"http://{running.metrics_address}/")
-        browser.until("document.querySelector('details')")
-        browser.run("document.querySelector('details').open = true")
-        client.report_prompts(REPORTS[:1])
-        browser.until("document.querySelectorAll('details').length == 2")
-        assert browser.run("[...document.querySelectorAll('details')].map(one => one.open)") == [False, True]
+def test_markup_in_what_engines_report_is_text_and_nothing_is_cut_off_on_a_phone(shown):
+    browser = shown(width=360)
+    browser.run("document.querySelectorAll('#requests details').forEach(details => details.open = true)")
+    browser.until("document.querySelectorAll('#requests table').length >= 4")
+    assert texts(browser, "#requests .reason") == [f"nothing is stored {MARKUP}"]
+    assert browser.run("document.querySelectorAll('img').length") == 0 and browser.problems == []
+    assert browser.run("document.documentElement.scrollWidth") <= 360
 
 
 def test_everything_can_be_done_with_the_keyboard(shown):
@@ -177,16 +155,16 @@ def test_everything_can_be_done_with_the_keyboard(shown):
     browser.until("document.querySelector('details').open && document.querySelectorAll('#requests table').length == 3")
 
 
-def test_nothing_is_cut_off_on_a_phone(shown):
-    browser = shown(width=360)
-    browser.run("document.querySelectorAll('#requests details').forEach(one => one.open = true)")
-    browser.until("document.querySelectorAll('#requests table').length >= 4")
-    assert browser.run("document.documentElement.scrollWidth") <= 360
-
-
-def test_a_hub_that_is_gone_is_said(browser: Browser):
-    with HubInThread(HubConfig(arena_gib=0.01, metrics="127.0.0.1:0")) as running:
+def test_a_request_that_ends_appears_what_was_open_stays_open_and_a_hub_that_is_gone_is_said(browser: Browser):
+    with HubInThread(HubConfig(arena_gib=0.01)) as running, running.connect() as client:
         browser.show(f"http://{running.metrics_address}/")
         browser.until("document.getElementById('state')?.textContent.startsWith('as of')")
         assert texts(browser, "#count") == ["no request of this engine has ended yet"]
+        client.register("engine-c", NAMESPACE)
+        client.report_prompts(REPORTS[1:2])
+        browser.until("document.querySelector('details')")
+        browser.run("document.querySelector('details').open = true")
+        client.report_prompts(REPORTS[:1])
+        browser.until("document.querySelectorAll('details').length == 2")
+        assert browser.run("[...document.querySelectorAll('details')].map(one => one.open)") == [False, True]
     browser.until("at('state').textContent.startsWith('the hub does not answer')")

@@ -26,7 +26,7 @@ def test_the_reason_says_that_text_is_still_being_read_from_the_store(tmp_path, 
         engine.close()
     with HubInThread(config, HOST) as hub:
         ended = threading.Event()
-        monkeypatch.setattr(hub.hub.service._tier.store, "load_chunks", lambda wanted: [ended.wait(30) for _ in wanted])
+        monkeypatch.setattr(hub.hub.service.tier.store, "load_chunks", lambda wanted: [ended.wait(30) for _ in wanted])
         engine = PlayedEngine(hub)
         request = engine.request("b", prompt)
         engine.side.arrived(request)

@@ -62,7 +62,7 @@ def test_a_prompt_that_vllm_has_is_not_called_unknown(engine):
 
 def test_what_vllm_has_is_not_fetched_from_the_store(stored, monkeypatch):
     with HubInThread(stored, HOST) as hub:
-        fetched, store = [], hub.hub.service._tier.store
+        fetched, store = [], hub.hub.service.tier.store
         load = store.load_chunks
 
         def noted(wanted):
@@ -80,7 +80,7 @@ def test_what_vllm_has_is_not_fetched_from_the_store(stored, monkeypatch):
 @pytest.mark.slow
 def test_what_came_from_the_store_while_the_request_waited_is_reused(stored, monkeypatch):
     with HubInThread(stored, HOST) as hub:
-        goes_on, store = threading.Event(), hub.hub.service._tier.store
+        goes_on, store = threading.Event(), hub.hub.service.tier.store
         load = store.load_chunks
         monkeypatch.setattr(store, "load_chunks", lambda wanted: goes_on.wait(60) and load(wanted))
         engine = PlayedEngine(hub)

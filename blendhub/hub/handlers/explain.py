@@ -14,7 +14,7 @@ from blendhub.hub.leases.sessions import EngineEntry, Session
 
 class ExplainHandlers(Handlers):
     def audited(self, session: Session, message: wire.Audited, payload: Sequence[Buffer]) -> Answer:
-        self.counters.audits.add(session.engine.base, message.agreed, message.disagreed)
+        self.counters.audits[session.engine.base].add(message.agreed, message.disagreed)
         return DONE
 
     def reported(self, session: Session, message: wire.Reported, payload: Sequence[Buffer]) -> Answer:
@@ -22,8 +22,8 @@ class ExplainHandlers(Handlers):
         return DONE
 
     def explain(self, message: wire.Explain, payload: Sequence[Buffer]) -> Answer:
-        found = self.reports.find(message.request)
-        return wire.Explained(*found) if found else wire.Explained()
+        engine_and_report = self.reports.find(message.request)
+        return wire.Explained(*engine_and_report) if engine_and_report else wire.Explained()
 
     async def preview(self, message: wire.Preview, payload: Sequence[Buffer]) -> Answer:
         tokens, engine = self.read_tokens(payload), self._engine(message.engine)
@@ -35,9 +35,9 @@ class ExplainHandlers(Handlers):
         return wire.Previewed(
             engine.name,
             engine.namespace.model,
-            tuple(whole_matches([found for found in chunk_matches if found.chunk.offset is not None])),
-            spans_of([found for found in chunk_matches if found.chunk.offset is None]),
-            sum(found.end - found.start for found in chunk_matches if found.match.exact),
+            tuple(whole_matches([part for part in chunk_matches if part.chunk.offset is not None])),
+            spans_of([part for part in chunk_matches if part.chunk.offset is None]),
+            sum(part.end - part.start for part in chunk_matches if part.match.exact),
         )
 
     def _engine(self, name: str) -> EngineEntry:

@@ -77,7 +77,7 @@ class ReadHandlers(Handlers):
         )
 
     def release(self, session: Session, message: wire.Release, payload: Sequence[Buffer]) -> Answer:
-        self.state.release(session, message.lease)
+        self.state.reads.end(self.state.reads.leases.of_engine(message.lease, session.engine.name))
         return DONE
 
     def _load(self, chunks: set[Chunk]) -> list["asyncio.Future[None]"]:

@@ -107,38 +107,40 @@ class _Collector:
     def collect(self) -> Iterator[Metric]:
         yield from self._totals()
         for name, value in sorted(self._stats.gauges.items()):
-            if about := GAUGES.get(name):
-                yield GaugeMetricFamily(PREFIX + name, about, value)
+            if meaning := GAUGES.get(name):
+                yield GaugeMetricFamily(PREFIX + name, meaning, value)
         yield from self._of_namespaces()
         yield self._histogram("request_seconds", self._counters.requests, "kind")
         yield self._histogram("store_read_seconds", {"": self._counters.reads})
 
     def _totals(self) -> Iterator[Metric]:
-        name, about = REFUSED
-        refused = CounterMetricFamily(PREFIX + name, about, labels=["error"])
+        name, meaning = REFUSED
+        refused = CounterMetricFamily(PREFIX + name, meaning, labels=["error"])
         for name, value in sorted(self._stats.counters.items()):
             kind, _, rest = name.partition("_")
             if kind == "refused":
                 refused.add_metric([rest], value)
             elif kind != "requests":  # the histogram of their times counts them
                 # Stores of others count what they like.
-                about = COUNTERS.get(name) or f"Counted by the shared store: {name.replace('_', ' ')}"
-                yield CounterMetricFamily(PREFIX + name, about, value)
+                meaning = COUNTERS.get(name) or f"Counted by the shared store: {name.replace('_', ' ')}"
+                yield CounterMetricFamily(PREFIX + name, meaning, value)
         yield refused
 
     def _of_namespaces(self) -> Iterator[Metric]:
         numbers = sorted(self._stats.namespaces.items())
-        for name, about in OF_NAMESPACE.items():
-            family = GaugeMetricFamily(PREFIX + name, about, labels=["namespace"])
+        for name, meaning in OF_NAMESPACE.items():
+            family = GaugeMetricFamily(PREFIX + name, meaning, labels=["namespace"])
             for digest, of_namespace in numbers:
                 family.add_metric([digest], of_namespace[name.removeprefix("namespace_")])
             yield family
-        for name, about in COUNTERS_OF_NAMESPACE.items():
-            total = CounterMetricFamily(PREFIX + name, about, labels=["namespace"])
+        for name, meaning in COUNTERS_OF_NAMESPACE.items():
+            total = CounterMetricFamily(PREFIX + name, meaning, labels=["namespace"])
             for digest, of_namespace in numbers:
                 total.add_metric([digest], of_namespace[name.removeprefix("namespace_")])
             yield total
-        families = [GaugeMetricFamily(PREFIX + name, about, labels=["namespace"]) for name, about in AGREEMENT.items()]
+        families = [
+            GaugeMetricFamily(PREFIX + name, meaning, labels=["namespace"]) for name, meaning in AGREEMENT.items()
+        ]
         for digest, of_namespace in numbers:
             if audits := of_namespace["recent_audits"]:
                 agreed = audits - of_namespace["recent_audit_disagreements"]

@@ -13,12 +13,12 @@ def is_own(client: tuple[str, int], server: tuple[str, int]) -> bool:
     """Whether the client of a connection to this server is a process of this machine, and of this process's user."""
     family, table = (socket.AF_INET6, "tcp6") if ":" in server[0] else (socket.AF_INET, "tcp")
     # The client's end of the connection: its own address is the local one there.
-    wanted = [_hex(family, *client), _hex(family, *server)]
+    addresses = [_hex(family, *client), _hex(family, *server)]
     try:
         rows = Path("/proc/net", table).read_text().splitlines()[1:]
     except OSError:
         return False
-    return any(row[LOCAL : REMOTE + 1] == wanted and int(row[UID]) == os.geteuid() for row in map(str.split, rows))
+    return any(row[LOCAL : REMOTE + 1] == addresses and int(row[UID]) == os.geteuid() for row in map(str.split, rows))
 
 
 def _hex(family: int, host: str, port: int) -> str:

@@ -9,7 +9,6 @@ import uvicorn
 from starlette.applications import Starlette
 
 from blendhub.core.errors import HubError, OptionError
-from blendhub.hub.limits import MOST_METRICS_REQUEST_BYTES
 
 
 class _Server(uvicorn.Server):
@@ -40,7 +39,6 @@ async def http_server(address: str, application: Starlette) -> AsyncIterator[str
         access_log=False,
         server_header=False,
         proxy_headers=False,
-        h11_max_incomplete_event_size=MOST_METRICS_REQUEST_BYTES,
         timeout_graceful_shutdown=1,
     )
     server = _Server(config)

@@ -53,18 +53,8 @@ class Run:
     """Chunks whose KV was computed in one go, at positions that follow each other."""
 
     __slots__ = (
-        "_hash",
-        "_hashed",
-        "_starts",
-        "chunks",
-        "end",
-        "foreign",
-        "id",
-        "index",
-        "key",
-        "listed",
-        "origin",
-        "tokens",
+        *("_hash", "_hashed", "_starts", "chunks", "end", "foreign"),
+        *("id", "index", "key", "listed", "origin", "tokens"),
     )
 
     def __init__(
@@ -310,8 +300,9 @@ class NamespaceIndex:
         assert self.n_tokens == sum(len(chunk.span) for chunk in chunks)
         if self.queue.is_idle:
             movable = sum(len(chunk.span) for chunk in chunks if not chunk.run.origin.blended)
-            known = [len(matcher) for matcher in self._matchers]
-            assert known == [movable] * len(known), "a matcher knows other tokens than the index"
+            assert {len(matcher) for matcher in self._matchers} == {movable}, (
+                "a matcher knows other tokens than the index"
+            )
             inexact = [run for run in self.runs.values() if not run.origin.exact]
             self._settled.check_integrity(
                 {run.id: sum(len(chunk.span) for chunk in run.chunks.values()) for run in inexact}
@@ -325,11 +316,11 @@ def whole_matches(chunk_matches: Sequence[ChunkMatch]) -> list[Match]:
     """The matches that these parts came from, no longer cut at chunk borders."""
     whole: list[Match] = []
     first = last = None
-    for found in chunk_matches:
-        if first and last and (found.match is not first.match or found.start != last.end):
+    for part in chunk_matches:
+        if first and last and (part.match is not first.match or part.start != last.end):
             whole.append(first.match.part(first.start, last.end))
             first = None
-        first, last = first or found, found
+        first, last = first or part, part
     if first and last:
         whole.append(first.match.part(first.start, last.end))
     return whole
@@ -337,7 +328,7 @@ def whole_matches(chunk_matches: Sequence[ChunkMatch]) -> list[Match]:
 
 def spans_of(chunk_matches: Sequence[ChunkMatch]) -> tuple[Span, ...]:
     """The spans of the prompt that the matches cover; neighbours are joined."""
-    return tuple(join_spans(Span(found.start, found.end) for found in chunk_matches))
+    return tuple(join_spans(Span(part.start, part.end) for part in chunk_matches))
 
 
 def content_of(digest: str, tokens: Tokens, span: Span) -> int:

@@ -4,21 +4,12 @@ One more matcher of the namespace's own that finds prefixes has all runs that ar
 means just that: same tokens, same positions, same whole prefix.
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 
 from blendhub.contracts import Matcher
 from blendhub.core.spans import Match, Span
 from blendhub.core.tokens import Tokens
-
-
-class _Held:
-    """The stored spans of a run that the matcher knows."""
-
-    __slots__ = ("ratio", "tokens")
-
-    def __init__(self, ratio: float) -> None:
-        self.ratio = ratio
-        self.tokens = 0
 
 
 class SettledMatches:
@@ -29,7 +20,10 @@ class SettledMatches:
         self._new_matcher = new_matcher
         self._matcher: Matcher | None = None
         """The matcher, made when it is needed: each cache_salt makes a namespace, and many blend nothing."""
-        self._held: dict[int, _Held] = {}
+        self._ratios: dict[int, float] = {}
+        """The share of each run that was recomputed."""
+        self._tokens: Counter[int] = Counter()
+        """How many tokens of each run are stored."""
 
     @property
     def can_match(self) -> bool:
@@ -41,12 +35,12 @@ class SettledMatches:
 
     def match(self, tokens: Tokens, least_ratio: float) -> list[Match]:
         """The KV behind its whole prefix in the prompt that was blended with at least this share recomputed."""
-        if not self._held or not self._matcher:
+        if not self._ratios or not self._matcher:
             return []
         return [
             Match(match.span, match.run, match.source_start, False, settled=True)
             for match in self._matcher.match(tokens)
-            if match.exact and self._held[match.run].ratio >= least_ratio
+            if match.exact and self._ratios[match.run] >= least_ratio
         ]
 
     def add(self, run: int, ratio: float, tokens: Tokens, span: Span) -> None:
@@ -55,21 +49,21 @@ class SettledMatches:
             return
         self._matcher = self._matcher or self._new_matcher()
         self._matcher.add(run, tokens, span)
-        self._held.setdefault(run, _Held(ratio)).tokens += len(span)
+        self._ratios[run] = ratio
+        self._tokens[run] += len(span)
 
     def discard(self, run: int, span: Span) -> None:
-        held = self._held.get(run)
-        if held is None or not self._matcher:
+        if run not in self._ratios or not self._matcher:
             return
         self._matcher.discard(run, span)
-        held.tokens -= len(span)
-        if not held.tokens:
-            del self._held[run]
+        self._tokens[run] -= len(span)
+        if not self._tokens[run]:
+            del self._ratios[run], self._tokens[run]
 
     def check_integrity(self, stored: Mapping[int, int]) -> None:
         """``stored``: the tokens of each run that is not exact."""
         if not self.can_match:
-            assert not self._held
+            assert not self._ratios
             return
-        assert {run: held.tokens for run, held in self._held.items()} == stored, "settled matches know other runs"
+        assert self._tokens == stored, "settled matches know other runs"
         assert len(self._matcher or ()) == sum(stored.values())

@@ -17,7 +17,7 @@ class ReadLease(Lease):
     def __init__(self, id: int, session: Session, now: float, chunk_matches: Sequence[ChunkMatch]) -> None:
         super().__init__(id, session, now)
         self._chunk_matches = chunk_matches
-        self.chunks = list(dict.fromkeys(found.chunk for found in chunk_matches))
+        self.chunks = list(dict.fromkeys(part.chunk for part in chunk_matches))
 
     @property
     def pieces(self) -> tuple[Segment, ...]:
@@ -51,8 +51,8 @@ class ReadLeases:
             self._cache.unpin(chunk)
 
 
-def _piece(found: ChunkMatch) -> Segment:
-    chunk, at = found.chunk, found.slot_token
+def _piece(part: ChunkMatch) -> Segment:
+    chunk, at = part.chunk, part.slot_token
     # A leased chunk stays in its slot.
     assert chunk.offset is not None
-    return Segment(Span(found.start, found.end), chunk.offset, at, chunk.span.start + at)
+    return Segment(Span(part.start, part.end), chunk.offset, at, chunk.span.start + at)

@@ -116,32 +116,27 @@ class Cache:
     def _chunks_in_the_way(self, size: int) -> list[Chunk]:
         """Chunks whose eviction frees ``size`` bytes in one piece, if there are any; the policy knows them no longer.
 
-        They lie around the chunk that is to be evicted first. Where chunks that are pinned leave too little room, the
-        next one is tried; one that was tried in vain goes to the end of the order.
+        They lie around the chunk that the policy evicts first. Where pinned chunks leave too little room around it, the
+        policy's next chunk is tried, and a chunk that was tried in vain goes to the end of the policy's order.
         """
         tried: list[Chunk] = []
-        found: list[Chunk] = []
-        too_narrow: set[int] = set()
+        in_the_way: list[Chunk] = []
         while len(tried) < MOST_TRIES and (first := self.policy.evict()):
             assert first.offset is not None
-            if first.offset not in too_narrow:
-                room, starts = self._around(first.offset, size)
-                if room >= size:
-                    found = [self._chunk_at[start] for start in starts if start in self._chunk_at]
-                    break
-                too_narrow.update(starts)
+            room, starts = self._around(first.offset, size)
+            if room >= size:
+                in_the_way = [self._chunk_at[start] for start in starts if start in self._chunk_at]
+                break
             tried.append(first)
         for chunk in tried:
             self.policy.of(chunk).insert(chunk, chunk.content)
-        for chunk in found[1:]:
+        for chunk in in_the_way[1:]:
             self.policy.of(chunk).remove(chunk)
-        return found
+        return in_the_way
 
     def _around(self, start: int, size: int) -> tuple[int, list[int]]:
         """The bytes that the extent at ``start`` and its evictable neighbours make in one piece, up to ``size``, and
         the starts of these extents, that extent's first.
-
-        If they make less than ``size``, searching from any of them would find the same extents again.
         """
         extents = self.arena.extents
         first = last = start

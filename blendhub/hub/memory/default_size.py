@@ -14,8 +14,10 @@ MOST_BYTES = 64 * 2**30
 
 
 def default_arena_bytes(engines: int = 1) -> int:
-    """The least of a quarter of the free memory, half of the free shared memory, and ``MOST_BYTES``, divided by the
-    engines that start together on this machine, each with a hub. What other hubs are still reserving is not free.
+    """The least of a quarter of the free memory, half of the free shared memory, and ``MOST_BYTES``.
+
+    ``engines``: how many start together on this machine, each with a hub; the size is divided by their number. Memory
+    that other hubs are going to reserve does not count as free.
     """
     taken = unreserved_bytes()
     shares = OF_AVAILABLE * (available_bytes() - taken), OF_SHARED * (free_shared_bytes() - taken)
@@ -72,7 +74,7 @@ def _groups(root: Path) -> Iterator[_Group]:
         # In a container the mount may begin at the container's group, while paths are given from the machine's root.
         inside = Path(os.path.relpath(within or "/", mounted))
         path = top if ".." in inside.parts else top / inside
-        yield from (_Group(one, files) for one in (path, *path.parents) if one == top or top in one.parents)
+        yield from (_Group(group, files) for group in (path, *path.parents) if group == top or top in group.parents)
 
 
 def _own_groups(root: Path) -> dict[str, str]:

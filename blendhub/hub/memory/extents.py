@@ -47,13 +47,13 @@ class Extents:
         at = bisect_left(self._free_sizes, size)
         if at == len(self._free_sizes):
             return None
-        found = self._free_sizes[at]
-        start = next(reversed(self._free[found]))
-        self._remove_free(start, found)
+        free_size = self._free_sizes[at]
+        start = next(reversed(self._free[free_size]))
+        self._remove_free(start, free_size)
         self._sizes[start] = size
         self._starts[start + size] = start
-        if found > size:
-            self._add_free(start + size, found - size)
+        if free_size > size:
+            self._add_free(start + size, free_size - size)
         return start
 
     def free(self, start: int, size: int) -> None:

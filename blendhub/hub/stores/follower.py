@@ -5,16 +5,15 @@ between, so that no lookup waits long; the thread asks for more when all is appl
 """
 
 import asyncio
-import contextlib
 import logging
 import threading
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from itertools import islice
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from blendhub.contracts import Deleted, Dropped, Published, SharedStore, StoredRun
-from blendhub.core.errors import BlendHubError, Busy, CursorLost
+from blendhub.core.errors import BlendHubError, CursorLost
 from blendhub.core.spans import Span
 from blendhub.core.tokens import Tokens, as_tokens
 from blendhub.hub.index.namespace_index import Chunk, NamespaceIndex, Run, content_of
@@ -38,8 +37,11 @@ class ForeignRun(NamedTuple):
     """Chunks of another hub, checked."""
 
     stored: StoredRun
-    about: RunDescription
+    description: RunDescription
     tokens: Tokens
+
+
+Change: TypeAlias = ForeignRun | Dropped | Deleted
 
 
 class Follower:
@@ -103,26 +105,22 @@ class Follower:
     def _take_snapshot(self) -> bytes:
         runs, cursor = self._store.snapshot()
         self._wait_for(self._begin_snapshot())
-        while (some := list(islice(runs, AT_ONCE))) and not self._stopping.is_set():
-            self._hand_over([arrival for stored in some for arrival in self._checked(stored)], whole=True)
+        while (batch := list(islice(runs, AT_ONCE))) and not self._stopping.is_set():
+            self._wait_for(self._apply([run for stored in batch for run in self._checked(stored)], whole=True))
         if not self._stopping.is_set():
             self._wait_for(self._end_snapshot())
         return cursor
 
     def _take_changes(self, cursor: bytes) -> bytes:
-        found = self._store.changes(cursor, WAIT_S)
-        self.behind, self.hubs = found.behind, found.hubs
-        changes = iter(found.changes)
-        while some := list(islice(changes, AT_ONCE)):
-            ready: list[ForeignRun | Dropped | Deleted] = []
-            for change in some:
-                ready += self._checked(change.run) if isinstance(change, Published) else [change]
-            self._hand_over(ready, whole=False)
-        return found.cursor
-
-    def _hand_over(self, ready: Sequence[ForeignRun | Dropped | Deleted], *, whole: bool) -> None:
-        if ready:
-            self._wait_for(self._apply(ready, whole=whole))
+        answer = self._store.changes(cursor, WAIT_S)
+        self.behind, self.hubs = answer.behind, answer.hubs
+        changes = iter(answer.changes)
+        while batch := list(islice(changes, AT_ONCE)):
+            checked: list[Change] = []
+            for change in batch:
+                checked += self._checked(change.run) if isinstance(change, Published) else [change]
+            self._wait_for(self._apply(checked, whole=False))
+        return answer.cursor
 
     def _checked(self, stored: StoredRun) -> list[ForeignRun]:
         try:
@@ -135,11 +133,8 @@ class Follower:
         self.refused += 1
         self._warnings.warn(type(error).__name__, f"the hub skips {stored.key} of the shared store: {error}", error)
 
-    def _wait_for(self, work: Awaitable[None]) -> None:
-        async def done() -> None:
-            await work
-
-        asyncio.run_coroutine_threadsafe(done(), self._loop).result()
+    def _wait_for(self, work: Coroutine[Any, Any, None]) -> None:
+        asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     def _failed(self, error: Exception) -> None:
         self.failures += 1
@@ -155,7 +150,7 @@ class Follower:
 
     # The loop.
 
-    async def _apply(self, changes: Sequence[ForeignRun | Dropped | Deleted], *, whole: bool) -> None:
+    async def _apply(self, changes: Sequence[Change], *, whole: bool) -> None:
         """Apply changes in order. ``whole``: they are of a snapshot, so each has all chunks of its run."""
         self._slice_began = time.perf_counter()
         for change in changes:
@@ -165,30 +160,26 @@ class Follower:
             elif isinstance(change, Deleted):
                 await self._delete(change.salt)
             else:
-                await self._add_checked(change)
+                try:
+                    await self._add(change)
+                except Exception as error:  # the matcher that refuses it would refuse it again
+                    self._refused(change.stored, error)
                 if whole:
                     self._note_listed(change.stored)
             await self._let_others_work()
 
-    async def _add_checked(self, arrival: ForeignRun) -> None:
-        """Add a checked arrival. If a matcher refuses it, skip it: the matcher would refuse it again."""
-        try:
-            await self._add(arrival)
-        except Exception as error:
-            self._refused(arrival.stored, error)
-
     async def _add(self, arrival: ForeignRun) -> None:
-        stored, namespace = arrival.stored, arrival.about.namespace
+        stored, namespace = arrival.stored, arrival.description.namespace
         index = self._indexes.get(namespace.digest)
         if index is None:
             index = await asyncio.to_thread(self._indexes.make, namespace)
         new = []
         for span in stored.chunks:
-            known = index.find(stored.key, span)
-            if known is None:
-                new.append(span)
+            chunk = index.find(stored.key, span)
+            if chunk:
+                chunk.in_store = True
             else:
-                known.in_store = True
+                new.append(span)
         self.published += len(new)
         for piece in _pieces(new):
             # It may have been dropped meanwhile: it was empty.
@@ -199,17 +190,10 @@ class Follower:
     def _publish(self, index: NamespaceIndex, arrival: ForeignRun, spans: list[Span]) -> None:
         """Make chunks that follow each other matchable."""
         stored = arrival.stored
-        named = index.named(stored.key)
-        run = next((one for one in named if one.end == spans[0].start and one.foreign), None)
+        start = spans[0].start
+        run = next((run for run in index.named(stored.key) if run.end == start and run.foreign), None)
         if run is None:
-            run = Run(
-                self._indexes.new_run_id(),
-                index,
-                spans[0].start,
-                arrival.about.origin,
-                stored.key,
-                foreign=True,
-            )
+            run = Run(self._indexes.new_run_id(), index, start, arrival.description.origin, stored.key, foreign=True)
         run.listed = self._generation
         chunks = [Chunk(run, span, None, content_of(index.digest, arrival.tokens, span)) for span in spans]
         for chunk in chunks:
@@ -222,8 +206,9 @@ class Follower:
             self._slice_began = time.perf_counter()
         if index and not index.queue.is_idle:
             # A long lookup is under way. What is applied meanwhile would queue before the next lookups.
-            with contextlib.suppress(Busy):
-                await _done(index.queue.ask(lambda: None, 0))
+            is_done = index.queue.ask(lambda: None, 0)
+            if is_done:
+                await is_done
 
     # Snapshots: what the store had before, and the snapshot has not, is gone.
 
@@ -249,7 +234,7 @@ class Follower:
                 await self._let_others_work()
 
     def _forget_saved(self, run: Run, listed: set[Span]) -> None:
-        gone = [one for one in run.chunks.values() if one.in_store and one.span not in listed]
+        gone = [chunk for chunk in run.chunks.values() if chunk.in_store and chunk.span not in listed]
         self.dropped += len(gone)
         for chunk in gone:
             self._tier.forget_chunk(chunk)
@@ -264,8 +249,3 @@ def _pieces(spans: Sequence[Span]) -> list[list[Span]]:
         else:
             pieces.append([span])
     return pieces
-
-
-async def _done(answer: "asyncio.Future[None] | None") -> None:
-    if answer is not None:
-        await answer

@@ -18,7 +18,7 @@ from blendhub.hub.index.namespace_index import Chunk
 from blendhub.hub.memory.cache import Cache
 
 READERS = 2
-Wanted: TypeAlias = list[tuple[RunKey, Span, list[memoryview]]]
+Loads: TypeAlias = list[tuple[RunKey, Span, list[memoryview]]]
 
 
 class StoreReader:
@@ -83,20 +83,20 @@ class StoreReader:
         return batch
 
     async def _load(self, batch: dict[Chunk, list[memoryview]]) -> None:
-        found: Sequence[bool] = [False] * len(batch)
+        answers: Sequence[bool] = [False] * len(batch)
         answered = False
         began = time.perf_counter()
         try:
-            found = await asyncio.get_running_loop().run_in_executor(self._pool, self._read, batch)
+            answers = await asyncio.get_running_loop().run_in_executor(self._pool, self._read, batch)
             answered = True
         except Exception as error:
             # The store may still have the chunks, so they stay matchable.
             self._failed("load", error)
         finally:
             self.reads.add(time.perf_counter() - began)
-            for chunk, whole in zip(batch, found, strict=True):
+            for chunk, whole in zip(batch, answers, strict=True):
                 self._cache.end_filling(chunk, whole=whole)
-        for chunk, whole in zip(batch, found, strict=True):
+        for chunk, whole in zip(batch, answers, strict=True):
             if whole:
                 self.loaded += 1
             elif answered or not chunk.in_store:
@@ -105,15 +105,15 @@ class StoreReader:
     def _read(self, batch: dict[Chunk, list[memoryview]]) -> list[bool]:
         return self._load_each([(chunk.run.key, chunk.span, into) for chunk, into in batch.items()])
 
-    def _load_each(self, wanted: Wanted) -> list[bool]:
+    def _load_each(self, loads: Loads) -> list[bool]:
         """Whether each chunk is whole. One that the store has in other sizes than its namespace's can never be used:
         it is discarded, and costs none of the others.
         """
         try:
-            return self._store.load_chunks(wanted)
+            return self._store.load_chunks(loads)
         except InvalidInput as error:
-            if len(wanted) > 1:
-                return [whole for one in wanted for whole in self._load_each([one])]
+            if len(loads) > 1:
+                return [whole for load in loads for whole in self._load_each([load])]
             self._failed("load", error)
-            self._store.discard(*wanted[0][:2])
+            self._store.discard(*loads[0][:2])
             return [False]

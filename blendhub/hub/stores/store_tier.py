@@ -48,8 +48,8 @@ class StoreTier:
         restored = 0
         for stored in self.store.runs():
             try:
-                about = described(stored)
-                restored += self._restore_run(stored, about)
+                description = described(stored)
+                restored += self._restore_run(stored, description)
             except (msgspec.MsgspecError, BlendHubError) as error:
                 log.warning("the hub skips %s of the store: %s", stored.key, error)
         return restored
@@ -102,11 +102,13 @@ class StoreTier:
         self._saver.shutdown()
         self.store.close()
 
-    def _restore_run(self, stored: StoredRun, about: RunDescription) -> int:
+    def _restore_run(self, stored: StoredRun, description: RunDescription) -> int:
         tokens = as_tokens(stored.tokens)
-        index = self._indexes.get(about.namespace.digest) or self._indexes.add(self._indexes.make(about.namespace))
+        index = self._indexes.get(description.namespace.digest) or self._indexes.add(
+            self._indexes.make(description.namespace)
+        )
         id, start = self._indexes.new_run_id(), stored.chunks[0].start
-        run = Run(id, index, start, about.origin, stored.key)
+        run = Run(id, index, start, description.origin, stored.key)
         chunks = [Chunk(run, span, None, content_of(index.digest, tokens, span)) for span in stored.chunks]
         for chunk in chunks:
             chunk.in_store = True
@@ -134,15 +136,15 @@ def described(stored: StoredRun) -> RunDescription:
     """A run's description by a hub. Raises unless its chunks are as a hub stores them: a store's content may come from
     anywhere.
     """
-    about = msgspec.msgpack.decode(stored.description, type=RunDescription)
-    if about.namespace.digest != stored.key.namespace:
+    description = msgspec.msgpack.decode(stored.description, type=RunDescription)
+    if description.namespace.digest != stored.key.namespace:
         raise StoreFailed("its description has another namespace than its key")
     reached = 0
     for span in stored.chunks:
-        whole = about.namespace.chunks_of(span) == [span]
+        whole = description.namespace.chunks_of(span) == [span]
         if span.start < reached or span.end > len(stored.tokens) // 4 or not whole:
             raise StoreFailed(f"{span} of its chunks overlaps another, lies behind its tokens, or is not one chunk")
         reached = span.end
     if not stored.chunks:
         raise StoreFailed("it has no chunks")
-    return about
+    return description

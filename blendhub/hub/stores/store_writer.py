@@ -188,6 +188,6 @@ class StoreWriter:
         try:
             return self._store.save_chunks(run.key, chunks)
         except InvalidInput:  # the store does not have the run, or only a shorter version
-            about = msgspec.msgpack.encode(RunDescription(run.index.namespace, *run.origin))
-            gone = self._store.save_run(StoredRun(run.key, tokens.tobytes(), about, ()))
+            description = msgspec.msgpack.encode(RunDescription(run.index.namespace, *run.origin))
+            gone = self._store.save_run(StoredRun(run.key, tokens.tobytes(), description, ()))
             return gone + self._store.save_chunks(run.key, chunks)
