@@ -10,8 +10,9 @@ import tempfile
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from itertools import count, cycle, islice
+from itertools import cycle, islice
 from pathlib import Path
+from secrets import token_hex
 from typing import Any, NamedTuple
 
 import httpx
@@ -117,37 +118,38 @@ class Replies(NamedTuple):
     """By vLLM from nothing, of edited steps."""
 
 
-class Servers:
-    """A server without BlendHub, and one with it."""
-
-    def __init__(self, plain: Server, blending: Server, pause_s: float) -> None:
-        """``pause_s``: before each request, so that the server that was asked before does not compute any more."""
-        self._plain, self._blending, self._pause_s = plain, blending, pause_s
-        self._salts = count()
+class Servers(NamedTuple):
+    plain: Server
+    blending: Server
+    pause_s: float
+    """Before each request, so that the server that was asked before does not compute any more."""
 
     def replay(self, steps: Iterable[Step], what: str, tokens: int = 1) -> list[Replies]:
         """No step finds what another conversation has left."""
-        salt, replies = f"{what} {next(self._salts)}", []
+        salt, replies = token_hex(8), []
         for step in progress(list(steps), what):
-            cached = self._ask(self._plain, step, salt, tokens)
-            ours = self._ask(self._blending, step, salt, tokens)
-            full = self._ask(self._plain, step, f"alone {next(self._salts)}", tokens) if step.is_edited else None
+            time.sleep(self.pause_s)
+            cached = ask(self.plain, step, salt, tokens)
+            time.sleep(self.pause_s)
+            ours = ask(self.blending, step, salt, tokens)
+            time.sleep(self.pause_s)
+            full = ask(self.plain, step, token_hex(8), tokens) if step.is_edited else None
             replies.append(Replies(cached, ours, full))
         return replies
 
-    def _ask(self, server: Server, step: Step, salt: str, tokens: int) -> Reply:
-        time.sleep(self._pause_s)
-        body = {"model": NAME, "messages": step.messages, "cache_salt": salt, "max_tokens": tokens}
-        body |= {"temperature": 0, "ignore_eos": True, "logprobs": True, "top_logprobs": LOGPROBS}
-        body |= {"return_tokens_as_token_ids": True, "kv_transfer_params": {"blendhub": {"explain": True}}}
-        begun = time.perf_counter()
-        answer = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=600).raise_for_status().json()
-        seconds = time.perf_counter() - begun
-        usage, report = answer["usage"], (answer.get("kv_transfer_params") or {}).get("blendhub", {})
-        content = answer["choices"][0]["logprobs"]["content"]
-        computed = computed_tokens(usage["prompt_tokens"], usage.get("prompt_tokens_details") or {}, report)
-        first = {_id(likely): likely["logprob"] for likely in content[0]["top_logprobs"]}
-        return Reply(seconds, computed, list(map(_id, content)), first)
+
+def ask(server: Server, step: Step, salt: str, tokens: int) -> Reply:
+    body = {"model": NAME, "messages": step.messages, "cache_salt": salt, "max_tokens": tokens}
+    body |= {"temperature": 0, "ignore_eos": True, "logprobs": True, "top_logprobs": LOGPROBS}
+    body |= {"return_tokens_as_token_ids": True, "kv_transfer_params": {"blendhub": {"explain": True}}}
+    begun = time.perf_counter()
+    answer = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=600).raise_for_status().json()
+    seconds = time.perf_counter() - begun
+    usage, report = answer["usage"], (answer.get("kv_transfer_params") or {}).get("blendhub", {})
+    content = answer["choices"][0]["logprobs"]["content"]
+    computed = computed_tokens(usage["prompt_tokens"], usage.get("prompt_tokens_details") or {}, report)
+    first = {_id(likely): likely["logprob"] for likely in content[0]["top_logprobs"]}
+    return Reply(seconds, computed, list(map(_id, content)), first)
 
 
 def computed_tokens(prompt: int, details: dict[str, int], report: dict[str, Any]) -> int:

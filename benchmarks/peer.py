@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from harness.ports import free_port
+from harness.waiting import free_port
 
 PEER_ENVIRONMENT = {"PYTHONHASHSEED": "0", "LMCACHE_TRACK_USAGE": "false"}
 

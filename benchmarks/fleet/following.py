@@ -22,8 +22,8 @@ from blendhub.client.hub_client import HubClient
 from blendhub.core.spans import Span
 from blendhub.hub.config import HubConfig, StoreChoice
 from blendhub.hub.embedded import HubInProcess
-from harness.servers.mooncake_cluster import wait_until
 from harness.servers.redis_server import RedisServer
+from harness.waiting import wait_until
 
 STORED_A_SECOND, PUBLISHED_A_SECOND = 50, 10_000
 PATIENCE_S = 60.0

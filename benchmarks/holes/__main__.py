@@ -126,7 +126,7 @@ def _asked(model: str, options: argparse.Namespace) -> tuple[Writer, list[Prompt
         questions = read_questions(options.data, until)
     else:
         chosen = islice(biographies("test"), until or SMALL)
-        questions = [Question([*documents], asked[0].question, [asked[0].right.strip()]) for documents, asked in chosen]
+        questions = [Question([*documents], first.question, [first.right.strip()]) for documents, (first, *_) in chosen]
     queries = [writer.query(question, options.most_document_tokens) for question in questions]
     holes = options.hole_ids, options.hole_positions
     separator = writer.tokens(options.separator)

@@ -115,19 +115,19 @@ FIGURES = {
 
 
 def rows(results: Results) -> list[Row]:
-    made = []
+    all_rows = []
     for label, measured in results.items():
         what = f"{label}: time of what is computed before the queries"
-        made.append(row(f"{label}_before", what, "s", [measured.computed_before_s], better="lower"))
+        all_rows.append(row(f"{label}_before", what, "s", [measured.computed_before_s], better="lower"))
         for number, run in enumerate(measured.passes, 1):
             for name, figure in FIGURES.items():
                 what = f"{label}, pass {number}: {figure.what}"
                 id = f"{label}_pass_{number}_{name}"
-                made.append(row(id, what, figure.unit, [figure.of(run)], better=figure.better))
+                all_rows.append(row(id, what, figure.unit, [figure.of(run)], better=figure.better))
             if label != "full" and "full" in results:
                 ours, full = (
                     statistics.median(each.all("first_token_s")) for each in (run, results["full"].passes[number - 1])
                 )
                 what = f"{label}, pass {number}: median time to first token, relative to full prefill"
-                made.append(row(f"{label}_pass_{number}_ttft_by_full", what, "x", [ours / full], better="lower"))
-    return made
+                all_rows.append(row(f"{label}_pass_{number}_ttft_by_full", what, "x", [ours / full], better="lower"))
+    return all_rows

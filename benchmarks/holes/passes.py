@@ -31,7 +31,7 @@ class Way(msgspec.Struct, frozen=True):
     def label(self) -> str:
         return f"{self.method}_{100 * self.ratio:g}" if self.method in ("blend", "contiguous") else self.method
 
-    def asked(self) -> dict[str, Any]:
+    def request(self) -> dict[str, Any]:
         """BlendHub's settings of each request. The salt keeps ways from finding what another one stored."""
         if self.method == "full":
             return {"mode": "off", "store": False, "cache_salt": self.label}
@@ -52,20 +52,20 @@ def run(
 ) -> Results:
     """All ways in turn, each with nothing stored at its begin."""
     results: Results = {}
+    ending: dict[str, Any] = {"tokens": ANSWER_TOKENS, "stop_token_ids": writer.stop}
     for way in ways:
-        asked = way.asked()
+        request = way.request()
         # A full prefill reads nothing that was stored.
         units = [] if way.method == "full" else before(prompts)
         begun = time.perf_counter()
         for batch in progress(_batches(units, at_once), f"{way.label}: what is computed before"):
-            engine.ask(*batch, mode="exact", cache_salt=asked["cache_salt"])
+            engine.ask(*batch, mode="exact", cache_salt=request["cache_salt"])
         results[way.label] = Measured(time.perf_counter() - begun, [])
         for number in range(1, passes + 1):
             engine.forget()
-            asking = progress(_batches(prompts, at_once), f"{way.label}: pass {number}")
-            request = {"tokens": ANSWER_TOKENS, "stop_token_ids": writer.stop, **asked}
-            counted, begun = engine.call("counts"), time.perf_counter()
-            answers = [answer for batch in asking for answer in engine.ask(*(one.tokens for one in batch), **request)]
+            counted, begun, answers = engine.call("counts"), time.perf_counter(), list[Answer]()
+            for batch in progress(_batches(prompts, at_once), f"{way.label}: pass {number}"):
+                answers += engine.ask(*(prompt.tokens for prompt in batch), **ending, **request)
             seconds, spent = time.perf_counter() - begun, Counter(engine.call("counts"))
             spent.subtract(counted)
             results[way.label].passes.append(
@@ -79,8 +79,8 @@ def run(
     return results
 
 
-def _batches(those: Sequence[Any], at_once: AtOnce) -> list[Sequence[Any]]:
-    return [those] if at_once == "all" and those else [[one] for one in those]
+def _batches(prompts: Sequence[Any], at_once: AtOnce) -> list[Sequence[Any]]:
+    return [prompts] if at_once == "all" and prompts else [[prompt] for prompt in prompts]
 
 
 def answered(prompt: Prompt, answer: Answer, writer: Writer) -> Answered:

@@ -22,14 +22,18 @@ def main(more: list[str]) -> int:
     data = BUILD / "facts.jsonl"
     model = make_real_model()
     entries = [
-        {"documents": documents, "question": f"{one.question} Answer with one word.", "answer": one.right.strip()}
-        for documents, asked in islice(biographies("test"), PROMPTS)
-        for one in asked
+        {
+            "documents": documents,
+            "question": f"{question.question} Answer with one word.",
+            "answer": question.right.strip(),
+        }
+        for documents, questions in islice(biographies("test"), PROMPTS)
+        for question in questions
     ]
     data.write_text("".join(json.dumps(entry) + "\n" for entry in entries))
     CARD.parent.mkdir(exist_ok=True)
     engine = {"dtype": "float32", "enforce_eager": True, "max_model_len": LONGEST}
-    given = {
+    arguments = {
         "--model": str(model.relative_to(Path.cwd())),
         "--data": str(data),
         "--card": str(CARD),
@@ -38,7 +42,7 @@ def main(more: list[str]) -> int:
         "--engine": json.dumps(engine),
         "--settings": json.dumps({"hub": {"arena_gib": 3}}),
     }
-    return blendhub(["advise", *(text for pair in given.items() for text in pair), *more])
+    return blendhub(["advise", *(text for pair in arguments.items() for text in pair), *more])
 
 
 if __name__ == "__main__":

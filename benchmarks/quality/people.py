@@ -38,7 +38,7 @@ ANYTHING = (
 )
 
 
-class Asked(NamedTuple):
+class TextQuestion(NamedTuple):
     question: str
     begun: str
     """How the answer begins."""
@@ -50,7 +50,7 @@ class Person(NamedTuple):
     name: str
     text: str
     born: int
-    questions: list[Asked]
+    questions: list[TextQuestion]
 
 
 def people(rng: random.Random, half: Half) -> Iterator[Person]:
@@ -62,15 +62,16 @@ def people(rng: random.Random, half: Half) -> Iterator[Person]:
         yield from (_person(rng, name) for name in names)
 
 
-def older(one: Person, other: Person) -> Asked:
+def older(*pair: Person) -> TextQuestion:
     """A question that needs the texts of both."""
-    first = min(one, other, key=lambda person: person.born)
-    question = f"Who was born first, {one.name} or {other.name}?"
-    return Asked(question, f"Of {one.name} and {other.name}, the one who was born first is", f" {first.name}")
+    older = min(pair, key=lambda person: person.born)
+    first, second = (person.name for person in pair)
+    question = f"Who was born first, {first} or {second}?"
+    return TextQuestion(question, f"Of {first} and {second}, the one who was born first is", f" {older.name}")
 
 
 def _person(rng: random.Random, name: str) -> Person:
-    town, trade, animal, colour = (rng.choice(those.split()) for those in (TOWNS, TRADES, ANIMALS, COLOURS))
+    town, trade, animal, colour = (rng.choice(words.split()) for words in (TOWNS, TRADES, ANIMALS, COLOURS))
     born = rng.randrange(1801, 1990)
     they, their = rng.choice([("He", "His"), ("She", "Her")])
     facts = [
@@ -82,9 +83,9 @@ def _person(rng: random.Random, name: str) -> Person:
     between = rng.sample(ANYTHING, rng.randint(5, 8))
     sentences = [sentence for pair in zip(facts, between, strict=False) for sentence in pair] + between[len(facts) :]
     questions = [
-        Asked(f"In which city was {name} born?", f"{name} was born in", f" {town}"),
-        Asked(f"What was the job of {name}?", f"{name} worked as a", f" {trade}"),
-        Asked(f"Which colour had the house of {name}?", f"The house of {name} was painted", f" {colour}"),
-        Asked(f"Which animal did {name} keep as a pet?", f"{name} kept a", f" {animal}"),
+        TextQuestion(f"In which city was {name} born?", f"{name} was born in", f" {town}"),
+        TextQuestion(f"What was the job of {name}?", f"{name} worked as a", f" {trade}"),
+        TextQuestion(f"Which colour had the house of {name}?", f"The house of {name} was painted", f" {colour}"),
+        TextQuestion(f"Which animal did {name} keep as a pet?", f"{name} kept a", f" {animal}"),
     ]
     return Person(name, " ".join(sentences), born, questions)

@@ -3,13 +3,15 @@
 import json
 import random
 from collections.abc import Iterator
+from pathlib import Path
 from pydoc_data.topics import topics
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 from zlib import crc32
 
 from benchmarks.quality.people import Half
 from harness.engines.real_model import PACKAGES, NoRealModel
 
+T = TypeVar("T")
 BFCL = PACKAGES / "bfcl_eval" / "data"
 SECTION_CHARACTERS = 900
 FUNCTION_CHARACTERS = 1000
@@ -49,16 +51,16 @@ def manual(half: Half) -> list[list[str]]:
 
 def requests(half: Half) -> list[Request]:
     """Requests with one right function. Those of the two halves have no set of functions in common."""
-    right = {entry["id"]: entry["ground_truth"] for entry in _read("possible_answer/BFCL_v4_live_multiple.json")}
-    found = []
-    for entry in _read("BFCL_v4_live_multiple.json"):
-        (said,), answer = entry["question"], right[entry["id"]]
+    right = {entry["id"]: entry["ground_truth"] for entry in _entries("possible_answer/BFCL_v4_live_multiple.json")}
+    chosen = []
+    for entry in _entries("BFCL_v4_live_multiple.json"):
+        (messages,), answer, text = entry["question"], right[entry["id"]], entry["question"][0][-1]["content"]
         functions = {function["name"]: json.dumps(function) for function in entry["function"]}
-        ours = crc32(" ".join(sorted(functions)).encode()) % 2 == _part(half)
-        short = max(map(len, functions.values())) < FUNCTION_CHARACTERS and len(said[-1]["content"]) < 400
-        if ours and short and len(said) == 1 and len(answer) == 1:
-            found.append(Request(said[-1]["content"], functions, next(iter(answer[0]))))
-    return found
+        in_half = crc32(" ".join(sorted(functions)).encode()) % 2 == _part(half)
+        short = max(map(len, functions.values())) < FUNCTION_CHARACTERS and len(text) < 400
+        if in_half and short and len(messages) == 1 and len(answer) == 1:
+            chosen.append(Request(text, functions, next(iter(answer[0]))))
+    return chosen
 
 
 def dialogues(half: Half) -> list[Dialogue]:
@@ -67,22 +69,22 @@ def dialogues(half: Half) -> list[Dialogue]:
     for file in sorted((BFCL / "multi_turn_func_doc").glob("*.json")):
         for entry in _lines(file):
             described[entry["name"]] = json.dumps({"name": entry["name"], "description": entry["description"]})
-    calls = {entry["id"]: entry["ground_truth"] for entry in _read("possible_answer/BFCL_v4_multi_turn_base.json")}
-    found = []
-    for number, entry in enumerate(_read("BFCL_v4_multi_turn_base.json")):
+    calls = {entry["id"]: entry["ground_truth"] for entry in _entries("possible_answer/BFCL_v4_multi_turn_base.json")}
+    chosen = []
+    for number, entry in enumerate(_entries("BFCL_v4_multi_turn_base.json")):
         if number % 2 == _part(half):
             names = dict.fromkeys(path.split(".")[-1] for path in entry["path"])
             functions = {name: described[name] for name in names if name in described}
             results = _results(json.dumps(entry["initial_config"]), len(entry["question"]))
-            said = [turn[0]["content"] if turn else "" for turn in entry["question"]]
-            called = ["; ".join(turn) for turn in calls[entry["id"]]]
-            turns = [Turn(*turn) for turn in zip(said, called, results, strict=True) if turn[0] and turn[1]]
-            found.append(Dialogue(functions, turns))
-    return found
+            users = [turn[0]["content"] if turn else "" for turn in entry["question"]]
+            turn_calls = ["; ".join(turn) for turn in calls[entry["id"]]]
+            turns = [Turn(*turn) for turn in zip(users, turn_calls, results, strict=True) if turn[0] and turn[1]]
+            chosen.append(Dialogue(functions, turns))
+    return chosen
 
 
-def shuffled(those: list[Any], seed: str) -> list[Any]:
-    return random.Random(seed).sample(those, len(those))
+def shuffled(texts: list[T], seed: str) -> list[T]:
+    return random.Random(seed).sample(texts, len(texts))
 
 
 def _results(state: str, number: int) -> list[str]:
@@ -104,11 +106,11 @@ def _part(half: Half) -> int:
     return 0 if half == "training" else 1
 
 
-def _read(name: str) -> Iterator[Any]:
+def _entries(name: str) -> Iterator[Any]:
     return _lines(BFCL / name)
 
 
-def _lines(file: Any) -> Iterator[Any]:
+def _lines(file: Path) -> Iterator[Any]:
     if not file.exists():
         raise NoRealModel(f"{file}, from which prompts are made, is missing: run `make setup`")
     return (json.loads(line) for line in file.read_text().splitlines())

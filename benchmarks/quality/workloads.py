@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from itertools import combinations, islice
 from typing import Any, TypeAlias
 
-from benchmarks.quality.people import Asked, Half, older, people
+from benchmarks.quality.people import Half, TextQuestion, older, people
 from benchmarks.quality.sources import Dialogue, Request, Turn, dialogues, manual, requests, shuffled
 
 Tokens: TypeAlias = list[int]
@@ -81,15 +81,15 @@ def visits(cases: Sequence[Case], seed: str = "visits") -> list[Tokens]:
     for home, case in enumerate(cases):
         for number, document in enumerate(case.pieces[1:]):
             together[(home + further[number]) % len(cases)].append(document)
-    made: list[Tokens] = []
+    prompts: list[Tokens] = []
     for documents in together:
         rng.shuffle(documents)
         visit: Tokens = []
         for document in documents:
             if not visit or len(visit) + len(document) > LONGEST:
-                made.append(visit := [*cases[0].pieces[0]])
+                prompts.append(visit := [*cases[0].pieces[0]])
             visit += document
-    return made
+    return prompts
 
 
 def first_cases(workload: str, chat: Chat, questions: int) -> list[Case]:
@@ -103,25 +103,25 @@ def first_cases(workload: str, chat: Chat, questions: int) -> list[Case]:
 
 
 def facts(chat: Chat, half: Half, across: bool = False) -> Iterator[Case]:
-    for documents, asked in biographies(half, across):
-        yield case_of(chat, ONE_WORD, documents, asked)
+    for documents, questions in biographies(half, across):
+        yield case_of(chat, ONE_WORD, documents, questions)
 
 
 def across(chat: Chat, half: Half) -> Iterator[Case]:
     return facts(chat, half, across=True)
 
 
-def biographies(half: Half, across: bool = False) -> Iterator[tuple[list[str], list[Asked]]]:
+def biographies(half: Half, across: bool = False) -> Iterator[tuple[list[str], list[TextQuestion]]]:
     """Documents, and questions to one of them each, or ``across`` two."""
     rng = random.Random(f"facts {half} {across}")
     everyone = people(rng, half)
     while True:
         persons = list(islice(everyone, rng.randint(6, 12)))
         if across:
-            asked = [older(*pair) for pair in rng.sample(list(combinations(persons, 2)), QUESTIONS)]
+            questions = [older(*pair) for pair in rng.sample(list(combinations(persons, 2)), QUESTIONS)]
         else:
-            asked = [rng.choice(person.questions) for person in rng.sample(persons, QUESTIONS)]
-        yield [f"Document: {person.text}\n\n" for person in persons], asked
+            questions = [rng.choice(person.questions) for person in rng.sample(persons, QUESTIONS)]
+        yield [f"Document: {person.text}\n\n" for person in persons], questions
 
 
 def of_manual(chat: Chat, half: Half) -> Iterator[Case]:
@@ -129,53 +129,50 @@ def of_manual(chat: Chat, half: Half) -> Iterator[Case]:
     rng = random.Random(f"manual {half}")
     sections = [(topic[0].split("\n")[0], section) for topic in manual(half) for section in topic]
     rng.shuffle(sections)
-    system = "You answer questions about the Python manual."
     while len(sections) >= 8:
         chosen = [sections.pop() for _ in range(rng.randint(4, 8))]
-        asked: list[Asked] = []
-        for title, section in rng.sample(chosen, min(QUESTIONS, len(chosen))):
+        questions = []
+        for number, (title, section) in enumerate(rng.sample(chosen, min(QUESTIONS, len(chosen)))):
             words = section.split()
             begin = rng.randrange(len(words) // 2)
             passage = " ".join(words[begin : begin + 10])
-            if len(asked) % 2:
-                asked.append(Asked(f"What does the manual say about {title}?", f"About {title}, the manual says", ""))
-            else:
-                asked.append(Asked("Continue this passage of the manual.", passage, ""))
-        yield case_of(chat, system, [f"Section of {title}:\n\n{section}" for title, section in chosen], asked)
+            explain = TextQuestion(f"What does the manual say about {title}?", f"About {title}, the manual says", "")
+            resume = TextQuestion("Continue this passage of the manual.", passage, "")
+            questions.append(explain if number % 2 else resume)
+        documents = [f"Section of {title}:\n\n{section}" for title, section in chosen]
+        yield case_of(chat, "You answer questions about the Python manual.", documents, questions)
 
 
 def tools(chat: Chat, half: Half) -> Iterator[Case]:
     """The functions of several requests; each request is a question."""
     rng = random.Random(f"tools {half}")
-    left: list[Request] = shuffled(requests(half), f"tools {half}")
-    others = [pair for request in left for pair in request.functions.items()]
+    left = shuffled(requests(half), f"tools {half}")
+    spare = [pair for request in left for pair in request.functions.items()]
     while left:
-        most, functions, asked = rng.randint(8, 16), dict[str, str](), list[Request]()
+        most, functions, chosen = rng.randint(8, 16), dict[str, str](), list[Request]()
         for request in list(left):
-            if len(functions | request.functions) <= most and len(asked) < QUESTIONS:
+            if len(functions | request.functions) <= most and len(chosen) < QUESTIONS:
                 functions |= request.functions
-                asked.append(request)
+                chosen.append(request)
                 left.remove(request)
         while len(functions) < most:
-            functions |= [rng.choice(others)]
+            functions |= [rng.choice(spare)]
         texts = [f"{text}\n\n" for text in shuffled(list(functions.values()), str(len(left)))]
         system = ("system", "You call one of these functions.\n\n" + CUT + CUT.join(texts) + CUT)
         begun = 'The function for this is "'
-        pieces = [chat.pieces([system, ("user", request.text)], begun) for request in asked]
-        questions = [Question(all[-1], chat.tokens(one.right)) for all, one in zip(pieces, asked, strict=True)]
-        yield Case(pieces[0][:-1], questions)
+        prompts = [chat.pieces([system, ("user", request.text)], begun) for request in chosen]
+        yield _case(prompts, [chat.tokens(request.right) for request in chosen])
 
 
 def edits(chat: Chat, half: Half) -> Iterator[Case]:
     """Dialogues whose tool results, but the last, are cleared when the user speaks again."""
-    those: list[Dialogue] = shuffled(dialogues(half), f"edits {half}")
     for shorter in range(3):
-        for dialogue in those:
+        for dialogue in shuffled(dialogues(half), f"edits {half}"):
             *before, last = dialogue.turns[: len(dialogue.turns) - shorter]
             if len(before) >= 2:
                 cleared = [turn._replace(result=CLEARED) for turn in before[:-1]] + before[-1:]
-                *pieces, tail = chat.pieces([*_said(dialogue, cleared), ("user", last.user)])
-                earlier = [token for piece in chat.pieces(_said(dialogue, before)) for token in piece]
+                *pieces, tail = chat.pieces([*_messages(dialogue, cleared), ("user", last.user)])
+                earlier = [token for piece in chat.pieces(_messages(dialogue, before)) for token in piece]
                 yield Case(pieces, [Question(tail)], earlier)
 
 
@@ -188,20 +185,26 @@ WORKLOADS: dict[str, Callable[[Chat, Half], Iterator[Case]]] = {
 }
 
 
-def case_of(chat: Chat, system: str, documents: list[str], asked: list[Asked]) -> Case:
+def case_of(chat: Chat, system: str, documents: list[str], questions: list[TextQuestion]) -> Case:
     """Documents behind a system text, and the questions that are asked behind them."""
     body = CUT + CUT.join(documents) + CUT
-    pieces = [
-        chat.pieces([("system", system), ("user", f"{body}Question: {one.question}")], one.begun) for one in asked
+
+    prompts = [
+        chat.pieces([("system", system), ("user", f"{body}Question: {question.question}")], question.begun)
+        for question in questions
     ]
-    questions = [Question(all[-1], chat.tokens(one.right)) for all, one in zip(pieces, asked, strict=True)]
-    return Case(pieces[0][:-1], questions)
+    return _case(prompts, [chat.tokens(question.right) for question in questions])
 
 
-def _said(dialogue: Dialogue, turns: list[Turn]) -> list[tuple[str, str]]:
+def _case(prompts: list[list[Tokens]], right: list[Tokens]) -> Case:
+    """Prompts that differ in their last piece, and their right answers."""
+    return Case(prompts[0][:-1], [Question(prompt[-1], answer) for prompt, answer in zip(prompts, right, strict=True)])
+
+
+def _messages(dialogue: Dialogue, turns: list[Turn]) -> list[tuple[str, str]]:
     """Each message is a piece."""
     functions = "\n".join(dialogue.functions.values())
-    said = [("system", f"You act by calling these functions:\n{functions}{CUT}")]
+    messages = [("system", f"You act by calling these functions:\n{functions}{CUT}")]
     for turn in turns:
-        said += [("user", turn.user + CUT), ("assistant", turn.calls + CUT), ("tool", turn.result + CUT)]
-    return said
+        messages += [("user", turn.user + CUT), ("assistant", turn.calls + CUT), ("tool", turn.result + CUT)]
+    return messages

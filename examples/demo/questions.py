@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from benchmarks.quality.people import Asked
+from benchmarks.quality.people import TextQuestion
 from benchmarks.quality.workloads import ONE_WORD, Case, Chat, biographies, case_of, visits
 from benchmarks.timing import progress
 from blendhub.core.spans import Span
@@ -32,7 +32,7 @@ class Prompt(NamedTuple):
     """Documents, and the questions that are asked behind them."""
 
     case: Case
-    questions: list[Asked]
+    questions: list[TextQuestion]
 
 
 class Answer(msgspec.Struct):

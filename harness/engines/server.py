@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from harness.engines.engine import ENVIRONMENT
-from harness.ports import free_port
+from harness.waiting import free_port
 
 NAME = "tiny"
 PATIENCE_S = 1200

@@ -5,12 +5,10 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
-import time
-from collections.abc import Callable
 from typing import IO
 
-from harness.ports import free_port
 from harness.servers.network import THIS, Machine
+from harness.waiting import free_port, wait_until
 
 CLIENT_TTL_S = 3
 """After which the master forgets a node that it does not hear of."""
@@ -101,18 +99,3 @@ def _flip(memory: IO[bytes], start: int, end: int) -> None:
         if content.count(0) < PAGE:
             memory.seek(page + FLIPPED)
             memory.write(bytes([content[FLIPPED] ^ 4]))
-
-
-def wait_until(attempt: Callable[[], object], timeout_s: float, every_s: float = 0.05) -> None:
-    """Try until the attempt neither raises nor returns False."""
-    end = time.monotonic() + timeout_s
-    while True:
-        try:
-            if attempt() is not False:
-                return
-            failure: Exception = AssertionError("it returned False")
-        except Exception as error:
-            failure = error
-        if time.monotonic() > end:
-            raise AssertionError(f"it did not come true in {timeout_s:g} s") from failure
-        time.sleep(every_s)

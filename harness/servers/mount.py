@@ -4,8 +4,9 @@ import os
 import shutil
 import signal
 import subprocess
-import time
 from pathlib import Path
+
+from harness.waiting import wait_until
 
 BINARY = shutil.which("bindfs")
 MISSING = "no bindfs here, or no FUSE; install it with: apt-get install bindfs"
@@ -20,12 +21,11 @@ class Mount:
         for folder in (behind, place):
             folder.mkdir()
         self._process = subprocess.Popen([BINARY or "bindfs", "-f", *options, str(behind), str(place)])
-        deadline = time.monotonic() + START_S
-        while not os.path.ismount(place):
-            if time.monotonic() > deadline or self._process.poll() is not None:
-                self._process.kill()
-                raise OSError(f"bindfs did not mount {place}: exit code {self._process.wait()}")
-            time.sleep(0.02)
+        try:
+            wait_until(lambda: os.path.ismount(place), START_S, every_s=0.02)
+        except AssertionError as error:
+            self._process.kill()
+            raise OSError(f"bindfs did not mount {place}: exit code {self._process.wait()}") from error
 
     def hang(self) -> None:
         self._process.send_signal(signal.SIGSTOP)

@@ -4,7 +4,6 @@ import json
 import shutil
 import subprocess
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from harness.ports import free_port
+from harness.waiting import free_port, wait_until
 
 START_S = 60.0
 BINARY = shutil.which("prometheus")
@@ -34,7 +33,7 @@ class Prometheus:
         """``jobs``: the targets of each, as HOST:PORT."""
         assert BINARY, MISSING
         self._folder = tempfile.TemporaryDirectory(prefix="blendhub-prometheus-")
-        scraped = [{"job_name": job, "static_configs": [{"targets": [*some]}]} for job, some in jobs.items()]
+        scraped = [{"job_name": job, "static_configs": [{"targets": [*targets]}]} for job, targets in jobs.items()]
         config = {
             "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
             "rule_files": [str(file.resolve()) for file in rules],
@@ -43,12 +42,10 @@ class Prometheus:
         file = Path(self._folder.name, "prometheus.yml")
         file.write_text(json.dumps(config))  # which is YAML, too
         self._address = f"127.0.0.1:{free_port()}"
-        self._log = Path(self._folder.name, "log")
         flags = {"config.file": file, "storage.tsdb.path": self._folder.name, "web.listen-address": self._address}
-        with self._log.open("w") as log:
-            command = [BINARY, *(f"--{name}={value}" for name, value in flags.items())]
-            self._process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
-        self._wait_until_ready()
+        command = [BINARY, *(f"--{name}={value}" for name, value in flags.items())]
+        self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        wait_until(lambda: httpx.get(f"http://{self._address}/-/ready", timeout=10).raise_for_status(), START_S)
 
     def query(self, asked: str) -> list[dict[str, Any]]:
         """The series that a query finds now, with their values. Raises with Prometheus' own words if it is wrong."""
@@ -68,15 +65,3 @@ class Prometheus:
 
     def __exit__(self, *error: object) -> None:
         self.close()
-
-    def _wait_until_ready(self) -> None:
-        deadline = time.monotonic() + START_S
-        while True:
-            try:
-                httpx.get(f"http://{self._address}/-/ready", timeout=10).raise_for_status()
-                return
-            except httpx.HTTPError:
-                if time.monotonic() > deadline or self._process.poll() is not None:
-                    self._process.kill()
-                    raise TimeoutError(f"Prometheus does not answer: {self._log.read_text()[-500:]}") from None
-                time.sleep(0.05)

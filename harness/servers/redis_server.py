@@ -4,14 +4,14 @@ import shutil
 import signal
 import subprocess
 import tempfile
-import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import redis
 
-from harness.ports import free_port
 from harness.servers.network import THIS, Machine
+from harness.waiting import free_port, wait_until
 
 START_S = 20.0
 BINARY = shutil.which("redis-server") or shutil.which("valkey-server")
@@ -33,7 +33,7 @@ class RedisServer:
         network = ["--bind", machine.address, "--protected-mode", "no"] if machine else []
         self._command = (machine or THIS).command(
             *(BINARY, "--port", str(port), "--unixsocket", str(self._socket), "--dir", self._folder.name),
-            *("--save", "", "--appendonly", "yes" if keeps else "no", "--logfile", str(Path(self._folder.name, "log"))),
+            *("--save", "", "--appendonly", "yes" if keeps else "no"),
             *(*network, *settings),
         )
         self._process: subprocess.Popen[bytes]
@@ -44,18 +44,11 @@ class RedisServer:
 
     def start(self) -> None:
         self._process = subprocess.Popen(self._command, stdout=subprocess.DEVNULL)
-        deadline = time.monotonic() + START_S
-        while True:
-            try:
-                self.client().ping()
-                return
-            except redis.AuthenticationError:
-                return
-            except redis.RedisError:
-                if time.monotonic() > deadline or self._process.poll() is not None:
-                    log = Path(self._folder.name, "log")
-                    raise TimeoutError(f"redis-server does not answer: {log.read_text()[-500:]}") from None
-                time.sleep(0.02)
+        wait_until(self._answers, START_S, every_s=0.02)
+
+    def _answers(self) -> None:
+        with suppress(redis.AuthenticationError):
+            self.client().ping()
 
     def kill(self) -> None:
         self._process.kill()

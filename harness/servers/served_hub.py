@@ -10,9 +10,10 @@ from pathlib import Path
 from blendhub.client.hub_client import HubClient
 from blendhub.client.wire import HubStats
 from blendhub.core.layout import Namespace
-from harness.servers.mooncake_cluster import Cluster, wait_until
+from harness.servers.mooncake_cluster import Cluster
 from harness.servers.network import THIS, Machine
 from harness.servers.redis_server import RedisServer
+from harness.waiting import wait_until
 
 START_S, FOLLOWED_S = 120.0, 60.0
 

@@ -13,10 +13,9 @@ import pytest
 
 from harness.engines import Server
 from harness.engines.engine import transfer_config
-from harness.ports import free_port
-from harness.servers.mooncake_cluster import wait_until
 from harness.servers.prometheus import Prometheus, needs_prometheus
 from harness.servers.redis_server import RedisServer, needs_redis
+from harness.waiting import free_port, wait_until
 from tests.dashboard import ALERTS, queries
 
 pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(900), needs_prometheus, needs_redis]

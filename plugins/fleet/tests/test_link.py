@@ -9,8 +9,8 @@ from blendhub_fleet.directory import open_store
 from blendhub_fleet.options import DirectoryOptions
 
 from blendhub.core.errors import OptionError, StoreFailed
-from harness.ports import free_port
 from harness.servers.redis_server import RedisServer, needs_redis
+from harness.waiting import free_port
 
 pytestmark = needs_redis
 

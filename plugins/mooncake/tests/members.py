@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 
 from blendhub.client.hub_client import HubClient
-from harness.servers.mooncake_cluster import wait_until
 from harness.servers.served_hub import ServedHub
 from harness.servers.verifying_client import SMALL, read, write
+from harness.waiting import wait_until
 
 CHUNK = SMALL.layout.chunk_tokens
 DOCUMENT = 8 * CHUNK

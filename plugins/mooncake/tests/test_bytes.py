@@ -8,7 +8,8 @@ from blendhub_mooncake.bytes import MooncakeBytes
 
 from blendhub.core.errors import InvalidInput, StoreAway, StoreFailed
 from blendhub.hub.memory.arena import Arena
-from harness.servers.mooncake_cluster import LEASE_MS, Cluster, wait_until
+from harness.servers.mooncake_cluster import LEASE_MS, Cluster
+from harness.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 MIB = 2**20

@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 
 from harness.namespaces import network_or_skip
-from harness.servers.mooncake_cluster import Cluster, wait_until
+from harness.servers.mooncake_cluster import Cluster
 from harness.servers.network import Machine, Network
 from harness.servers.redis_server import RedisServer, needs_redis
 from harness.servers.served_hub import ServedHub
 from harness.servers.verifying_client import SMALL
+from harness.waiting import wait_until
 from plugins.mooncake.tests.members import FOUND_S, Member
 
 pytestmark = [

@@ -17,7 +17,8 @@ from blendhub_mooncake.frames import ChildSetup
 
 from blendhub.core.errors import StoreFailed
 from blendhub.hub.memory.arena import Arena
-from harness.servers.mooncake_cluster import Cluster, wait_until
+from harness.servers.mooncake_cluster import Cluster
+from harness.waiting import wait_until
 from plugins.mooncake.tests.members import stopped
 
 pytestmark = [pytest.mark.slow, pytest.mark.alone]

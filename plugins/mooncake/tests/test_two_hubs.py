@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 
 from blendhub.core.errors import ArenaFull
-from harness.servers.mooncake_cluster import Cluster, wait_until
+from harness.servers.mooncake_cluster import Cluster
 from harness.servers.redis_server import RedisServer, needs_redis
 from harness.servers.served_hub import ServedHub
 from harness.servers.verifying_client import SMALL, write
+from harness.waiting import wait_until
 from plugins.mooncake.tests.members import CHUNK, DOCUMENT, FOUND_S, Member, prompt
 
 pytestmark = [pytest.mark.slow, needs_redis]
