@@ -81,12 +81,23 @@ def test_an_arena_that_does_not_fit_stops_the_start_with_the_size_that_would(whe
         embedded_hub(HubConfig(arena_gib=2**20), where)
 
 
+STRANGE = """
+from blendhub import API_VERSION, PluginSpec, hookimpl
+from blendhub_transports.inproc import InprocTransport
+from blendhub_transports.options import TransportOptions
+
+@hookimpl
+def blendhub_transports():
+    return [PluginSpec(name="strange", api=API_VERSION, summary="inproc under another name", factory=InprocTransport,
+                       options=TransportOptions, capabilities=("one_process",))]
+"""
+
+
 def test_a_hub_needs_no_plugin_but_those_that_are_chosen(site):
-    """A stranger's matcher and transport, and no plugin of this repository."""
-    for module in ("matcher/ngram_matcher", "transport/streams_transport"):
-        text = Path(f"examples/plugin-template/{module}.py").read_text()
-        site.install(module.replace("/", "-"), text, module=Path(module).name)
-    with embedded_hub(SMALL, "thread", site.host(), PluginChoice("streams")) as hub, hub.connect() as client:
+    """A stranger's matcher and transport, and no plugin that is registered by this repository."""
+    site.install("ngram", Path("examples/plugin-template/matcher/ngram_matcher.py").read_text(), module="ngram_matcher")
+    site.install("strange", STRANGE)
+    with embedded_hub(SMALL, "thread", site.host(), PluginChoice("strange")) as hub, hub.connect() as client:
         client.register("e", namespace(matchers=(PluginChoice("ngram"),)), rank=0)
         store(client, TEXT)
         assert check(client, TEXT) == 96

@@ -2,19 +2,26 @@
 
 import contextlib
 import os
-import random
 import signal
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from blendhub.client.hub_client import HubClient
+from blendhub.core.errors import LeaseError
+from blendhub.core.layout import KVLayout, Namespace
+from blendhub.core.spans import Span
 from harness.servers.served_hub import ServedHub
-from harness.servers.verifying_client import SMALL, read, write
 from harness.waiting import wait_until
 
+SMALL = Namespace(
+    model="soak",
+    layout=KVLayout(layers=2, kv_heads=1, key_dim=32, value_dim=32, dtype="float32", chunk_tokens=64),
+)
+ROW = np.arange(1, 33, dtype=np.uint32) * np.uint32(2654435761)
+Words = npt.NDArray[np.uint32]
 CHUNK = SMALL.layout.chunk_tokens
 DOCUMENT = 8 * CHUNK
 FOUND_S = 60.0
@@ -22,24 +29,46 @@ FOUND_S = 60.0
 
 
 class Member:
-    """A hub and a client of it."""
+    """A hub and a client of it. Bytes follow from their tokens, so that every byte that is read is checked."""
 
     def __init__(self, hub: ServedHub, client: HubClient) -> None:
         self.hub, self.client = hub, client
 
-    def store(self, *documents: int) -> None:
-        counted: Counter[str] = Counter()
-        chance = random.Random(1)
-        while not counted["tokens stored"]:  # a write in ten is given up
-            write(self.client, prompt(*documents), chance, counted)
+    def store(self, *documents: int, fate: str = "commit") -> None:
+        """``fate``: what becomes of the write: "commit", "abort", or "leave" after the first chunk."""
+        tokens = prompt(*documents)
+        reserved = self.client.reserve(tokens, Span(0, len(tokens)))
+        if reserved.right is None:
+            return
+        for slot in reserved.slots:
+            with self.client.writing(reserved.right):
+                self._rows(slot.slot)[:, : len(slot.span)] = content(tokens, slot.span)
+            if fate == "leave":
+                return
+        if fate == "abort":
+            self.client.abort(reserved.right)
+        else:
+            self.client.commit(reserved.right, reserved.span.end)
 
     def tokens_of(self, *documents: int) -> int:
-        """How many tokens of a prompt it reads; all of their bytes are compared with what they are to be."""
-        counted: Counter[str] = Counter()
-        self.client.lookup(prompt(*documents), acquire=False, wait_s=5.0)
-        read(self.client, prompt(*documents), counted)
-        assert not counted["WRONG TOKENS"]
-        return counted["tokens read"]
+        """How many tokens of a prompt it reads; their bytes are compared once the lease has proven itself."""
+        tokens, copies = prompt(*documents), []
+        self.client.lookup(tokens, acquire=False, wait_s=5.0)
+        try:
+            with self.client.reading(self.client.lookup(tokens)) as pieces:
+                for piece in pieces:
+                    rows = self._rows(piece.shard)[:, piece.row : piece.row + len(piece.span)].copy()
+                    copies.append((piece.span, rows))
+        except LeaseError:
+            return 0
+        assert all((rows == content(tokens, span)).all() for span, rows in copies)
+        return sum(len(span) for span, _ in copies)
+
+    def _rows(self, slot: int) -> Words:
+        """A slot as [part, token, word]: keys and values of each layer."""
+        layout = SMALL.layout
+        rows: Words = self.client.shard(slot).view(np.uint32).reshape(2 * layout.layers, layout.chunk_tokens, len(ROW))
+        return rows
 
     def find(self, *documents: int) -> None:
         """Wait until it reads all chunks of a prompt."""
@@ -75,5 +104,12 @@ def stopped(pid: int) -> Iterator[None]:
             os.kill(pid, signal.SIGCONT)
 
 
-def prompt(*documents: int) -> "np.ndarray[tuple[int], np.dtype[np.uint32]]":
+def prompt(*documents: int) -> Words:
     return np.concatenate([np.random.default_rng(n).integers(0, 2**31, DOCUMENT, np.uint32) for n in documents])
+
+
+def content(tokens: Words, span: Span) -> Words:
+    """The bytes that these tokens' rows must hold, different in every part."""
+    parts = np.arange(2 * SMALL.layout.layers, dtype=np.uint32)[:, None, None]
+    rows: Words = (tokens[span.start : span.end, None] * ROW)[None] ^ parts
+    return rows

@@ -13,9 +13,8 @@ from harness.servers.mooncake_cluster import Cluster
 from harness.servers.network import Machine, Network
 from harness.servers.redis_server import RedisServer, needs_redis
 from harness.servers.served_hub import ServedHub
-from harness.servers.verifying_client import SMALL
 from harness.waiting import wait_until
-from plugins.mooncake.tests.members import FOUND_S, Member
+from plugins.mooncake.tests.members import FOUND_S, SMALL, Member
 
 pytestmark = [
     pytest.mark.slow,

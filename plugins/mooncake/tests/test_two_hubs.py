@@ -15,9 +15,8 @@ from blendhub.core.errors import ArenaFull
 from harness.servers.mooncake_cluster import Cluster
 from harness.servers.redis_server import RedisServer, needs_redis
 from harness.servers.served_hub import ServedHub
-from harness.servers.verifying_client import SMALL, write
 from harness.waiting import wait_until
-from plugins.mooncake.tests.members import CHUNK, DOCUMENT, FOUND_S, Member, prompt
+from plugins.mooncake.tests.members import CHUNK, DOCUMENT, FOUND_S, SMALL, Member
 
 pytestmark = [pytest.mark.slow, needs_redis]
 SOAKED_S = 30.0
@@ -77,7 +76,8 @@ def test_no_byte_is_wrong_while_mooncake_evicts_and_what_moves_the_bytes_is_kill
     for turn in itertools.count():
         member = chance.choice(members)
         with contextlib.suppress(ArenaFull):
-            write(member.client, prompt(*(chance.randrange(100) for _ in range(3))), chance, Counter())
+            (fate,) = chance.choices(("commit", "abort", "leave"), (18, 1, 1))
+            member.store(*(chance.randrange(100) for _ in range(3)), fate=fate)
         n_read += chance.choice(members).tokens_of(*(chance.randrange(100) for _ in range(3)))
         if turn % 40 == 20:
             member.kill_what_moves_bytes()
