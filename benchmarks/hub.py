@@ -33,7 +33,6 @@ SMALL = bytes(64)
 # A slot of 32 MiB: 256 tokens of a model of 8 billion parameters.
 LARGE = KVLayout(layers=32, kv_heads=8, key_dim=128, value_dim=128, dtype="bfloat16", chunk_tokens=256)
 TINY = KVLayout(layers=1, kv_heads=1, key_dim=8, value_dim=8, dtype="int8")
-"""With smaller slots, a full hub would refuse to keep more tokens than KV."""
 SPAWN = multiprocessing.get_context("spawn")
 
 

@@ -1,7 +1,6 @@
-"""The most that one message, one client or one namespace costs the hub, whatever a client asks for.
+"""The most that one message costs the hub, and how much the hub does before other requests have their turn.
 
-The bounds are the hub's own: no option of a client or of a plugin widens them. They stand above what the largest
-honest prompt needs.
+No option of a client or of a plugin widens these bounds. They lie above what the largest honest prompt needs.
 """
 
 from blendhub.client.wire import MOST_MATCHES

@@ -104,8 +104,8 @@ class Run:
         del self._starts[bisect_right(self._starts, chunk.span.start) - 1]
 
     def chunks_between(self, start: int, end: int, most: int) -> list[Chunk]:
-        """The chunks that hold any of the positions ``[start, end)``, ascending; at least as many as ``most`` if there
-        are so many.
+        """The chunks that hold any of the positions ``[start, end)``, ascending. If there are more than ``most``, it may
+        leave out those behind the first ``most``.
         """
         first = max(bisect_right(self._starts, start) - 1, 0)
         last = min(bisect_left(self._starts, end), first + most + 1)
@@ -224,10 +224,10 @@ class NamespaceIndex:
         return chunk_matches
 
     def examine(self, tokens: Tokens, span: Span, run: Run | None, *, blended: bool) -> tuple[int, bool]:
-        """How much of the span needs no second copy; part of a queue's work.
+        """How much of the span needs no second copy. Part of a queue's work.
 
-        Returns the position up to which the span is stored exactly, counted from its start, and whether ``run`` ends
-        at that position with the same tokens, so that it may grow. For ``blended`` KV, settled KV counts like exact KV,
+        Returns the position up to which exact KV of the span is stored without a gap, and whether ``run`` ends at that
+        position and has the same tokens, so that it may grow. For ``blended`` KV, settled KV is as good as exact KV,
         however much of it was recomputed.
         """
         reached = span.start
