@@ -103,8 +103,8 @@ def store_a_chunk(endpoint: str, variant: Variant = BASE) -> None:
         with client.writing(reserved.right):
             client.shard(reserved.slots[0].slot)[:] = 7
         client.commit(reserved.right, 128)
-        assert client.lookup(tokens, variant).matches[0].exact
-        assert client.lookup(np.concatenate([tokens[:0:-1], tokens]), variant).matches
+        assert client.lookup(tokens, variant).result().matches[0].exact
+        assert client.lookup(np.concatenate([tokens[:0:-1], tokens]), variant).result().matches
 
 
 def test_what_a_salt_stored_is_forgotten_by_the_command_and_over_http(serve, capsys):

@@ -43,7 +43,7 @@ class Member:
 
     def has_found(self, tokens: np.ndarray) -> bool:
         """Whether a lookup finds all of it, here or elsewhere."""
-        answer = self.client.lookup(tokens, acquire=False)
+        answer = self.client.lookup(tokens, acquire=False).result()
         return sum(len(match.span) for match in answer.matches) + answer.on_the_way_tokens == len(tokens)
 
     def gauge(self, name: str) -> float:
@@ -125,7 +125,7 @@ def _lookups_beside_publisher(
     publisher = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     times = []
     while publisher.poll() is None:
-        times.append(seconds(lambda: hub.client.lookup(prompt, acquire=False)))
+        times.append(seconds(lambda: hub.client.lookup(prompt, acquire=False).result()))
         time.sleep(0.005)
     published = int(publisher.communicate()[0]) if group == "followed" else 0
     wait_until(lambda: hub.applied() - before >= published, PATIENCE_S)

@@ -3,7 +3,6 @@
 import contextlib
 import secrets
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -45,11 +44,7 @@ class HubClient(HubSession):
 
     # Reading.
 
-    def lookup(self, tokens: TokenBuffer, variant: Variant = BASE, **how: Any) -> wire.Found:
-        """Find what of these tokens is stored, as ``submit_lookup`` does, and wait for the reply."""
-        return self.submit_lookup(tokens, variant, **how).result()
-
-    def submit_lookup(
+    def lookup(
         self,
         tokens: TokenBuffer,
         variant: Variant = BASE,
@@ -65,24 +60,19 @@ class HubClient(HubSession):
         The hub waits up to ``wait_s`` for what only its store has. ``settled``: the least share that was recomputed in
         settled KV; None: find none.
         """
-        lease = secrets.randbits(62) if acquire else None
         message = wire.Lookup(
             **self._ids(),
             variant=variant,
-            lease=lease,
+            lease=secrets.randbits(62) if acquire else None,
             skip_prefix_n_tokens=skip_prefix,
             wait_s=wait_s,
             settled=settled,
         )
         timeout = self._timeout + wait_s if timeout is None else timeout
-        return self._submit(wire.Found, message, [as_tokens(tokens).data], timeout, lease=lease)
+        return self._submit(wire.Found, message, [as_tokens(tokens).data], timeout)
 
-    def release(self, lease: int) -> None:
-        """End a read lease. Raises LeaseError if it had ended before: then what was read must not be used."""
-        self.submit_release(lease).result()
-
-    def submit_release(self, lease: int, *, timeout: float | None = None) -> PendingReply[wire.Done]:
-        """Send the request of ``release`` without waiting for the reply."""
+    def release(self, lease: int, *, timeout: float | None = None) -> PendingReply[wire.Done]:
+        """End a read lease. The reply is LeaseError if it had ended before: then what was read must not be used."""
         return self._submit(wire.Done, wire.Release(**self._ids(), lease=lease), (), timeout)
 
     @contextlib.contextmanager
@@ -99,9 +89,9 @@ class HubClient(HubSession):
             yield found.pieces
         except BaseException:
             with contextlib.suppress(BlendHubError):
-                self.release(found.lease)
+                self.release(found.lease).result()
             raise
-        self.release(found.lease)
+        self.release(found.lease).result()
 
     def shard(self, slot: int) -> ByteArray:
         """This rank's part of a slot, in place."""

@@ -4,8 +4,7 @@ import contextlib
 import logging
 import secrets
 import threading
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any, Generic, TypeVar
 
@@ -44,13 +43,9 @@ LEAVE_TIMEOUT_S = 1.0
 class PendingReply(Generic[R]):
     """The reply to a request, which may not have come yet."""
 
-    def __init__(
-        self, owner: "HubSession", session: int | None, pending: Pending, expected: type[R], lease: int | None
-    ) -> None:
-        """``lease``: the read lease that the request asks for."""
-        self._lease = lease
+    def __init__(self, owner: "HubSession", request: Any, pending: Pending, expected: type[R]) -> None:
         self._owner = owner
-        self._session = session
+        self._request = request
         self._pending = pending
         self._expected = expected
 
@@ -65,13 +60,17 @@ class PendingReply(Generic[R]):
         try:
             reply = self._pending.result().message
         except BlendHubError as error:
-            self._owner._notice(error, self._session)
-            if self._lease is not None and isinstance(error, DeadlineExceeded):
-                self._owner._abandoned.add(self._lease)
+            self._owner._notice(error, self._request)
+            self.abandon()
             raise
         if not isinstance(reply, self._expected):
             raise ProtocolError(f"the hub answered {type(reply).__name__} where {self._expected.__name__} was expected")
         return reply
+
+    def abandon(self) -> None:
+        """Want no reply: if the request asks for a read lease, the first ping after its deadline, or reply, ends it."""
+        if isinstance(self._request, wire.Lookup) and self._request.lease is not None:
+            self._owner._abandoned[self._request.lease] = self._pending
 
 
 class HubSession:
@@ -94,7 +93,6 @@ class HubSession:
         *,
         host: PluginHost | None = None,
         timeout: float = TIMEOUT_S,
-        clock: Callable[[], float] = time.monotonic,
         background: bool = True,
     ) -> None:
         """``background`` false: the caller calls ``keep_alive`` regularly, instead of a thread of the session."""
@@ -105,7 +103,6 @@ class HubSession:
         )
         self._endpoint = endpoint
         self._timeout = timeout
-        self._clock = clock
         self._background = background
         self._id = secrets.randbits(62)
         self._register: wire.Register | None = None
@@ -124,8 +121,8 @@ class HubSession:
         self.arena: ArenaView | None = None
         """The hub's arena, mapped; None before the first registration."""
         self.registrations = 0
-        self._abandoned: set[int] = set()
-        """The leases of lookups whose replies did not come in time."""
+        self._abandoned: dict[int, Pending] = {}
+        """The lookups whose replies nobody wants, by the leases that they ask for."""
 
     def register(self, engine: str, namespace: Namespace, rank: int = -1) -> None:
         """Join an engine, whose requests without LoRA and salt have this namespace. Raises if the hub does not answer.
@@ -241,28 +238,26 @@ class HubSession:
         timeout: float | None = None,
         *,
         probing: bool = False,
-        lease: int | None = None,
     ) -> PendingReply[R]:
-        """Send a request. ``probing``: even while the hub is known not to answer. ``lease``: the read lease that it
-        asks for."""
+        """Send a request. ``probing``: even while the hub is known not to answer."""
         if not probing:
             self.check_up()
-        session = message.session if isinstance(message, wire.FromSession) else None
         try:
             pending = self._connection.submit(Envelope(message, payload), self._timeout if timeout is None else timeout)
         except BlendHubError as error:
-            self._notice(error, session)
+            self._notice(error, message)
             raise
-        return PendingReply(self, session, pending, expected, lease)
+        return PendingReply(self, message, pending, expected)
 
     def _call(self, expected: type[R], message: Any, payload: Sequence[Buffer] = ()) -> R:
         return self._submit(expected, message, payload).result()
 
-    def _notice(self, error: BlendHubError, session: int | None) -> None:
+    def _notice(self, error: BlendHubError, request: Any) -> None:
         """Have the session's thread reach the hub again, after an error that makes this necessary."""
         is_lost = isinstance(error, UnknownSession | StaleEpoch)
         if not is_lost and not isinstance(error, PeerGone | DeadlineExceeded):
             return
+        session = request.session if isinstance(request, wire.FromSession) else None
         if self._registered and self._registered.session == session:
             self._trouble = error
             self._is_lost |= is_lost
@@ -270,10 +265,11 @@ class HubSession:
 
     def _ping(self) -> None:
         ended = self._rights.to_acknowledge()
-        abandoned = tuple(self._abandoned.copy())
-        ping = wire.Ping(**self._ids(), acknowledged=ended, abandoned=abandoned[: wire.MOST_ITEMS])
+        abandoned = [lease for lease, pending in list(self._abandoned.items()) if pending.done()][: wire.MOST_ITEMS]
+        ping = wire.Ping(**self._ids(), acknowledged=ended, abandoned=tuple(abandoned))
         answer = self._submit(wire.Pong, ping, probing=True).result()
-        self._abandoned.difference_update(ping.abandoned)
+        for lease in abandoned:
+            del self._abandoned[lease]
         self._rights.acknowledged(ended)
         self._rights.revoke(answer.revoked)
 

@@ -28,7 +28,7 @@ from blendhub.outcome.reasons import Why
 from blendhub.vllm.messages import StepPlan, WorkerProof, WorkerReport
 from blendhub.vllm.model.platform import Platform
 from blendhub.vllm.model_support import neighbours_of
-from blendhub.vllm.scheduler.blocks.prefix_cache import RequestBlocks
+from blendhub.vllm.scheduler.blocks.request_blocks import RequestBlocks
 from blendhub.vllm.scheduler.connector_scheduler import ConnectorScheduler
 from blendhub.vllm.scheduler_start import SchedulerStart, Serving
 from blendhub.vllm.settings import choose_transport, read_settings

@@ -6,13 +6,10 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from functools import partial
 from queue import Empty, SimpleQueue
 from typing import TypeAlias, TypeVar
 
 from blendhub.client.hub_client import HubClient
-from blendhub.client.session import PendingReply
-from blendhub.client.wire import Found
 from blendhub.core.errors import BlendHubError, PeerGone
 from blendhub.framework.host import PluginHost
 from blendhub.vllm.messages import HubPlace
@@ -24,9 +21,6 @@ RunCall: TypeAlias = Callable[[Callable[[HubClient], None]], "Future[None]"]
 
 RETRY_S = 1.0
 """How often a clear that failed is tried again."""
-
-LATE_S = 0.01
-"""How often late answers are looked for."""
 
 LEAVE_S = 1.0
 """How long ``close`` waits for the remaining calls and for the end of the session."""
@@ -44,7 +38,6 @@ class HubExecutor:
         self._client = HubClient(address.endpoint, address.transport.name, address.transport.options, host=host)
         self._client.keep_registered(engine, place.namespace, rank)
         self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._late: list[PendingReply[Found]] = []
         self._clears = self._cleared = 0
         """The number of clears that were requested, and the number that are done."""
         self._must_clear_again = False
@@ -72,14 +65,14 @@ class HubExecutor:
         return self._client.is_up
 
     def client(self) -> HubClient | None:
-        """The client; None during the first attempt to reach the hub, and while a clear is not done.
+        """The client; None during the first attempt to reach the hub.
 
-        Raises PeerGone if the hub is known not to answer.
+        Raises PeerGone if the hub is known not to answer, and while it has yet to clear the cache.
         """
         if not self.has_tried:
             return None
-        self._client.check_up()
-        return None if self._clears > self._cleared else self._client
+        self._check(self._clears)
+        return self._client
 
     def run(self, work: Callable[[HubClient], T]) -> "Future[T]":
         """Run a call that waits for the hub."""
@@ -89,9 +82,7 @@ class HubExecutor:
         def do() -> None:
             try:
                 self._client.first_attempt.exception()
-                self._client.check_up()
-                if clears > self._cleared:
-                    raise PeerGone("the hub has not cleared the cache yet")
+                self._check(clears)
                 future.set_result(work(self._client))
             except Exception as error:
                 future.set_exception(error)
@@ -99,13 +90,15 @@ class HubExecutor:
         self._work.put(do)
         return future
 
+    def _check(self, clears: int) -> None:
+        """Raise PeerGone unless the hub is known to answer, and so many clears are done."""
+        self._client.check_up()
+        if clears > self._cleared:
+            raise PeerGone("the hub has not cleared the cache yet")
+
     def run_later(self, work: Callable[[], None]) -> None:
         """Run a function that does not raise."""
         self._work.put(work)
-
-    def release_late(self, reply: PendingReply[Found]) -> None:
-        """End the lease that this answer brings, if it still arrives."""
-        self._work.put(partial(self._late.append, reply))
 
     def clear(self) -> None:
         """Clear all namespaces of the engine; no other call runs before that is done."""
@@ -124,13 +117,12 @@ class HubExecutor:
 
     def _run(self) -> None:
         while True:
-            pause = LATE_S if self._late else RETRY_S if self._must_clear_again else None
+            pause = RETRY_S if self._must_clear_again else None
             with contextlib.suppress(Empty):
                 work = self._work.get(timeout=pause)
                 if work is None:
                     return
                 work()
-            self._late = [reply for reply in self._late if not self._release(reply)]
             if self._must_clear_again and self._work.empty():
                 self._clear()
 
@@ -143,13 +135,3 @@ class HubExecutor:
         except BlendHubError as error:
             self._must_clear_again = True
             log.warning("BlendHub: the cache could not be cleared yet; nothing is reused until it is: %s", error)
-
-    def _release(self, reply: PendingReply[Found]) -> bool:
-        """End the lease of a late answer; returns whether it has come."""
-        if not reply.done():
-            return False
-        with contextlib.suppress(BlendHubError):
-            found = reply.result()
-            if found.lease is not None:
-                self._client.submit_release(found.lease)
-        return True

@@ -51,7 +51,7 @@ class ReadingRules(HubRules):
         """Each worker that knows the scheduler's hub copies under the lookup's lease."""
         scheduler = engine.scheduler.client
         with contextlib.suppress(BlendHubError):
-            found = scheduler.lookup(prompt, variant, wait_s=wait, skip_prefix=skip, settled=settled)
+            found = scheduler.lookup(prompt, variant, wait_s=wait, skip_prefix=skip, settled=settled).result()
             check_order([match.span for match in found.matches], skip)
             assert not any(match.settled and (settled is None or match.exact) for match in found.matches)
             assert all(match.moved or match.source_start == match.span.start for match in found.matches)
@@ -60,7 +60,7 @@ class ReadingRules(HubRules):
             workers = [worker for worker in engine.workers if worker.client.epoch == scheduler.epoch]
             copies = [copied(worker, found) for worker in workers]
             if found.lease is not None:
-                scheduler.release(found.lease)
+                scheduler.release(found.lease).result()
             for worker, shards in zip(workers, copies, strict=True):
                 check(worker, shards, prompt, variant)
 
@@ -74,7 +74,7 @@ class ReadingRules(HubRules):
     def look_up_and_read_later(self, which: int, prompt: int, variant: Variant, seconds: float, skip: int) -> None:
         engine = self.an_engine(which)
         with contextlib.suppress(BlendHubError):
-            found = engine.scheduler.client.lookup(PROMPTS[prompt], variant, skip_prefix=skip)
+            found = engine.scheduler.client.lookup(PROMPTS[prompt], variant, skip_prefix=skip).result()
             check_order([piece.span for piece in found.pieces], skip)
             if found.lease is not None:
                 engine.reads.append(Read(found, PROMPTS[prompt], variant))
@@ -89,7 +89,7 @@ class ReadingRules(HubRules):
             assert found.lease is not None
             with contextlib.suppress(BlendHubError):  # what was read must not be used then, so it may be anything
                 shards = copied(worker, found)
-                worker.client.release(found.lease)
+                worker.client.release(found.lease).result()
                 check(worker, shards, prompt, variant)
 
     @rule(seconds=st.sampled_from([1.0, 1.0, 1.0, 11.0, 11.0, SILENCE_S + 1]))

@@ -41,17 +41,17 @@ def test_a_client_registers_once_again_however_much_was_under_way(served):
     hub, running = served
     with HubClient(ENDPOINT, "inproc") as client:
         client.register("e", namespace(), rank=0)
-        under_way = [client.submit_lookup(tokens(1, 64)) for _ in range(3)]
+        under_way = [client.lookup(tokens(1, 64)) for _ in range(3)]
         for lookup in under_way:
             lookup.result()
         silence(hub, running)
-        under_way = [client.submit_lookup(tokens(1, 64)) for _ in range(3)]
+        under_way = [client.lookup(tokens(1, 64)) for _ in range(3)]
         for lookup in under_way:
             with pytest.raises(UnknownSession):
                 lookup.result()
         until(lambda: client.is_up)
         assert client.registrations == 2 and client.stats().gauges["sessions"] == 1
-        client.lookup(tokens(1, 64))
+        client.lookup(tokens(1, 64)).result()
 
 
 def test_a_hub_that_answers_nonsense_is_a_typed_error(served, monkeypatch):
@@ -60,7 +60,7 @@ def test_a_hub_that_answers_nonsense_is_a_typed_error(served, monkeypatch):
         client.register("e", namespace(), rank=0)
         monkeypatch.setitem(hub.service._handlers, wire.Lookup, lambda *_: wire.Done())
         with pytest.raises(ProtocolError, match="answered Done where Found was expected"):
-            client.lookup(tokens(1, 64))
+            client.lookup(tokens(1, 64)).result()
 
 
 def end_epoch(hub: DirectHub, running: Running) -> None:
@@ -77,11 +77,11 @@ def test_calls_between_two_sessions_fail_at_once_and_say_why(served, lose, why):
         client.register("e", namespace(), rank=0)
         lose(hub, running)
         with pytest.raises(HubError):
-            client.lookup(tokens(1, 64))
+            client.lookup(tokens(1, 64)).result()
         with pytest.raises(PeerGone, match=f"no session with the hub at {ENDPOINT}: .*{why}"):
-            client.lookup(tokens(1, 64))
+            client.lookup(tokens(1, 64)).result()
         client.keep_alive()
-        client.lookup(tokens(1, 64))
+        client.lookup(tokens(1, 64)).result()
 
 
 def test_a_client_pings_on_after_an_unexpected_error(served, monkeypatch, caplog):
@@ -94,4 +94,4 @@ def test_a_client_pings_on_after_an_unexpected_error(served, monkeypatch, caplog
             until(lambda: not client.is_up)
             until(lambda: "division by zero" in caplog.text)
         until(lambda: client.is_up)
-        client.lookup(tokens(1, 64))
+        client.lookup(tokens(1, 64)).result()

@@ -81,7 +81,7 @@ class HubMachine(WritingRules):
         for engine in self.engines[:1]:
             client = engine.workers[0].client
             with pytest.raises(BlendHubError):
-                client.release(garbage)
+                client.release(garbage).result()
 
     @invariant()
     def all_agree(self) -> None:

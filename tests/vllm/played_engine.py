@@ -30,7 +30,7 @@ from blendhub.vllm.plugin import register
 from blendhub.vllm.scheduler import lookups, save_scheduler
 from blendhub.vllm.scheduler.admission import Admission
 from blendhub.vllm.scheduler.blocks.block_tables import BlockTables
-from blendhub.vllm.scheduler.blocks.prefix_cache import RequestBlocks, Tables
+from blendhub.vllm.scheduler.blocks.request_blocks import RequestBlocks, Tables
 from blendhub.vllm.scheduler.connector_scheduler import build_scheduler
 from blendhub.vllm.scheduler.startup import StartupFacts
 from blendhub.vllm.settings import ReusePolicy, Settings
@@ -172,7 +172,7 @@ class PlayedEngine:
         if n_external:
             self.step()
             for job in self.loads:
-                self.client.release(job.lease)
+                self.client.release(job.lease).result()
             self.side.process_report(WorkerReport({request.request_id: LoadResult(error=error, audit=outcome)}))
         return local if error else local + n_external
 
@@ -209,7 +209,7 @@ class PlayedEngine:
         return msgspec.json.decode(msgspec.json.encode(state.outcome().report(explains=state.terms.explains)))
 
     def found(self, tokens: list[int], *, exact: bool) -> set[int]:
-        matches = self.client.lookup(np.asarray(tokens, np.uint32), acquire=False).matches
+        matches = self.client.lookup(np.asarray(tokens, np.uint32), acquire=False).result().matches
         return {p for match in matches if match.exact is exact for p in range(match.span.start, match.span.end)}
 
     def gauge(self, name: str) -> float:

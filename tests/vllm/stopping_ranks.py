@@ -23,7 +23,7 @@ def arrange(place: str) -> None:
     moments = [
         (CpuDevice, "load", "copy"),
         (EngineModel, "forward", "recompute"),
-        (HubClient, "submit_release", "release"),
+        (HubClient, "release", "release"),
     ]
     for owner, method, name in moments:
         setattr(owner, method, _obedient(getattr(owner, method), name, Path(place)))

@@ -106,7 +106,9 @@ def stored(engine, tokens, weights):
     """How many tokens are found of the adapter with these weights."""
     adapters = Adapters(1)
     adapters.report({0: {1: LoadedAdapter(weights, 1)}})
-    found = engine.client.lookup(np.asarray(tokens, np.uint32), Variant(adapters.find(LORA).weights), acquire=False)
+    found = engine.client.lookup(
+        np.asarray(tokens, np.uint32), Variant(adapters.find(LORA).weights), acquire=False
+    ).result()
     return sum(len(match.span) for match in found.matches)
 
 

@@ -138,7 +138,7 @@ def test_a_load_that_takes_long_while_others_fill_the_arena(device, ends):
                         writer.shard(slot.slot)[:] = 2
                     writer.commit(reserved.right, reserved.span.end)
             assert writer.stats().counters["evictions"] > 0
-        found = engine.client.lookup(np.asarray(text(0, 96), np.uint32), acquire=False).matches
+        found = engine.client.lookup(np.asarray(text(0, 96), np.uint32), acquire=False).result().matches
         assert (found or ends) and engine.gauge("read_leases") == (not ends)
         device.is_held = False
         while not worker.step():

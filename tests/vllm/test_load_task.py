@@ -69,7 +69,7 @@ class Scene:
     def __init__(self, hub: HubInThread, clients: list[HubClient], scheduler: HubClient) -> None:
         self.hub = hub
         self.clients = clients
-        found = scheduler.lookup(TOKENS, SALTED)
+        found = scheduler.lookup(TOKENS, SALTED).result()
         decision = Decision(40, 96, tuple(match.part(40, 96) for match in found.matches), 0.0)
         pieces = decision.pieces_of(found.pieces)
         assert found.lease

@@ -52,13 +52,14 @@ def decision(moved_from: int | None) -> Decision:
 
 def apply(state: RequestState, event: str, moved_from: int | None) -> None:
     if event == "look_up":
-        state.look_up(CountedLookup())
+        state.look_up()
+        state.lookup = CountedLookup()
     elif event == "answered":
         state.answered(Found(matches=()))
     elif event == "decided":
         state.decided(Choice(decision(moved_from)))
     elif event == "begin_load":
-        state.begin_load()
+        state.begin_load().close()
     elif event == "end_load":
         state.end_load(LoadResult())
     elif event == "fail_load":
@@ -88,8 +89,7 @@ def test_every_lookup_is_closed_once_and_blended_blocks_are_never_forgotten(step
         assert state.first_approximate == min(known, default=None)
         if event not in ("begin_load", "fail_load"):
             assert state.first_approximate == before
-        needs_lease = state.stage in (Stage.LOOKING_UP, Stage.FOUND, Stage.LOADING)
-        assert (state.lookup is not None) == needs_lease
-        assert [one.closes for one in lookups] == [int(one is not state.lookup) for one in lookups]
+        assert (state.lookup is not None) == (state.stage in (Stage.LOOKING_UP, Stage.FOUND))
+        assert [lookup.closes for lookup in lookups] == [int(lookup is not state.lookup) for lookup in lookups]
     state.end_lookup()
-    assert all(one.closes == 1 for one in lookups)
+    assert all(lookup.closes == 1 for lookup in lookups)

@@ -75,7 +75,7 @@ def save(saver, client, reserved, start: int, end: int, error=None, until=None) 
 
 
 def found(client) -> set[int]:
-    matches = client.lookup(TOKENS, acquire=False).matches
+    matches = client.lookup(TOKENS, acquire=False).result().matches
     return {p for match in matches for p in range(match.span.start, match.span.end)}
 
 

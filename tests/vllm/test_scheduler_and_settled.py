@@ -184,7 +184,7 @@ def test_a_request_that_is_to_be_audited_takes_nothing_and_is_taken_by_others():
 
 
 def kinds(engine, tokens, settled=0.15):
-    found = engine.client.lookup(np.asarray(tokens, np.uint32), acquire=False, settled=settled)
+    found = engine.client.lookup(np.asarray(tokens, np.uint32), acquire=False, settled=settled).result()
     return [
         (match.span.start, match.span.end, "exact" if match.exact else "settled" if match.settled else "moved")
         for match in found.matches

@@ -23,7 +23,7 @@ from vllm.v1.request import Request
 from blendhub import Match, Span
 from blendhub.vllm.decision import Decision
 from blendhub.vllm.scheduler.blocks.block_tables import Window, block_tables_of
-from blendhub.vllm.scheduler.blocks.prefix_cache import RequestBlocks
+from blendhub.vllm.scheduler.blocks.request_blocks import RequestBlocks
 from blendhub.vllm.scheduler.blocks.scratch import Scratch, lost_blocks
 from tests.stand_in import StandIn
 

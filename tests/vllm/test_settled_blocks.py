@@ -9,7 +9,8 @@ from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.request import Request
 
-from blendhub.vllm.scheduler.blocks.prefix_cache import RequestHashes, SettledBlocks, salt_block_hashes
+from blendhub.vllm.scheduler.blocks.hashes import RequestHashes, salt_block_hashes
+from blendhub.vllm.scheduler.blocks.settled_blocks import SettledBlocks
 from tests.stand_in import Anything
 
 BLOCK = 4

@@ -9,7 +9,7 @@ from vllm.v1.request import Request
 
 from blendhub.core.layout import Variant
 from blendhub.vllm.scheduler.admission import Terms
-from blendhub.vllm.scheduler.blocks.prefix_cache import ShownHashes
+from blendhub.vllm.scheduler.blocks.shown_hashes import ShownHashes
 from blendhub.vllm.scheduler.request_state import RequestState, Stage
 
 BLOCK, N = 4, 40

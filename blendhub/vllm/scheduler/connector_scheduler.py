@@ -1,5 +1,6 @@
 """The connector in vLLM's scheduler: the requests, the plan of each step, and the workers' reports."""
 
+import contextlib
 from functools import partial
 from typing import Any
 
@@ -15,7 +16,7 @@ from blendhub.vllm.scheduler.admission import Admission
 from blendhub.vllm.scheduler.audits import Audits
 from blendhub.vllm.scheduler.blend_queue import BlendQueue
 from blendhub.vllm.scheduler.blocks.block_tables import BlockTables
-from blendhub.vllm.scheduler.blocks.prefix_cache import RequestBlocks, Tables
+from blendhub.vllm.scheduler.blocks.request_blocks import RequestBlocks, Tables
 from blendhub.vllm.scheduler.blocks.scratch import Scratch
 from blendhub.vllm.scheduler.first_tokens import FirstTokens
 from blendhub.vllm.scheduler.load_scheduler import LoadScheduler
@@ -58,7 +59,13 @@ class ConnectorScheduler:
     def arrived(self, request: Request) -> None:
         terms, refusal = self._admission.admit(request)
         state = self._requests[request.request_id] = RequestState(request, terms)
-        self.loads.arrived(state, refusal)
+        self.loads.take_settled(state, is_audited=self.loads.audits.wants(state))
+        if refusal:
+            self.reports.refuse(state, refusal)
+            return
+        # Long before vLLM schedules it. What fails now is tried again then.
+        with contextlib.suppress(BlendHubError):
+            self.loads.lookups.send(state)
 
     def matched(self, request: Request, local: int) -> tuple[int | None, bool]:
         """The number of tokens after the first ``local`` that come from BlendHub; None: ask again in a later step."""
@@ -172,7 +179,7 @@ def build_scheduler(
     scratch = Scratch(blocks, tables, settings.lookup_timeout_s)
     loads = LoadScheduler(
         facts,
-        Lookups(executor, settings, requests, blocks, reports.times),
+        Lookups(executor, settings, blocks, reports.times),
         Audits(settings, facts.audits, admission.namespace.digest, executor.run),
         blocks,
         scratch,

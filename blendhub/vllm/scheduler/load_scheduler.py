@@ -1,5 +1,6 @@
 """Scheduler side of loading: decides what each request reuses, and plans the loads."""
 
+import contextlib
 from collections.abc import Iterable
 
 import msgspec
@@ -11,10 +12,13 @@ from blendhub.vllm.decision import Choice, Refusal
 from blendhub.vllm.messages import LoadJob, LoadResult, StepPlan
 from blendhub.vllm.scheduler.audits import Audits
 from blendhub.vllm.scheduler.blend_queue import BlendQueue
-from blendhub.vllm.scheduler.blocks.prefix_cache import RequestBlocks, SettledBlocks, ShownHashes, Tables
+from blendhub.vllm.scheduler.blocks.request_blocks import RequestBlocks, Tables
 from blendhub.vllm.scheduler.blocks.scratch import Scratch
+from blendhub.vllm.scheduler.blocks.settled_blocks import SettledBlocks
+from blendhub.vllm.scheduler.blocks.shown_hashes import ShownHashes
 from blendhub.vllm.scheduler.decide import Blending, Means, decide
-from blendhub.vllm.scheduler.lookups import Lookups, Reading
+from blendhub.vllm.scheduler.lookups import Lookups
+from blendhub.vllm.scheduler.pending_lookup import PendingLookup
 from blendhub.vllm.scheduler.reports import Reports
 from blendhub.vllm.scheduler.request_state import RequestState, Stage
 from blendhub.vllm.scheduler.startup import StartupFacts
@@ -47,27 +51,25 @@ class LoadScheduler:
         """Only if another connector stores KV under block hashes."""
         self._loads: list[LoadJob] = []
         self._cancelled: set[str] = set()
-        self._reading: dict[str, Reading] = {}
-        """The leases that workers copy under, by request; a request may have been aborted meanwhile."""
+        self._reading: dict[str, PendingLookup] = {}
+        """The lookups whose leases workers copy under, by request; a request may have been aborted meanwhile."""
 
-    def arrived(self, state: RequestState, refusal: Refusal | None) -> None:
-        """Look up a new request at once, long before vLLM schedules it."""
-        self._settled.take(state, None if self.audits.wants(state) else state.terms.settled_ratio)
-        if refusal:
-            self._reports.refuse(state, refusal)
-        else:
-            self.lookups.send(state)
+    def take_settled(self, state: RequestState, *, is_audited: bool) -> bool:
+        """Have vLLM look for blended blocks that a request may take; returns whether it looked for others until now.
+
+        Exact KV, which an audit needs, cannot be written in the place of blended blocks.
+        """
+        return self._settled.take(state, None if is_audited else state.terms.settled_ratio)
 
     def matched(self, state: RequestState, local: int) -> tuple[int | None, bool]:
         """The number of tokens after the first ``local`` that are loaded; None: ask again in a later step."""
         request = state.request
         # What is blended before the load stays so: other requests may read these blocks.
         audited = state.first_approximate is None and self.audits.wants(state)
-        # Exact KV, which an audit needs, cannot be written in the place of blended blocks.
         # While it waited, other requests have settled what it repeats, or vLLM has evicted that.
         # Other connectors may have kept the hashes that they have seen.
         is_open = not state.is_scheduled and not state.shown_exact
-        if is_open and self._settled.take(state, None if audited else state.terms.settled_ratio):
+        if is_open and self.take_settled(state, is_audited=audited):
             return None, False  # vLLM has to look into its cache again
         state.engine_tokens = local
         if request.skip_reading_prefix_cache and not state.refusal:
@@ -109,9 +111,8 @@ class LoadScheduler:
                 other = "another connector of MultiConnector loads its KV"
                 self._reports.refuse(state, Refusal(Why.OTHER_CONNECTOR, other))
             return
-        assert state.lookup
-        reading = self._reading[state.id] = state.lookup.begin_reading()
-        state.begin_load()
+        reading = self._reading[state.id] = state.begin_load()
+        assert reading.found and reading.found.lease is not None
         self._scratch.allocated(state.id)
         if decision.audit:
             self.audits.begun(state)
@@ -124,9 +125,9 @@ class LoadScheduler:
                 state.tokens(),
                 tuple(np.asarray(blocks, np.int64) for blocks in self._scratch.complete(state.id, tables)),
                 decision,
-                reading.lease,
+                reading.found.lease,
                 reading.epoch,
-                decision.pieces_of(reading.pieces),
+                decision.pieces_of(reading.found.pieces),
                 state.terms.adapter,
                 self.audits.n_tokens(state.request, self._block_size),
                 state.stop_tokens,
@@ -151,7 +152,7 @@ class LoadScheduler:
         """Take note of how a load has ended; ``state`` is None if the request has ended, too."""
         reading = self._reading.pop(request, None)
         if reading and result.error:
-            reading.end()
+            reading.close()  # it may have ended; that of another load was ended by its workers
         if state and not result.error:
             self._scratch.loaded(request)
         else:
@@ -180,7 +181,8 @@ class LoadScheduler:
         self._settled.clear()
         for state in states:
             if state.stage in (Stage.LOOKING_UP, Stage.FOUND):
-                self.lookups.send(state)
+                with contextlib.suppress(BlendHubError):  # it is asked again at the request's turn
+                    self.lookups.send(state)
 
     def _decide(self, state: RequestState, audited: bool) -> bool:
         """Decide what a request reuses; returns False if it must wait for scratch that others use."""

@@ -9,7 +9,7 @@ from blendhub.client.hub_client import Reservation
 from blendhub.client.wire import Slot
 from blendhub.client.write_rights import WriteRight
 from blendhub.core.spans import Span, gaps, join_spans
-from blendhub.vllm.scheduler.blocks.prefix_cache import Tables
+from blendhub.vllm.scheduler.blocks.request_blocks import Tables
 from blendhub.vllm.scheduler.request_state import RequestState
 
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from enum import Enum, auto
-from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -17,10 +16,8 @@ from blendhub.outcome.report import AuditOutcome, Outcome, ReusedSpans
 from blendhub.vllm.decision import Choice, Decision, Refusal
 from blendhub.vllm.messages import Adapter, LoadResult
 from blendhub.vllm.scheduler.admission import Terms, text_end
-from blendhub.vllm.scheduler.blocks.prefix_cache import RequestHashes, Settled
-
-if TYPE_CHECKING:
-    from blendhub.vllm.scheduler.lookups import PendingLookup
+from blendhub.vllm.scheduler.blocks.hashes import RequestHashes, Settled
+from blendhub.vllm.scheduler.pending_lookup import PendingLookup
 
 MOST_TAKES = 8
 """How often a request may wait for a later step, so that vLLM looks into its cache for what others have blended."""
@@ -55,7 +52,7 @@ class RequestState:
         self.terms = terms
         self.stage = Stage.COMPUTING
         self.lookup: PendingLookup | None = None
-        """Present while its lease is needed: until the load has ended."""
+        """Its lease is held until a load takes it over, or the request needs it no more."""
         self.found: Found | None = None
         """The answer to the last lookup. It outlives the lease: what is stored need not be stored again."""
         self.choice: Choice | None = None
@@ -133,12 +130,12 @@ class RequestState:
         if first is not None and first < span.end:
             self.brought = Span(max(first, span.start), span.end)
 
-    def look_up(self, lookup: "PendingLookup") -> None:
+    def look_up(self) -> None:
         assert self.stage is not Stage.LOADING
         self._approximate_before = self.first_approximate
         self.end_lookup()
         self.found = self.choice = self.result = None
-        self.lookup, self.stage = lookup, Stage.LOOKING_UP
+        self.stage = Stage.LOOKING_UP
 
     def answered(self, found: Found) -> None:
         assert self.stage is Stage.LOOKING_UP
@@ -149,9 +146,11 @@ class RequestState:
         assert self.stage is Stage.FOUND
         self.choice = choice
 
-    def begin_load(self) -> None:
-        assert self.stage is Stage.FOUND and self.decision
-        self.stage = Stage.LOADING
+    def begin_load(self) -> PendingLookup:
+        """Returns the lookup, whose lease the load uses from now on."""
+        assert self.stage is Stage.FOUND and self.decision and self.lookup
+        lookup, self.lookup, self.stage = self.lookup, None, Stage.LOADING
+        return lookup
 
     def end_load(self, result: LoadResult) -> None:
         assert self.stage is Stage.LOADING
@@ -161,7 +160,6 @@ class RequestState:
         loaded = self.decision if self.stage is Stage.LOADED else None
         if loaded and loaded.first_approximate is not None and not loaded.audit:
             self.ratio = min(self.ratio, loaded.ratio)
-        self.end_lookup()
 
     def refuse(self, refusal: Refusal) -> None:
         assert self.stage is not Stage.LOADING

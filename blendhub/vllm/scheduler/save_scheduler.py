@@ -18,7 +18,7 @@ from blendhub.core.spans import Span
 from blendhub.vllm.hub_executor import HubExecutor
 from blendhub.vllm.messages import NULL_BLOCK, SaveJob, StepPlan
 from blendhub.vllm.scheduler.admission import Admission
-from blendhub.vllm.scheduler.blocks.prefix_cache import Tables
+from blendhub.vllm.scheduler.blocks.request_blocks import Tables
 from blendhub.vllm.scheduler.blocks.scratch import Scratch
 from blendhub.vllm.scheduler.reports import Reports
 from blendhub.vllm.scheduler.request_saves import RequestSaves, ReservedSlots, SavedSpan, spans_to_save

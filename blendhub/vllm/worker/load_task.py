@@ -100,7 +100,7 @@ class LoadTask:
         try:
             client = self._client or self._open()
             if client:
-                self._releasing = client.submit_release(self.job.lease, timeout=self._timeout_s)
+                self._releasing = client.release(self.job.lease, timeout=self._timeout_s)
         except Exception as error:  # then the scheduler releases it
             self.fail(error)
 

@@ -121,10 +121,10 @@ def test_a_real_hub_finds_and_evicts_the_same(slots):
     with HubInThread(HubConfig(arena_gib=slots * space.slot_bytes / 2**30, metrics="")) as hub, hub.connect() as engine:
         engine.register("an-engine", space, rank=0)
         for number, prompt in enumerate(planted(1, 40, 60, system=100, most_between=90), 1):
-            of_hub = engine.lookup(prompt, settled=0.0)
+            of_hub = engine.lookup(prompt, settled=0.0).result()
             serve(engine, prompt, of_hub.matches)
             if of_hub.lease is not None:
-                engine.release(of_hub.lease)
+                engine.release(of_hub.lease).result()
             played, answered = (
                 [(match.span, match.exact, match.settled) for match in matches]
                 for matches in (replay.play(prompt), of_hub.matches)

@@ -17,7 +17,7 @@ from blendhub.contracts.transport import Buffer, Codec, Connection, Envelope
 from blendhub.core.errors import BlendHubError, Busy, PeerGone, ProtocolError
 from blendhub_transports import frames
 from blendhub_transports.pending import PendingRequest
-from blendhub_transports.socket_file import connect_to
+from blendhub_transports.socket_file import why_unreachable
 
 CLOSE_S = 1.0
 SERVER_LEFT = zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
@@ -69,8 +69,6 @@ class _Line:
     """
 
     def __init__(self, path: str, codec: Codec) -> None:
-        """Raises PeerGone if no server listens there."""
-        connect_to(path).close()  # ZeroMQ would wait for a server
         self._path = path
         self._codec = codec
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -84,7 +82,9 @@ class _Line:
         """Guards the socket and the next two."""
         self._pending: dict[int, PendingRequest] = {}
         self.is_over = False
-        self._why_over = f"the server at {path} died, left, or cut this connection"
+        self._is_closed = False
+        self._error: BlendHubError = PeerGone(f"this connection to {path} was closed before the reply")
+        """Why it is over."""
         self._socket.connect(f"ipc://{path}")
         self._thread = threading.Thread(target=self._run, name="blendhub-zmq", daemon=True)
         self._thread.start()
@@ -92,7 +92,7 @@ class _Line:
     def send(self, pending: PendingRequest, parts: list[Buffer], max_pending: int) -> None:
         with self._lock:
             if self.is_over:
-                raise PeerGone(self._why_over)
+                raise self._error
             if len(self._pending) >= max_pending:
                 raise Busy(
                     f"this connection to {self._path} has {max_pending} requests under way, all that max_pending allows"
@@ -105,7 +105,7 @@ class _Line:
     def close(self) -> None:
         with self._lock:
             if not self.is_over:
-                self._why_over = f"this connection to {self._path} was closed"
+                self._is_closed = True
                 os.eventfd_write(self._wakeup, 1)
         self._thread.join(CLOSE_S)
 
@@ -140,6 +140,11 @@ class _Line:
             if int(self._monitor.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
                 break
             ready = {descriptor for descriptor, _ in poll.poll()}
+        if not self._is_closed:
+            self._error = why_unreachable(self._path) or PeerGone(
+                f"the server at {self._path} died, left, or cut this connection; the request may or may not have been "
+                "carried out"
+            )
         with self._lock:
             self._take_replies()
             self.is_over = True
@@ -150,4 +155,4 @@ class _Line:
             os.close(self._wakeup)
         self._context.term()
         for request in pending.values():
-            request.settle(PeerGone(f"{self._why_over}; the request may or may not have been carried out"))
+            request.settle(self._error)

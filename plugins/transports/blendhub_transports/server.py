@@ -3,12 +3,11 @@
 import asyncio
 import logging
 import secrets
-from collections.abc import Sequence
 from functools import partial
 
 import zmq
 
-from blendhub.contracts.transport import Buffer, Envelope, Server, Service
+from blendhub.contracts.transport import Envelope, Server, Service
 from blendhub.core.errors import BlendHubError, ProtocolError
 from blendhub_transports import frames
 from blendhub_transports.dispatcher import Dispatcher, Outcome, service_failure
@@ -38,12 +37,19 @@ class ZmqServer(Server):
         self._file = SocketFile(path)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._router = self._context.socket(zmq.ROUTER)
-        for option, value in (
-            (zmq.LINGER, LINGER_MS), (zmq.SNDHWM, MOST_UNREAD), (zmq.RCVHWM, MOST_UNREAD),
-            (zmq.MAXMSGSIZE, frames.MOST_BYTES + frames.HEADER_BYTES), (zmq.USE_FD, self._file.socket.detach()),
-        ):  # fmt: skip
-            self._router.setsockopt(option, value)
-        self._router.bind(endpoint)
+        try:
+            for option, value in (
+                (zmq.LINGER, LINGER_MS), (zmq.SNDHWM, MOST_UNREAD), (zmq.RCVHWM, MOST_UNREAD),
+                (zmq.MAXMSGSIZE, frames.MOST_BYTES + frames.HEADER_BYTES), (zmq.USE_FD, self._file.socket.fileno()),
+            ):  # fmt: skip
+                self._router.setsockopt(option, value)
+            self._router.bind(endpoint)
+        except BaseException:
+            self._context.destroy(0)
+            self._file.socket.close()
+            self._file.remove()
+            raise
+        self._file.socket.detach()  # ZeroMQ closes it
         self._loop = asyncio.get_running_loop()
         self._descriptor = int(self._router.getsockopt(zmq.FD))
         self._loop.add_reader(self._descriptor, self._read_requests)
@@ -69,40 +75,36 @@ class ZmqServer(Server):
             if self._is_closed:
                 return
             try:
-                routing_id, *parts = self._router.recv_multipart(zmq.NOBLOCK, copy=False)
+                routing_id, *received = (frame.buffer for frame in self._router.recv_multipart(zmq.NOBLOCK, copy=False))
             except zmq.Again:
                 return
-            self._take_request(routing_id.bytes, [part.buffer for part in parts])
+            reply, header = partial(self._reply, bytes(routing_id)), None
+            try:
+                header = frames.read_header(received[0] if received else memoryview(b""))
+                request = frames.decode(header, received, self._codec, reader="the server", writer="the client")
+                if header.kind != frames.REQUEST:
+                    raise ProtocolError(f"a frame of kind {header.kind} is not a request")
+            except BlendHubError as error:
+                self.refuse(error)
+                if header:
+                    reply(header.number, error)
+            else:
+                peer = self._name + routing_id
+                self.dispatcher.dispatch(peer, request, header.deadline, partial(reply, header.number))
         self._loop.call_soon(self._read_requests)
 
-    def _take_request(self, routing_id: bytes, parts: list[memoryview]) -> None:
-        header = None
-        try:
-            header = frames.read_header(parts[0] if parts else memoryview(b""))
-            request = frames.decode(header, parts, self._codec, reader="the server", writer="the client")
-            if header.kind != frames.REQUEST:
-                raise ProtocolError(f"a frame of kind {header.kind} is not a request")
-        except BlendHubError as error:
-            self.refuse(error)
-            if header:
-                self._send(routing_id, header.number, frames.ERROR, frames.encode_error(error))
-            return
-        reply = partial(self._reply, routing_id, header.number)
-        self.dispatcher.dispatch(self._name + routing_id, request, header.deadline, reply)
-
     def _reply(self, routing_id: bytes, number: int, outcome: Outcome) -> None:
+        version = self._codec.version
         if isinstance(outcome, Envelope):
             try:
                 message = self._codec.encode(outcome.message)
-                return self._send(routing_id, number, frames.REPLY, message, outcome.payload)
+                parts = frames.encode(version, frames.REPLY, number, 0.0, message, outcome.payload)
             except Exception as error:
                 log.exception("%s: a reply of %s cannot be sent", self.endpoint, type(outcome.message).__name__)
                 outcome = service_failure(error)
-        return self._send(routing_id, number, frames.ERROR, frames.encode_error(outcome))
-
-    def _send(self, routing_id: bytes, number: int, kind: int, message: bytes, payload: Sequence[Buffer] = ()) -> None:
+        if not isinstance(outcome, Envelope):
+            parts = frames.encode(version, frames.ERROR, number, 0.0, frames.encode_error(outcome))
         # ZeroMQ drops what a client that left, or does not read, would get.
-        parts = frames.encode(self._codec.version, kind, number, 0.0, message, payload)
         self._router.send_multipart([routing_id, *parts], zmq.NOBLOCK)
         if int(self._router.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
             self._loop.call_soon(self._read_requests)

@@ -7,7 +7,7 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
-from blendhub.core.errors import Busy, InvalidInput, PeerGone
+from blendhub.core.errors import BlendHubError, Busy, InvalidInput, PeerGone
 
 BACKLOG = 128
 
@@ -35,23 +35,20 @@ class SocketFile:
                 self._path.unlink()
 
 
-def connect_to(path: str) -> socket.socket:
-    """A socket that is connected to the server at a file; raises PeerGone or Busy at once if there is none."""
-    connected = socket.socket(socket.AF_UNIX)
-    try:
-        connected.setblocking(False)
-        connected.connect(path)
-        connected.setblocking(True)
-        return connected
-    except BlockingIOError:
-        why: PeerGone | Busy = Busy(f"the server at {path} accepts no connection now; is it overloaded?")
-    except (ConnectionRefusedError, FileNotFoundError) as error:
-        what = "there is no socket" if isinstance(error, FileNotFoundError) else "no server listens any more at"
-        why = PeerGone(f"{what} {path}: is the hub running? Start it with: blendhub serve --endpoint ipc://{path}")
-    except OSError as error:
-        why = PeerGone(f"{path} cannot be reached ({error.strerror})")
-    connected.close()
-    raise why
+def why_unreachable(path: str) -> BlendHubError | None:
+    """Why no connection to the server at a file is possible now; None if one is."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(path)
+        except BlockingIOError:
+            return Busy(f"the server at {path} accepts no connection now; is it overloaded?")
+        except (ConnectionRefusedError, FileNotFoundError) as error:
+            what = "there is no socket" if isinstance(error, FileNotFoundError) else "no server listens any more at"
+            return PeerGone(f"{what} {path}: is the hub running? Start it with: blendhub serve --endpoint ipc://{path}")
+        except OSError as error:
+            return PeerGone(f"{path} cannot be reached ({error.strerror})")
+    return None
 
 
 @contextlib.contextmanager
@@ -75,8 +72,7 @@ def _remove_if_dead(path: Path) -> None:
         try:
             probe.connect(str(path))
         except ConnectionRefusedError:
-            path.unlink()
-            return
+            return path.unlink()
         except BlockingIOError:  # its queue of connections is full
             pass
     raise InvalidInput(f"a server already listens at {path}; stop it or choose another endpoint")

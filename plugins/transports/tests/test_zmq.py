@@ -1,5 +1,6 @@
 """What is particular to ZeroMQ over Unix sockets: files, servers that stand still, clients that do not read."""
 
+import os
 import socket
 import time
 from collections.abc import Iterator
@@ -139,3 +140,15 @@ def test_a_payload_that_is_no_buffer_is_refused_before_anything_is_sent(running,
         with pytest.raises(InvalidInput, match="contiguous"):
             connection.submit(Envelope(EchoRequest(), [buffer]), 5.0)
     assert running.service.started == 0
+
+
+def test_a_server_that_cannot_bind_leaves_nothing(tmp_path, path, monkeypatch):
+    def fail(*_: object) -> None:
+        raise zmq.ZMQError(zmq.EADDRINUSE)
+
+    before = len(os.listdir("/proc/self/fd"))
+    with monkeypatch.context() as broken, pytest.raises(zmq.ZMQError):
+        broken.setattr(zmq.Socket, "bind", fail)
+        serve(f"ipc://{path}")
+    assert not list(tmp_path.iterdir()) and len(os.listdir("/proc/self/fd")) == before
+    serve(f"ipc://{path}")

@@ -14,7 +14,7 @@ from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
 from blendhub.vllm.messages import NULL_BLOCK
 from blendhub.vllm.scheduler.blocks.block_tables import MOST_BORROWED, BlockTables, Window
-from blendhub.vllm.scheduler.blocks.prefix_cache import RequestBlocks, Tables
+from blendhub.vllm.scheduler.blocks.request_blocks import RequestBlocks, Tables
 from blendhub.vllm.scheduler.request_state import RequestState
 
 LEAST_FREE = 0.25

@@ -1,0 +1,41 @@
+"""Which of vLLM's blocks each request has, and what vLLM's prefix cache holds."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock
+
+if TYPE_CHECKING:
+    from vllm.v1.core.block_pool import BlockPool
+    from vllm.v1.core.kv_cache_manager import KVCacheManager
+
+Tables = Sequence[Sequence[int]]
+"""A request's blocks in each of the block tables that vLLM keeps for it. The null block stands for freed ones."""
+
+
+class RequestBlocks:
+    """The blocks as vLLM's manager knows them. Asked by the scheduler's thread."""
+
+    manager: "KVCacheManager"
+    """vLLM gives it before the first request."""
+
+    def of(self, request: str) -> Tables:
+        """The blocks of a running request in each block table, in the order of its tokens."""
+        return self.manager.get_block_ids(request)
+
+    @property
+    def pool(self) -> "BlockPool":
+        return self.manager.block_pool
+
+    @property
+    def hash_block_size(self) -> int:
+        """The number of tokens that each block hash stands for."""
+        return self.manager.block_pool.hash_block_size
+
+    def cached_blocks(self, hashes: Sequence[BlockHash], most: int) -> Sequence[Sequence[KVCacheBlock]]:
+        """The blocks that vLLM's prefix cache has under these hashes, for each block table."""
+        return self.manager.coordinator.find_longest_cache_hit(list(hashes), most)[0]
+
+    def cached_tokens(self, hashes: Sequence[BlockHash], most: int) -> int:
+        """How many tokens, up to ``most``, vLLM's prefix cache has under these hashes."""
+        return self.manager.coordinator.find_longest_cache_hit(list(hashes), most)[1]

@@ -1,0 +1,105 @@
+"""The blended blocks of vLLM's prefix cache, which later requests may take.
+
+The salted hashes of blended blocks are remembered by the own ones (see ``hashes``). A request with the same own hashes
+may take the salted ones.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from vllm.v1.core.kv_cache_utils import BlockHash
+
+from blendhub.vllm.scheduler.blocks.hashes import Settled
+from blendhub.vllm.scheduler.blocks.request_blocks import RequestBlocks
+from blendhub.vllm.scheduler.request_state import RequestState
+
+MOST_BLOCKS = 2**16
+"""Blended blocks whose hashes are remembered: about 25 MB. With one more, the one used longest ago is forgotten."""
+
+
+class _Block(NamedTuple):
+    """A blended block."""
+
+    hash: BlockHash
+    before: BlockHash | None
+    """The hash of the block before, if there is one."""
+    first_approximate: int
+    ratio: float
+
+
+class SettledBlocks:
+    """The blended blocks that vLLM was given, of all requests. For one thread."""
+
+    def __init__(self, engine: RequestBlocks, most: int = MOST_BLOCKS) -> None:
+        self._engine = engine
+        self._most = most
+        self._blocks: dict[BlockHash, _Block] = {}
+        """The blended blocks by their own hashes; the block used longest ago comes first."""
+
+    def __len__(self) -> int:
+        return len(self._blocks)
+
+    def take(self, state: RequestState, least_ratio: float | None) -> bool:
+        """Have vLLM look for the blended blocks that a request may take; returns whether that is new.
+
+        ``least_ratio``: the share that must have been recomputed in them; None: it takes none.
+        """
+        settled, request = None, state.request
+        if least_ratio is not None and not request.skip_reading_prefix_cache:
+            settled = self.find(state.hashes.own(), request.num_tokens, least_ratio)
+        return state.take(settled)
+
+    def remember(self, state: RequestState) -> None:
+        """Remember the blended blocks that vLLM has of a request, or will have, or what was generated behind them."""
+        if state.first_approximate is not None:
+            self.add(state.hashes.own(), state.hashes.cached(), state.first_approximate, state.ratio)
+
+    def add(
+        self,
+        own: Sequence[BlockHash],
+        hashes: Sequence[BlockHash],
+        first_approximate: int,
+        ratio: float,
+    ) -> None:
+        """Note that vLLM has blocks, or will have them, under these hashes in place of the own ones."""
+        for at, (mine, salted) in enumerate(zip(own, hashes, strict=True)):
+            if mine == salted:
+                continue
+            block = _Block(salted, hashes[at - 1] if at else None, first_approximate, ratio)
+            known = self._blocks.pop(mine, None)
+            self._blocks[mine] = known if known and known[:2] == block[:2] else block
+        while len(self._blocks) > self._most:
+            del self._blocks[next(iter(self._blocks))]
+
+    def find(self, own: Sequence[BlockHash], n_tokens: int, least_ratio: float) -> Settled | None:
+        """The blended prefix of which vLLM has the most tokens cached; None if vLLM has as many under the own hashes.
+
+        ``least_ratio``: blocks that were blended with a smaller share of recomputed tokens are left out.
+        """
+        candidates = self._candidates(own, least_ratio)
+        if not candidates:
+            return None
+        # The last token is always computed.
+        lengths = [self._engine.cached_tokens(candidate.hashes, n_tokens - 1) for candidate in candidates]
+        best, longest = None, self._engine.cached_tokens(own, n_tokens - 1)
+        for candidate, length in zip(candidates, lengths, strict=True):
+            if length > longest:
+                best, longest = candidate, length
+        return best
+
+    def clear(self) -> None:
+        self._blocks.clear()
+
+    def _candidates(self, own: Sequence[BlockHash], least_ratio: float) -> list[Settled]:
+        """The prefixes of these blocks that end with blended blocks; each next prefix branches off at a later block."""
+        found: list[Settled] = []
+        for at, mine in enumerate(own):
+            block = self._blocks.get(mine)
+            if block is None or block.ratio < least_ratio:
+                continue
+            if found and len(found[-1].hashes) == at and block.before == found[-1].hashes[-1]:
+                found[-1].hashes.append(block.hash)
+                found[-1] = found[-1]._replace(ratio=min(found[-1].ratio, block.ratio))
+            elif block.before == (own[at - 1] if at else None):
+                found.append(Settled([*own[:at], block.hash], block.first_approximate, block.ratio))
+        return found
