@@ -17,7 +17,7 @@ from blendhub.hub.config import HubConfig
 from blendhub.hub.embedded import HubInThread
 from blendhub.outcome.fates import LETTERS, Fate, Stretch, in_parts, shortened
 from blendhub.outcome.reasons import Why
-from tests.prompt_notes import prompt_report
+from tests.outcomes import outcome
 
 LAYOUT = KVLayout(layers=1, kv_heads=1, key_dim=4, value_dim=4, dtype="float16", chunk_tokens=128)
 DOCUMENT = np.arange(1000, 1256, dtype=np.uint32)
@@ -39,10 +39,10 @@ def client(hub) -> Iterator[HubClient]:
         engine.register("an-engine", Namespace(model="a-model", layout=LAYOUT), rank=0)
         reserved = engine.reserve(DOCUMENT, Span(0, len(DOCUMENT)))
         engine.commit(reserved.right, len(DOCUMENT))
-        engine.report_prompts([prompt_report("cmpl-7-0-abcdefgh", 80, 8, SPANS, SOURCES)])
+        engine.report([outcome("cmpl-7-0-abcdefgh", 80, 8, SPANS, SOURCES)])
         whys = {Why.NOTHING_STORED: [Span(0, 80)], Why.LAST: [Span(79, 80)]}
-        engine.report_prompts([prompt_report("cmpl-9-0-abcdefgh", 80, 8, SPANS, SOURCES, whys=whys)])
-        engine.report_prompts([prompt_report("cmpl-8-0-abcdefgh", 80, 0, {}, reason="the hub has too little of it")])
+        engine.report([outcome("cmpl-9-0-abcdefgh", 80, 8, SPANS, SOURCES, whys=whys)])
+        engine.report([outcome("cmpl-8-0-abcdefgh", 80, 0, {}, reason="the hub has too little of it")])
         yield engine
 
 
@@ -80,19 +80,16 @@ def test_why_stretches_were_not_reused_is_shown(explain):
         ["72 to 79", "7", Why.NOTHING_STORED.sentence],
         ["79 to 80", "1", Why.LAST.sentence],
     ]
-    assert json.loads(explain("cmpl-9", "--json"))["not_reused"] == [
-        [[24, 28], "nothing_stored"], [[72, 79], "nothing_stored"], [[79, 80], "last"],
-    ]  # fmt: skip
 
 
 def test_a_request_of_which_nothing_was_reused_says_why(explain):
     assert explain("cmpl-8").splitlines()[-1] == "why: the hub has too little of it"
 
 
-def test_the_report_as_json(explain):
-    report = json.loads(explain("cmpl-7", "--json"))
-    assert report["tokens"] == {"cached": 8, "exact": 16, "moved": 36, "recomputed": 8, "hole": 4, "computed": 8}
-    assert report["strip"][0] == [[0, 8], "cached"] and "text" not in report
+def test_the_outcome_as_json(explain):
+    outcome = json.loads(explain("cmpl-9", "--json"))
+    assert outcome["spans"]["exact"] == [[8, 24]] and outcome["engine_tokens"] == 8 and "text" not in outcome
+    assert outcome["unused"] == [[[0, 80], "nothing_stored"], [[79, 80], "last"]]
 
 
 def body(**report: object) -> str:

@@ -9,7 +9,7 @@ import pytest
 
 from blendhub.framework.hookspecs import EngineInfo
 from blendhub.framework.observers import Observers
-from blendhub.outcome.report import RequestReport
+from blendhub.outcome.report import Outcome
 
 INFO = EngineInfo(engine="e", model="m", device="cpu", matchers=("prefix",), selector="none")
 
@@ -30,8 +30,8 @@ SEEING = """
         note("started", info)
 
     @hookimpl
-    def blendhub_request_done(report):
-        note("done", report.request)
+    def blendhub_request_done(outcome):
+        note("done", outcome.request)
 
     @hookimpl
     def blendhub_engine_stopping():
@@ -42,22 +42,13 @@ FAILING = """
     from blendhub import hookimpl
 
     @hookimpl
-    def blendhub_request_done(report):
-        raise SystemExit(3) if report.request == "r1" else KeyError(report.request)
+    def blendhub_request_done(outcome):
+        raise SystemExit(3) if outcome.request == "r1" else KeyError(outcome.request)
 """
 
 
-def report(name: object) -> RequestReport:
-    return RequestReport(
-        request=f"r{name}",
-        prompt_tokens=9,
-        engine_tokens=0,
-        exact_tokens=4,
-        settled_tokens=0,
-        moved_tokens=3,
-        recomputed_tokens=1,
-        hole_tokens=2,
-    )
+def outcome(name: object) -> Outcome:
+    return Outcome(request=f"r{name}", prompt_tokens=9, engine_tokens=0)
 
 
 @pytest.fixture
@@ -72,7 +63,7 @@ def test_observers_see_everything_in_order_on_a_separate_thread(site, seeing):
     observers = Observers(site.host().observers())
     observers.engine_started(INFO)
     for number in range(3):
-        observers.request_done(report(number))
+        observers.request_done(outcome(number))
     assert observers.engine_stopping()
     assert seeing.seen == [("started", INFO), ("done", "r0"), ("done", "r1"), ("done", "r2"), ("stopping",)]
     assert len(seeing.threads) == 1 and threading.current_thread() not in seeing.threads
@@ -84,7 +75,7 @@ def test_an_observer_s_error_is_named_and_counted_and_harms_no_other(site, seein
     observers = Observers(site.host().observers())
     with caplog.at_level(logging.ERROR, logger="blendhub"):
         for number in (1, 2, 2):
-            observers.request_done(report(number))
+            observers.request_done(outcome(number))
         assert observers.engine_stopping()
     origin = "observer 'failing_one' of failing-one 0.7"
     assert observers.errors == {origin: 3}
@@ -101,7 +92,7 @@ def test_a_slow_observer_delays_no_caller_and_the_calls_it_misses_are_counted(si
         time.sleep(0.001)
     started = time.monotonic()
     for number in range(10):
-        observers.request_done(report(number))
+        observers.request_done(outcome(number))
     assert not observers.engine_stopping(timeout=0.05)
     assert time.monotonic() - started < 2
     assert observers.dropped == 7
@@ -117,7 +108,7 @@ def test_an_observer_implements_only_what_it_wants_and_sees_nothing_after_the_en
     )
     observers = Observers(site.host().observers())
     observers.engine_started(INFO)
-    observers.request_done(report(1))
+    observers.request_done(outcome(1))
     assert observers.engine_stopping() and observers.engine_stopping()
-    observers.request_done(report(2))
+    observers.request_done(outcome(2))
     assert sys.modules["counting"].n == [1] and observers.dropped == 1

@@ -12,7 +12,7 @@ import pytest
 
 from blendhub import PluginHost
 from blendhub.framework.observers import Observers
-from blendhub.outcome.report import RequestReport
+from blendhub.outcome.report import Outcome
 
 TEMPLATE = Path(__file__).parent.parent / "examples" / "plugin-template"
 NAMES = {
@@ -78,20 +78,11 @@ def test_the_observer_writes_a_line_of_json_for_each_request(site, tmp_path, mon
     monkeypatch.setenv("BLENDHUB_REPORTS", str(reports))
     site.install("json-lines", (TEMPLATE / "observer" / "json_lines.py").read_text())
     observers = Observers(site.host().observers())
-    counts = (
-        "prompt_tokens",
-        "engine_tokens",
-        "exact_tokens",
-        "settled_tokens",
-        "moved_tokens",
-        "recomputed_tokens",
-        "hole_tokens",
-    )
-    done = [msgspec.convert(dict.fromkeys(counts, n) | {"request": f"r{n}"}, RequestReport) for n in range(3)]
-    for report in done:
-        observers.request_done(report)
+    done = [Outcome(request=f"r{n}", prompt_tokens=n, engine_tokens=0) for n in range(3)]
+    for outcome in done:
+        observers.request_done(outcome)
     assert observers.engine_stopping() and not observers.errors
-    assert [msgspec.json.decode(line, type=RequestReport) for line in reports.read_bytes().splitlines()] == done
+    assert [msgspec.json.decode(line, type=Outcome) for line in reports.read_bytes().splitlines()] == done
 
 
 def test_the_template_offers_what_its_table_says():

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from blendhub.cli.json_input import read_object
-from blendhub.cli.strip_view import show_not_reused, show_sources, show_strip
+from blendhub.cli.strip_view import show_outcome
 from blendhub.client.hub_client import HubClient
 from blendhub.client.wire import Previewed
 from blendhub.core.errors import BlendHubError, OptionError, reason_of
@@ -18,7 +18,7 @@ from blendhub.core.spans import Position, Span, gaps
 from blendhub.core.tokens import Tokens, as_tokens
 from blendhub.framework.host import PluginHost
 from blendhub.outcome.reasons import NotReused, Why
-from blendhub.outcome.report import Outcome, PromptReport, RequestReport, ReusedSpans
+from blendhub.outcome.report import Outcome, ReusedSpans
 from blendhub.system.default_paths import default_endpoint
 
 TIMEOUT_S = 5.0
@@ -55,19 +55,15 @@ def run(arguments: argparse.Namespace) -> int:
     if sum(one is not None for one in given) != 1:
         raise OptionError("name one: a request's id, - for a response on standard input, --prompt-file or --token-ids")
     if arguments.request is None:
-        title, report = _preview(arguments)
+        title, outcome = _preview(arguments)
     elif arguments.request == "-":
-        title, report = _from_response(arguments)
+        title, outcome = _from_response(arguments)
     else:
-        title, report = _of_request(arguments, arguments.request)
+        title, outcome = _of_request(arguments, arguments.request)
     if arguments.json:
-        print(msgspec.json.format(msgspec.json.encode(report)).decode())
-        return 0
-    show_strip(title, report.strip, report.tokens)
-    show_sources(report.sources, report.n_sources)
-    show_not_reused(report.not_reused, report.n_not_reused)
-    if report.reason:
-        print(f"why: {report.reason}")
+        print(msgspec.json.format(msgspec.json.encode(outcome)).decode())
+    else:
+        show_outcome(title, outcome)
     return 0
 
 
@@ -77,25 +73,25 @@ def _client(arguments: argparse.Namespace) -> HubClient:
     return HubClient(endpoint, options=options, host=PluginHost.discover(), timeout=TIMEOUT_S)
 
 
-def _of_request(arguments: argparse.Namespace, request: str) -> tuple[str, PromptReport]:
+def _of_request(arguments: argparse.Namespace, request: str) -> tuple[str, Outcome]:
     with _client(arguments) as client:
         found = client.explain(request)
-    if found.report is None:
+    outcome = found.outcome
+    if outcome is None:
         raise BlendHubError(
             f"the hub has no report of the request {request!r}: it keeps the last ones of each engine that have ended"
         )
-    return f"{found.report.request}: {found.report.prompt_tokens:,} tokens, engine {found.engine}", found.report
+    return f"{outcome.request}: {outcome.prompt_tokens:,} tokens, engine {found.engine}", outcome
 
 
-def _from_response(arguments: argparse.Namespace) -> tuple[str, PromptReport]:
-    report = report_in_body(sys.stdin.read())
-    if report.strip:
-        return f"{report.request}: {report.prompt_tokens:,} tokens", report
-    # The response has counts only; the hub has positions.
-    return _of_request(arguments, report.request)
+def _from_response(arguments: argparse.Namespace) -> tuple[str, Outcome]:
+    outcome, has_positions = outcome_in_body(sys.stdin.read())
+    if has_positions:
+        return f"{outcome.request}: {outcome.prompt_tokens:,} tokens", outcome
+    return _of_request(arguments, outcome.request)
 
 
-def _preview(arguments: argparse.Namespace) -> tuple[str, PromptReport]:
+def _preview(arguments: argparse.Namespace) -> tuple[str, Outcome]:
     variant = Variant(arguments.lora, arguments.cache_salt)
     with _client(arguments) as client:
         if arguments.token_ids is not None:
@@ -104,11 +100,11 @@ def _preview(arguments: argparse.Namespace) -> tuple[str, PromptReport]:
             model = arguments.tokenizer or client.preview(np.empty(0, np.uint32), arguments.engine, variant).model
             tokens = _tokenized(arguments.prompt_file, model)
         found = client.preview(tokens, arguments.engine, variant)
-    return f"{len(tokens):,} tokens, if engine {found.engine} got them now", _report_of(found, len(tokens))
+    return f"{len(tokens):,} tokens, if engine {found.engine} got them now", _outcome_of(found, len(tokens))
 
 
-def _report_of(found: Previewed, n_tokens: int) -> PromptReport:
-    """The report of a request that uses all matches; an engine's settings may leave out short or few stretches."""
+def _outcome_of(found: Previewed, n_tokens: int) -> Outcome:
+    """The outcome of a request that uses all matches; an engine's settings may leave out short or few stretches."""
     spans = [match.span for match in found.matches]
     reason = "nothing of it is stored" if not spans else None
     if found.on_the_way_tokens:
@@ -129,7 +125,7 @@ def _report_of(found: Previewed, n_tokens: int) -> PromptReport:
         sources=found.matches,
         unused=tuple(unused),
         reason=reason,
-    ).note()
+    )
 
 
 def _token_ids(file: str) -> Tokens:
@@ -172,8 +168,17 @@ class _Usage(msgspec.Struct):
     prompt_tokens: Position
 
 
+class _Facts(msgspec.Struct):
+    engine_tokens: Position
+    exact_tokens: Position
+    settled_tokens: Position
+    moved_tokens: Position
+    spans: ReusedSpans | None = None
+    reason: str | None = None
+
+
 class _Params(msgspec.Struct):
-    blendhub: dict[str, Any]
+    blendhub: _Facts
 
 
 class _Body(msgspec.Struct):
@@ -182,23 +187,21 @@ class _Body(msgspec.Struct):
     kv_transfer_params: _Params
 
 
-def report_in_body(text: str) -> PromptReport:
-    """The report; without a strip if the response says how many tokens were reused, but not which."""
+def outcome_in_body(text: str) -> tuple[Outcome, bool]:
+    """The outcome, and whether the response says which tokens were reused, and not only how many."""
     try:
         body = msgspec.json.decode(text, type=_Body)
-        facts = {"request": body.id, "prompt_tokens": body.usage.prompt_tokens, **body.kv_transfer_params.blendhub}
-        found = msgspec.convert(facts, RequestReport)
     except (msgspec.DecodeError, msgspec.ValidationError) as error:
         raise OptionError(
             f"standard input is not a response with a report of BlendHub: {error}; pipe in the whole body of a "
             "response that is not streamed"
         ) from None
-    report = Outcome(
-        request=found.request,
-        prompt_tokens=found.prompt_tokens,
-        engine_tokens=found.engine_tokens,
-        spans=found.spans or ReusedSpans(),
-        reason=found.reason,
-    ).note()
-    was_reused = found.exact_tokens or found.settled_tokens or found.moved_tokens or found.hole_tokens
-    return msgspec.structs.replace(report, strip=()) if was_reused and not found.spans else report
+    facts = body.kv_transfer_params.blendhub
+    outcome = Outcome(
+        request=body.id,
+        prompt_tokens=body.usage.prompt_tokens,
+        engine_tokens=facts.engine_tokens,
+        spans=facts.spans or ReusedSpans(),
+        reason=facts.reason,
+    )
+    return outcome, bool(facts.spans) or not (facts.exact_tokens or facts.settled_tokens or facts.moved_tokens)

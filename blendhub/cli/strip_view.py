@@ -1,11 +1,12 @@
-"""Strips of prompts in a terminal."""
+"""What became of a prompt, in a terminal."""
 
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 
 from blendhub.core.spans import Match
-from blendhub.outcome.fates import COLOURS, LETTERS, WHY, Fate, Stretch, fate_of, in_parts
-from blendhub.outcome.reasons import NotReused, longest
+from blendhub.outcome.fates import COLOURS, LETTERS, WHY, Fate, Stretch, count, fate_of, in_parts
+from blendhub.outcome.reasons import NotReused, longest, not_reused
+from blendhub.outcome.report import Outcome
 
 ON_DARK = {Fate.CACHED}
 """Fates whose colours need white letters."""
@@ -13,47 +14,53 @@ ON_DARK = {Fate.CACHED}
 LONGEST_LIST = 20
 
 
-def show_strip(title: str, plan: Sequence[Stretch], tokens: Mapping[Fate, int]) -> None:
+def show_outcome(title: str, outcome: Outcome) -> None:
+    strip = outcome.strip()
+    _show_strip(title, strip)
+    if outcome.sources:
+        _show_sources(outcome.sources)
+    if computed := not_reused(strip, outcome.unused):
+        _show_not_reused(computed)
+    if outcome.reason:
+        print(f"why: {outcome.reason}")
+
+
+def _show_strip(title: str, strip: Sequence[Stretch]) -> None:
     """Print the title, the prompt as one line of letters, and the meaning of each letter."""
     from rich.console import Console
     from rich.text import Text
 
     console = Console(highlight=False, soft_wrap=not sys.stdout.isatty())
     console.print(Text(title, "bold"))
-    parts = in_parts(plan, console.width)
+    parts = in_parts(strip, console.width)
     console.print(Text.assemble(*((LETTERS[part.fate], _style(part.fate)) for part in parts)))
-    whole = sum(tokens.values())
-    for fate in Fate:
-        if count := tokens.get(fate, 0):
+    tokens = count(strip)
+    for fate, n_tokens in tokens.items():
+        if n_tokens:
             key = (f" {LETTERS[fate]} ", _style(fate))
-            share = f"{count / whole:.0%}"
-            console.print(Text.assemble(key, f" {count:>9,} {share:>4}  {fate.label}: {WHY[fate]}"))
+            share = f"{n_tokens / sum(tokens.values()):.0%}"
+            console.print(Text.assemble(key, f" {n_tokens:>9,} {share:>4}  {fate.label}: {WHY[fate]}"))
 
 
-def show_sources(sources: Iterable[Match], n_sources: int) -> None:
+def _show_sources(sources: Sequence[Match]) -> None:
     """Print the run that each reused stretch came from."""
-    shown = list(sources)[:LONGEST_LIST]
-    if not shown:
-        return
     print(f"{'tokens of the prompt':>25} {'run':>20} {'its tokens':>25}  how")
-    for match in shown:
+    for match in sources[:LONGEST_LIST]:
         end = match.source_start + len(match.span)
         here, there = f"{match.span.start:,} to {match.span.end:,}", f"{match.source_start:,} to {end:,}"
         print(f"{here:>25} {match.run:>20} {there:>25}  {fate_of(match)}")
-    if n_sources > len(shown):
-        print(f"and {n_sources - len(shown):,} more")
+    if len(sources) > LONGEST_LIST:
+        print(f"and {len(sources) - LONGEST_LIST:,} more")
 
 
-def show_not_reused(computed: Sequence[NotReused], n_computed: int) -> None:
+def _show_not_reused(computed: Sequence[NotReused]) -> None:
     """Print the reasons why stretches were computed."""
-    if not computed:
-        return
     print(f"{'tokens of the prompt':>25} {'tokens':>10}  why it was not reused")
-    shown = longest(computed, LONGEST_LIST)
-    for one in shown:
-        print(f"{f'{one.span.start:,} to {one.span.end:,}':>25} {len(one.span):>10,}  {one.why.sentence}")
-    if n_computed > len(shown):
-        print(f"and {n_computed - len(shown):,} shorter ones")
+    for stretch in longest(computed, LONGEST_LIST):
+        place = f"{stretch.span.start:,} to {stretch.span.end:,}"
+        print(f"{place:>25} {len(stretch.span):>10,}  {stretch.why.sentence}")
+    if len(computed) > LONGEST_LIST:
+        print(f"and {len(computed) - LONGEST_LIST:,} shorter ones")
 
 
 def _style(fate: Fate) -> str:

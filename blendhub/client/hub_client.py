@@ -16,7 +16,7 @@ from blendhub.core.errors import BlendHubError, DeadlineExceeded, HubError
 from blendhub.core.layout import Variant
 from blendhub.core.spans import Span
 from blendhub.core.tokens import TokenBuffer, as_tokens
-from blendhub.outcome.report import LONGEST_NAME, PromptReport
+from blendhub.outcome.report import LONGEST_NAME, Outcome
 
 BASE = Variant()
 """The namespace of requests without LoRA and salt."""
@@ -169,16 +169,12 @@ class HubClient(HubSession):
         """Drop what is stored in one namespace of the engine, or in all of them, except what is leased."""
         self._call(wire.Done, wire.Clear(**self._ids(), variant=variant))
 
-    def report_audits(self, agreed: int, disagreed: int) -> None:
-        """Add so many ended audits of this engine to the hub's numbers."""
-        self._call(wire.Done, wire.Audited(**self._ids(), agreed=agreed, disagreed=disagreed))
-
-    def report_prompts(self, reports: Sequence[PromptReport]) -> None:
-        """Report that these requests of this engine have ended; at most ``MOST_REPORTS`` of them."""
-        self._call(wire.Done, wire.Reported(**self._ids(), reports=tuple(reports)))
+    def report(self, outcomes: Sequence[Outcome]) -> None:
+        """Report what became of requests of this engine that have ended; at most ``MOST_OUTCOMES`` of them."""
+        self._call(wire.Done, wire.Reported(**self._ids(), outcomes=tuple(outcomes)))
 
     def explain(self, request: str) -> wire.Explained:
-        """The report of a request's prompt; needs no registration."""
+        """What became of a request that has ended; needs no registration."""
         return self._call(wire.Explained, wire.Explain(request[:LONGEST_NAME]))
 
     def preview(self, tokens: TokenBuffer, engine: str = "", variant: Variant = BASE) -> wire.Previewed:

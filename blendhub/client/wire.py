@@ -17,18 +17,16 @@ from blendhub.contracts import Segment
 from blendhub.contracts.transport import Codec
 from blendhub.core.layout import Namespace, Text, Variant
 from blendhub.core.spans import Id, Match, Position, Span
-from blendhub.outcome.report import MOST_REPORTS, PromptReport, RequestName
+from blendhub.outcome.report import LONGEST_NAME, MOST_OUTCOMES, Outcome
 from blendhub.system.processes import ProcessId
 
-WIRE_VERSION = 10
+WIRE_VERSION = 11
 
 Seconds = Annotated[float, Meta(ge=0, le=3600)]
 Ratio = Annotated[float, Meta(ge=0, le=1)]
 MOST_ITEMS = 2**16
 MOST_MATCHES = 2**12
 """The most matches in one message; a lookup answers with no more."""
-MOST_AUDITS = 2**12
-"""The most audits of each outcome in one message."""
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, tag_field="is"):
@@ -152,23 +150,16 @@ class Clear(FromSession, frozen=True):
     """None for all namespaces of the engine: whatever LoRA and salt."""
 
 
-class Audited(FromSession, frozen=True, kw_only=True):
-    """Report so many more audits of this session's engine, whose first tokens agreed or disagreed."""
-
-    agreed: Annotated[int, Meta(ge=0, le=MOST_AUDITS)]
-    disagreed: Annotated[int, Meta(ge=0, le=MOST_AUDITS)]
-
-
 class Reported(FromSession, frozen=True, kw_only=True):
-    """Report that these requests of the session's engine have ended."""
+    """Report what became of requests of the session's engine that have ended."""
 
-    reports: Annotated[tuple[PromptReport, ...], Meta(max_length=MOST_REPORTS)]
+    outcomes: Annotated[tuple[Outcome, ...], Meta(max_length=MOST_OUTCOMES)]
 
 
 class Explain(Message, frozen=True):
     """Ask what became of a request's prompt; needs no session."""
 
-    request: RequestName
+    request: Annotated[str, Meta(max_length=LONGEST_NAME)]
 
 
 class Preview(Message, frozen=True, kw_only=True):
@@ -203,7 +194,6 @@ Request: TypeAlias = (
     | Commit
     | Abort
     | Clear
-    | Audited
     | Reported
     | Explain
     | Preview
@@ -264,10 +254,10 @@ class Reserved(Message, frozen=True):
 
 
 class Explained(Message, frozen=True):
-    """The newest report of the request, and its engine; none if the hub has none."""
+    """The newest outcome of the request, and its engine; none if the hub has none."""
 
     engine: Text = ""
-    report: PromptReport | None = None
+    outcome: Outcome | None = None
 
 
 class Previewed(Message, frozen=True):

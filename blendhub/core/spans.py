@@ -64,6 +64,10 @@ class Match(msgspec.Struct, frozen=True, array_like=True):
         )
 
 
+def total(spans: Iterable[Span]) -> int:
+    return sum(len(span) for span in spans)
+
+
 def check_tiling(length: int, matches: Iterable[Match]) -> None:
     """Raise unless the matches are disjoint, ascending, not empty, and inside ``[0, length)``."""
     end = 0

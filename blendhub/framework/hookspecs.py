@@ -11,7 +11,7 @@ import msgspec
 import pluggy
 
 from blendhub.contracts import Command, Device, Matcher, Selector, Store, Transport
-from blendhub.outcome.report import RequestReport
+from blendhub.outcome.report import Outcome
 
 PROJECT = "blendhub"
 """The name of the pluggy project and of the entry-point group."""
@@ -122,7 +122,7 @@ def blendhub_engine_started(info: EngineInfo) -> None:
 
 
 @hookspec
-def blendhub_request_done(report: RequestReport) -> None:
+def blendhub_request_done(outcome: Outcome) -> None:
     """A request has ended."""
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from blendhub.framework.discovery import FOREIGN_ERRORS, OBSERVER_HOOKS, Offer, short
 from blendhub.framework.hookspecs import EngineInfo
-from blendhub.outcome.report import RequestReport
+from blendhub.outcome.report import Outcome
 
 log = logging.getLogger(__name__)
 STARTED, DONE, STOPPING = OBSERVER_HOOKS
@@ -37,8 +37,8 @@ class Observers:
     def engine_started(self, info: EngineInfo) -> None:
         self._submit(STARTED, info=info)
 
-    def request_done(self, report: RequestReport) -> None:
-        self._submit(DONE, report=report)
+    def request_done(self, outcome: Outcome) -> None:
+        self._submit(DONE, outcome=outcome)
 
     def engine_stopping(self, timeout: float = 5.0) -> bool:
         """Report the end, and wait until the observers have seen all; False if they have not within ``timeout`` s.

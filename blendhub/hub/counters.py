@@ -59,10 +59,10 @@ class Audits:
         self.disagreements = 0
         self.recent: deque[bool] = deque(maxlen=RECENT)
 
-    def add(self, agreed: int, disagreed: int) -> None:
-        self.audits += agreed + disagreed
-        self.disagreements += disagreed
-        self.recent.extend(disagreed * [False] + agreed * [True])
+    def add(self, *, agrees: bool) -> None:
+        self.audits += 1
+        self.disagreements += not agrees
+        self.recent.append(agrees)
 
     def numbers(self) -> dict[str, float]:
         return {

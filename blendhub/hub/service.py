@@ -64,7 +64,6 @@ class HubService(Service):
             wire.Commit: writes.commit,
             wire.Abort: writes.abort,
             wire.Clear: writes.clear,
-            wire.Audited: explaining.audited,
             wire.Reported: explaining.reported,
         }
         self._open_handlers: dict[type, OpenHandler] = {

@@ -1,6 +1,6 @@
 """The fate of each token of a prompt: the words and colours of every strip, in terminals, pages and pictures."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
 from itertools import islice, pairwise
 
@@ -96,7 +96,7 @@ counts."""
 
 def strip_of(n_tokens: int, cached: int, spans: Mapping[str, Sequence[Span]]) -> list[Stretch]:
     """The whole prompt in stretches: computed by vLLM, but for its first ``cached`` tokens and for ``spans``."""
-    fates = np.full(n_tokens, FATES.index(Fate.COMPUTED))
+    fates = np.full(n_tokens, FATES.index(Fate.COMPUTED), np.int8)
     fates[:cached] = FATES.index(Fate.CACHED)
     for name, fate in OF_SPANS.items():
         for span in spans.get(name, ()):
@@ -104,17 +104,12 @@ def strip_of(n_tokens: int, cached: int, spans: Mapping[str, Sequence[Span]]) ->
     return [Stretch(span, FATES[number]) for span, number in stretches_of(fates)]
 
 
-def stretches_of(numbers: npt.NDArray[np.int_]) -> Iterator[tuple[Span, int]]:
+def stretches_of(numbers: npt.NDArray[np.int8]) -> Iterator[tuple[Span, int]]:
     """The stretches of tokens with equal numbers, in order, each with its number."""
     if len(numbers):
         borders = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(numbers)]
         for start, end in pairwise(borders):
             yield Span(start, end), int(numbers[start])
-
-
-def shortened(plan: Sequence[Stretch], most: int) -> list[Stretch]:
-    """The prompt in at most ``most`` stretches: these, or parts of equal length if they are more; see ``in_parts``."""
-    return list(plan) if len(plan) <= most else joined(in_parts(plan, most))
 
 
 def in_parts(plan: Sequence[Stretch], n_parts: int) -> list[Stretch]:
@@ -128,24 +123,26 @@ def in_parts(plan: Sequence[Stretch], n_parts: int) -> list[Stretch]:
         while plan[first].span.end <= part.start:
             first += 1
         tokens = dict.fromkeys(Fate, 0)
-        for one in islice(plan, first, None):
-            if one.span.start >= part.end:
+        for stretch in islice(plan, first, None):
+            if stretch.span.start >= part.end:
                 break
-            tokens[one.fate] += min(one.span.end, part.end) - max(one.span.start, part.start)
+            tokens[stretch.fate] += min(stretch.span.end, part.end) - max(stretch.span.start, part.start)
         parts.append(Stretch(part, max(tokens, key=lambda fate: tokens[fate])))
     return parts
 
 
-def joined(plan: Iterable[Stretch]) -> list[Stretch]:
-    """The stretches, with neighbours of one fate made one."""
+def shortened(plan: Sequence[Stretch], most: int) -> list[Stretch]:
+    """The prompt in at most ``most`` stretches: these, or parts of equal length if they are more; see ``in_parts``."""
+    if len(plan) <= most:
+        return list(plan)
     result: list[Stretch] = []
-    for one in plan:
-        if result and result[-1].fate is one.fate:
-            one = Stretch(Span(result.pop().span.start, one.span.end), one.fate)
-        result.append(one)
+    for part in in_parts(plan, most):
+        if result and result[-1].fate is part.fate:
+            part = Stretch(Span(result.pop().span.start, part.span.end), part.fate)
+        result.append(part)
     return result
 
 
 def count(plan: Sequence[Stretch]) -> dict[Fate, int]:
     """The number of tokens of each fate."""
-    return {fate: sum(len(one.span) for one in plan if one.fate is fate) for fate in Fate}
+    return {fate: sum(len(stretch.span) for stretch in plan if stretch.fate is fate) for fate in Fate}

@@ -79,15 +79,16 @@ class NotReused(msgspec.Struct, frozen=True, array_like=True):
 
 def not_reused(plan: Sequence[Stretch], unused: Iterable[NotReused]) -> list[NotReused]:
     """The stretches of a prompt that were computed, with the reasons. Where reasons overlap, the later one counts."""
-    reasons = np.full(plan[-1].span.end if plan else 0, NO_REASON)
-    for one in unused:
-        reasons[one.span.start : one.span.end] = WHYS.index(one.why)
-    for stretch in plan:
-        if stretch.fate not in (Fate.HOLE, Fate.COMPUTED):
-            reasons[stretch.span.start : stretch.span.end] = NO_REASON
+    reasons = np.full(plan[-1].span.end if plan else 0, NO_REASON, np.int8)
+    for stretch in unused:
+        reasons[stretch.span.start : stretch.span.end] = WHYS.index(stretch.why)
+    for part in plan:
+        if part.fate not in (Fate.HOLE, Fate.COMPUTED):
+            reasons[part.span.start : part.span.end] = NO_REASON
     return [NotReused(span, WHYS[number]) for span, number in stretches_of(reasons) if number != NO_REASON]
 
 
 def longest(computed: Sequence[NotReused], most: int) -> list[NotReused]:
     """The longest stretches, at most so many, in the order of the prompt."""
-    return sorted(sorted(computed, key=lambda one: -len(one.span))[:most], key=lambda one: one.span)
+    by_length = sorted(computed, key=lambda stretch: -len(stretch.span))
+    return sorted(by_length[:most], key=lambda stretch: stretch.span)

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 import msgspec
 
 from blendhub.contracts import Segment
-from blendhub.core.spans import Match, Span, gaps
+from blendhub.core.spans import Match, Span, gaps, total
 from blendhub.outcome.reasons import NotReused, Why
-from blendhub.vllm.spans import clipped, overlaps, total
+from blendhub.vllm.spans import clipped, overlaps
 
 
 class Refusal(msgspec.Struct, frozen=True):

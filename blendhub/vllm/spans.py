@@ -51,10 +51,6 @@ def behind(spans: Sequence[Span], position: int) -> list[Span]:
     return [Span(max(span.start, position), span.end) for span in spans if span.end > position]
 
 
-def total(spans: Sequence[Span]) -> int:
-    return sum(len(span) for span in spans)
-
-
 def spread(scores: npt.NDArray[np.float32], group: int, probed: int) -> None:
     """Score the tokens of each group that were not probed with the mean of those that were."""
     whole = len(scores) // group * group

@@ -11,6 +11,7 @@ from blendhub.outcome.agreement import wilson
 from harness.servers.prometheus import needs_prometheus, promtool
 from tests.hub.hub_direct import CHUNK, tokens
 from tests.metric_names import OF_HUB
+from tests.outcomes import audited
 
 
 @pytest.fixture
@@ -22,7 +23,7 @@ def page(make_hub, tmp_path) -> str:
         member.store(tokens(seed, CHUNK))
         hub.settle()
     member.lookup(tokens(0, CHUNK), wait_s=5.0)
-    member.ask(wire.Audited, agreed=3, disagreed=1)
+    member.ask(wire.Reported, outcomes=audited(True, True, True, False))
     with pytest.raises(InvalidInput):
         member.ask(wire.Lookup, [b"", b""])
     return exposition(hub.service.stats(), hub.service.counters).decode()

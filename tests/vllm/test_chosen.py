@@ -8,9 +8,8 @@ from hypothesis import strategies as st
 pytest.importorskip("vllm", reason="the adapter's tests need vLLM; `make setup` installs it")
 
 from blendhub import Span
-from blendhub.core.spans import join_spans
+from blendhub.core.spans import join_spans, total
 from blendhub.vllm.model.chosen import Chosen, Part
-from blendhub.vllm.spans import total
 
 LENGTH, BLOCK = 40, 8
 spans = st.lists(

@@ -7,13 +7,13 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from blendhub import Match, Span
-from blendhub.core.spans import check_tiling, join
+from blendhub.core.spans import check_tiling, join, total
 from blendhub.outcome.reasons import Why
 from blendhub.vllm.decision import Decision, Refusal
 from blendhub.vllm.scheduler import decide as deciding
 from blendhub.vllm.scheduler.decide import Blending, Means, Pace
 from blendhub.vllm.settings import ReusePolicy
-from blendhub.vllm.spans import clipped, total
+from blendhub.vllm.spans import clipped
 
 LENGTH = 24
 

@@ -8,10 +8,9 @@ import torch
 
 from blendhub import PluginHost, Span
 from blendhub.core.layout import KVLayout, Variant
-from blendhub.core.spans import Match
+from blendhub.core.spans import Match, total
 from blendhub.vllm.decision import Decision
 from blendhub.vllm.messages import LoadJob
-from blendhub.vllm.spans import total
 from blendhub.vllm.worker import forwards
 from blendhub.vllm.worker.forwards import Forwards
 from blendhub.vllm.worker.recompute import Blend, BlendContext, HostCopy

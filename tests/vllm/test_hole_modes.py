@@ -9,10 +9,9 @@ import pytest
 from vllm.v1.core.sched.output import SchedulerOutput
 
 from blendhub.core.layout import Variant
-from blendhub.core.spans import Match, Span
+from blendhub.core.spans import Match, Span, total
 from blendhub.vllm.decision import Decision
 from blendhub.vllm.messages import LoadJob
-from blendhub.vllm.spans import total
 from blendhub.vllm.worker.recompute import Blend, BlendContext
 from tests.stand_in import StandIn
 from tests.vllm.blending import to_the_end

@@ -13,12 +13,11 @@ from blendhub.hub.leases.sessions import EngineEntry, Session
 
 
 class ExplainHandlers(Handlers):
-    def audited(self, session: Session, message: wire.Audited, payload: Sequence[Buffer]) -> Answer:
-        self.counters.audits[session.engine.base].add(message.agreed, message.disagreed)
-        return DONE
-
     def reported(self, session: Session, message: wire.Reported, payload: Sequence[Buffer]) -> Answer:
-        self.reports.add(session.engine.name, message.reports)
+        self.reports.add(session.engine.name, message.outcomes)
+        for outcome in message.outcomes:
+            if outcome.audit and outcome.is_sample:
+                self.counters.audits[session.engine.base].add(agrees=outcome.audit.agrees)
         return DONE
 
     def explain(self, message: wire.Explain, payload: Sequence[Buffer]) -> Answer:

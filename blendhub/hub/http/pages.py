@@ -2,6 +2,8 @@
 deletion of KV.
 """
 
+import asyncio
+import functools
 import ipaddress
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,13 +22,19 @@ from blendhub.client.wire import Forget
 from blendhub.core.errors import BlendHubError, Busy, InvalidInput
 from blendhub.hub.http.metrics import exposition
 from blendhub.hub.http.owner import is_own
+from blendhub.hub.limits import MOST_KEPT_REPORTS
 from blendhub.hub.service import HubService
-from blendhub.outcome.fates import COLOURS, WHY, Fate
-from blendhub.outcome.reasons import SENTENCES
+from blendhub.outcome.fates import COLOURS, WHY, Fate, count, shortened
+from blendhub.outcome.reasons import SENTENCES, longest, not_reused
+from blendhub.outcome.report import Outcome
 
 FILES = Path(__file__).parent / "page"
 EXPOSITION = "text/plain; version=0.0.4"
 JSON = "application/json"
+MOST_STRETCHES = 512
+"""The most stretches of a strip; a longer strip is shortened to equal parts."""
+MOST_ROWS = 64
+"""The most rows of a table."""
 FOR_MONITORING = ("/metrics", "/healthz")
 # A page loads nothing from elsewhere, and runs no script but its own.
 GUARDS: Mapping[str, str] = MappingProxyType(
@@ -57,7 +65,7 @@ def pages(service: HubService) -> Starlette:
             "stats": service.stats(),
             "engines": engines,
             "engine": engine,
-            "reports": [msgspec.Raw(report) for report in reports.encoded(engine)],
+            "reports": await asyncio.to_thread(lambda encoded: list(map(_as_shown, encoded)), reports.encoded(engine)),
             "fates": [{"name": fate, "label": fate.label, "colour": COLOURS[fate], "why": WHY[fate]} for fate in Fate],
             "whys": SENTENCES,
         }
@@ -89,6 +97,27 @@ def pages(service: HubService) -> Starlette:
         ],
         middleware=[Middleware(BaseHTTPMiddleware, dispatch=_guard)],
     )
+
+
+@functools.lru_cache(2 * MOST_KEPT_REPORTS)
+def _as_shown(encoded: bytes) -> msgspec.Raw:
+    """What the page shows of an outcome."""
+    outcome = msgspec.json.decode(encoded, type=Outcome)
+    strip = outcome.strip()
+    computed = not_reused(strip, outcome.unused)
+    shown = {
+        "request": outcome.request,
+        "prompt_tokens": outcome.prompt_tokens,
+        "tokens": {fate: n_tokens for fate, n_tokens in count(strip).items() if n_tokens},
+        "strip": shortened(strip, MOST_STRETCHES),
+        "sources": outcome.sources[:MOST_ROWS],
+        "n_sources": len(outcome.sources),
+        "not_reused": longest(computed, MOST_ROWS),
+        "n_not_reused": len(computed),
+        "reason": outcome.reason,
+        "ended_at": outcome.ended_at,
+    }
+    return msgspec.Raw(msgspec.json.encode(shown))
 
 
 async def _guard(request: Request, answer: RequestResponseEndpoint) -> Response:

@@ -4,17 +4,12 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future
-from functools import partial
 from hashlib import blake2b
 
 from vllm.v1.request import Request
 
-from blendhub.client.hub_client import HubClient
-from blendhub.client.wire import MOST_AUDITS
 from blendhub.outcome.agreement import wilson
 from blendhub.outcome.report import AuditOutcome
-from blendhub.vllm.hub_executor import RunCall
 from blendhub.vllm.scheduler.request_state import RequestState
 from blendhub.vllm.settings import Settings
 from blendhub.vllm.watching.stats import AuditRecord
@@ -41,21 +36,16 @@ class Audits:
         settings: Settings,
         possible: bool,
         namespace: str,
-        run: RunCall,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """``possible``: whether the model's predictions can be had. ``namespace``: the digest of the engine's own."""
         self._settings = settings
         self._possible = possible
         self._namespace = namespace
-        self._run = run
         self._clock = clock
         self._last_at = clock()
         self._records: deque[AuditRecord] = deque(maxlen=MOST_RECORDS)
         self._watch = AgreementWatch(settings.expected_agreement)
-        self._unsent = [0, 0]
-        """The numbers of audits that disagreed and that agreed which the hub does not know yet."""
-        self._sending: Future[None] | None = None
 
     def wants(self, state: RequestState) -> bool:
         """Whether to audit this request if it is blended; also notes whether it stands for all requests."""
@@ -82,7 +72,6 @@ class Audits:
             return
         decision, expected = state.decision, self._settings.expected_agreement
         self._records.append(AuditRecord(self._namespace, decision.ratio, outcome.agrees, outcome.kl, expected))
-        self._unsent[outcome.agrees] += 1
         if warning := self._watch.note(outcome.agrees):
             log.warning("BlendHub: %s", warning)
 
@@ -91,14 +80,6 @@ class Audits:
         records = list(self._records)
         self._records.clear()
         return records
-
-    def report(self) -> None:
-        """Send the hub the new outcomes, one message at a time; a message that is refused or lost is not repeated."""
-        if (self._sending and not self._sending.done()) or not any(self._unsent):
-            return
-        disagreed, agreed = (min(count, MOST_AUDITS) for count in self._unsent)
-        self._unsent = [0, 0]
-        self._sending = self._run(partial(HubClient.report_audits, agreed=agreed, disagreed=disagreed))
 
 
 class AgreementWatch:

@@ -180,7 +180,7 @@ def build_scheduler(
     loads = LoadScheduler(
         facts,
         Lookups(executor, settings, blocks, reports.times),
-        Audits(settings, facts.audits, admission.namespace.digest, executor.run),
+        Audits(settings, facts.audits, admission.namespace.digest),
         blocks,
         scratch,
         BlendQueue(settings, config.scheduler_config.max_num_batched_tokens, requests),

@@ -4,11 +4,11 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from blendhub.core.spans import Match, Span, join
+from blendhub.core.spans import Match, Span, join, total
 from blendhub.outcome.reasons import NotReused, Why
 from blendhub.vllm.decision import Choice, Decision, Refusal
 from blendhub.vllm.settings import ReusePolicy
-from blendhub.vllm.spans import clipped, total
+from blendhub.vllm.spans import clipped
 
 
 class Pace(NamedTuple):

@@ -141,7 +141,6 @@ class LoadScheduler:
         """Add the loads that begin in this step, in which vLLM computes so many tokens."""
         self._queue.next_step()
         self.lookups.begin_step()
-        self.audits.report()
         if self._shown:
             self._shown.end_step()
         plan.budget, plan.computes = self._queue.budget(n_scheduled), n_scheduled > 0

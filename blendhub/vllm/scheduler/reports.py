@@ -9,7 +9,7 @@ import msgspec
 
 from blendhub.client.hub_client import HubClient
 from blendhub.framework.observers import Observers
-from blendhub.outcome.report import MOST_REPORTS, Outcome
+from blendhub.outcome.report import MOST_OUTCOMES, Outcome
 from blendhub.vllm.decision import Decision, Refusal
 from blendhub.vllm.hub_executor import RunCall
 from blendhub.vllm.messages import LoadResult, WorkerReport
@@ -66,16 +66,12 @@ class Reports:
 
     def ended(self, outcome: Outcome, *, explains: bool) -> dict[str, Any]:
         """Tell the outcome of a request that has ended; returns the report for the response."""
-        report = outcome.report(explains=explains)
-        self._observers.request_done(report)
+        self._observers.request_done(outcome)
         self._waiting.append(outcome)
         if not self._is_asked:
             self._is_asked = True
             self._run(self._send).add_done_callback(self._answered)
-        facts = msgspec.to_builtins(report)
-        if report.spans:  # in lists, as in JSON, for clients inside this process, too
-            facts["spans"] = {name: list(spans) for name, spans in facts["spans"].items()}
-        response = {"blendhub": {name: facts[name] for name in facts if name not in ("request", "prompt_tokens")}}
+        response = {"blendhub": outcome.response(explains=explains)}
         if log.isEnabledFor(logging.DEBUG):
             # The responses of streams and batches do not carry the report.
             log.debug("%s", msgspec.json.encode({"request": outcome.request, **response}).decode())
@@ -85,8 +81,8 @@ class Reports:
         # Before it looks what waits: a request that ends from now on asks again.
         self._is_asked = False
         while self._waiting:
-            some = [self._waiting.popleft() for _ in range(min(MOST_REPORTS, len(self._waiting)))]
-            client.report_prompts([outcome.note() for outcome in some])
+            n_outcomes = min(MOST_OUTCOMES, len(self._waiting))
+            client.report([self._waiting.popleft().bounded() for _ in range(n_outcomes)])
 
     def _answered(self, sent: "Future[None]") -> None:
         """Note the end of a message. A message that the hub refuses or misses is not repeated."""

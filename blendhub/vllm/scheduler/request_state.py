@@ -1,5 +1,6 @@
 """The scheduler's state of one request, from its arrival to its end."""
 
+import time
 from collections.abc import Iterator
 from enum import Enum, auto
 
@@ -283,16 +284,13 @@ class RequestState:
                 recomputed=result.recomputed,
                 holes=tuple(loaded.holes if loaded else ()),
             ),
-            hole_tokens=result.holes if loaded else 0,
             sources=loaded.sources if loaded else (),
             unused=tuple(self._unused(is_loaded=loaded is not None)),
             reason=result.error or self._reason(loaded),
-            has_failed=bool(result.error),
-            load_seconds=result.load_seconds,
-            probe_seconds=result.probe_seconds,
-            recompute_seconds=result.recompute_seconds,
             audit=self.audit,
+            is_sample=self.is_sample,
             approximate_from=self.first_approximate,
+            ended_at=time.time(),
         )
 
     def _reason(self, loaded: Decision | None) -> str | None:

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorStats
 
+from blendhub.core.spans import total
 from blendhub.vllm.decision import Decision
 from blendhub.vllm.messages import LoadResult
-from blendhub.vllm.spans import total
 
 AUDITS = "audits"
 """The name of the list of audits, which has the fields of an ``AuditRecord`` for each audit."""

@@ -2,12 +2,11 @@
 
 from collections.abc import Sequence
 
-from blendhub.core.spans import Span, gaps
+from blendhub.core.spans import Span, gaps, total
 from blendhub.vllm.decision import Decision
 from blendhub.vllm.messages import LoadJob
 from blendhub.vllm.model.attention_probe import Asking
 from blendhub.vllm.model.chosen import Part
-from blendhub.vllm.spans import total
 
 FEWEST = 4
 """A shorter end that nothing stored covers is no question, but a rest, such as that of a chat template."""

@@ -8,11 +8,11 @@ from contextlib import contextmanager
 import torch
 
 from blendhub.core.errors import BlendHubError
-from blendhub.core.spans import Span
+from blendhub.core.spans import Span, total
 from blendhub.vllm.model.attention_probe import Asking
 from blendhub.vllm.model.chosen import Chosen, Part
 from blendhub.vllm.model.pages import read_as_computed
-from blendhub.vllm.spans import cut, total
+from blendhub.vllm.spans import cut
 from blendhub.vllm.worker.ranks import RankFailure
 from blendhub.vllm.worker.recompute import Blend, BlendContext, Computed, HostCopy
 

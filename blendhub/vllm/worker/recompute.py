@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 
 from blendhub.contracts import Device, Selection, Selector, checked_picks
-from blendhub.core.spans import Span, join_spans
+from blendhub.core.spans import Span, join_spans, total
 from blendhub.outcome.report import AuditOutcome
 from blendhub.vllm.messages import LoadJob, LoadResult
 from blendhub.vllm.model.attention_probe import Asking, AttentionProbe
@@ -19,7 +19,7 @@ from blendhub.vllm.model.chosen import Chosen, positions_of
 from blendhub.vllm.model.engine_model import EngineModel
 from blendhub.vllm.model.layer_groups import LayerGroup
 from blendhub.vllm.model.pages import LayerPages
-from blendhub.vllm.spans import behind, sampled, spread, total
+from blendhub.vllm.spans import behind, sampled, spread
 from blendhub.vllm.worker.asking import asking_of
 from blendhub.vllm.worker.audit import compare, inexact
 from blendhub.vllm.worker.ranks import Ranks

@@ -5,12 +5,12 @@ import os
 import msgspec
 
 from blendhub import hookimpl
-from blendhub.framework.hookspecs import RequestReport
+from blendhub.framework.hookspecs import Outcome
 
 FILE = os.environ.get("BLENDHUB_REPORTS", "blendhub-reports.jsonl")
 
 
 @hookimpl
-def blendhub_request_done(report: RequestReport) -> None:
+def blendhub_request_done(outcome: Outcome) -> None:
     with open(FILE, "ab") as lines:
-        lines.write(msgspec.json.encode(report) + b"\n")
+        lines.write(msgspec.json.encode(outcome) + b"\n")
