@@ -1,4 +1,4 @@
-"""Transports with one fault each, and the test of the suite that must see it."""
+"""A suite that nothing fails is worth nothing: transports with one fault each, and the test that must see it."""
 
 import asyncio
 import os
@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Awaitable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import zmq
@@ -19,15 +18,19 @@ from blendhub.contracts import Codec, Connection, Envelope, Pending, Server, Ser
 from blendhub.contracts.transport import Peer
 from blendhub.core.errors import BlendHubError, DeadlineExceeded, PeerGone, ProtocolError, ServiceFailed
 from blendhub.testing import TransportSuite
-from tests.suite_runs import all_tests, proofs
+from blendhub.testing.transports import ending, limits
+from tests.suite_runs import all_tests, passes
 
 pytestmark = pytest.mark.slow
+SOON = 1.0
+"""What the suite takes for at once in these tests."""
+LATE = 1.5 * SOON
 
 
 class Wrapped(Connection):
     """A connection whose faults are in subclasses."""
 
-    def __init__(self, inner: Connection) -> None:
+    def __init__(self, inner: ZmqConnection) -> None:
         self.inner = inner
 
     def submit(self, request: Envelope, timeout: float) -> Pending:
@@ -36,33 +39,59 @@ class Wrapped(Connection):
     def close(self) -> None:
         self.inner.close()
 
+    @property
+    def has_lost_its_server(self) -> bool:
+        return self.inner._line is not None and self.inner._line.is_over
+
+    def another(self) -> ZmqConnection:
+        """A new connection to the same server."""
+        return ZmqConnection(self.inner._path, self.inner._codec, 600)
+
 
 class Sound(ZmqTransport):
+    """A transport whose faults are in ``wrap``, or in subclasses."""
+
     def __init__(self, wrap: type[Wrapped] = Wrapped) -> None:
         super().__init__(TransportOptions(max_pending=600))
         self.wrap = wrap
 
     def connect(self, endpoint: str, codec: Codec) -> Connection:
-        return self.wrap(super().connect(endpoint, codec))
+        inner = super().connect(endpoint, codec)
+        assert isinstance(inner, ZmqConnection)
+        return self.wrap(inner)
+
+    async def serve(self, endpoint: str, service: Service) -> Server:
+        server = await super().serve(endpoint, Through(self, service))
+        assert isinstance(server, ZmqServer)
+        self.spoil(server)
+        return server
+
+    def spoil(self, server: ZmqServer) -> None:
+        """Give the server its fault."""
+
+    def handle(self, service: Service, peer: Peer, request: Envelope) -> Envelope | Awaitable[Envelope]:
+        return service.handle(peer, request)
 
 
-class AnswersLate(Wrapped):
-    """Deadlines: the caller waits for the reply, however late it comes."""
+class Through(Service):
+    """The service behind the ``handle`` of a transport."""
 
-    def submit(self, request: Envelope, timeout: float) -> Pending:
-        return self.inner.submit(request, timeout + 6.0)
+    def __init__(self, transport: Sound, inner: Service) -> None:
+        self.transport, self.inner, self.codec = transport, inner, inner.codec
 
+    def handle(self, peer: Peer, request: Envelope) -> Envelope | Awaitable[Envelope]:
+        return self.transport.handle(self.inner, peer, request)
 
-class WaitsForADeadServer(Wrapped):
-    """Deadlines: the end of a server is not reported before the deadline."""
-
-    def submit(self, request: Envelope, timeout: float) -> Pending:
-        return Patient(self.inner.submit(request, timeout), time.monotonic() + timeout)
+    def gone(self, peer: Peer) -> None:
+        self.inner.gone(peer)
 
 
 class Patient(Pending):
-    def __init__(self, inner: Pending, deadline: float) -> None:
-        self.inner, self.deadline = inner, deadline
+    """A request whose faults are in subclasses. It waits for a server that has left."""
+
+    def __init__(self, inner: Pending, timeout: float) -> None:
+        self.inner, self.deadline = inner, time.monotonic() + timeout
+        self.thread = threading.get_ident()
 
     def done(self, within: float = 0.0) -> bool:
         return self.inner.done(within)
@@ -71,8 +100,22 @@ class Patient(Pending):
         try:
             return self.inner.result()
         except PeerGone as error:
-            time.sleep(max(0.0, min(6.0, self.deadline - time.monotonic())))
+            time.sleep(max(0.0, min(LATE, self.deadline - time.monotonic())))
             raise DeadlineExceeded(str(error)) from None
+
+
+class AnswersLate(Wrapped):
+    """Deadlines: the caller waits for the reply, however late it comes."""
+
+    def submit(self, request: Envelope, timeout: float) -> Pending:
+        return self.inner.submit(request, timeout + LATE)
+
+
+class WaitsForADeadServer(Wrapped):
+    """Deadlines: the end of a server is not reported before the deadline."""
+
+    def submit(self, request: Envelope, timeout: float) -> Pending:
+        return Patient(self.inner.submit(request, timeout), timeout)
 
 
 class AnswersWithTheLastReply(Wrapped):
@@ -89,8 +132,7 @@ class GivesUpAfterTheServerLeft(Wrapped):
     """Reconnecting: a connection that lost its server reaches no other."""
 
     def submit(self, request: Envelope, timeout: float) -> Pending:
-        assert isinstance(self.inner, ZmqConnection)
-        if self.inner._line and self.inner._line.is_over:
+        if self.has_lost_its_server:
             raise PeerGone("the server left once")
         return self.inner.submit(request, timeout)
 
@@ -101,8 +143,7 @@ class SendsAgain(Wrapped):
     last: Envelope
 
     def submit(self, request: Envelope, timeout: float) -> Pending:
-        assert isinstance(self.inner, ZmqConnection)
-        if self.inner._line and self.inner._line.is_over:
+        if self.has_lost_its_server:
             self.inner.submit(self.last, timeout)
         self.last = request
         return self.inner.submit(request, timeout)
@@ -111,9 +152,7 @@ class SendsAgain(Wrapped):
 class ForOneThread(Wrapped):
     """Threads: a second thread gets no reply while the first one waits."""
 
-    def __init__(self, inner: Connection) -> None:
-        super().__init__(inner)
-        self.lock = threading.Lock()
+    lock = threading.Lock()
 
     def submit(self, request: Envelope, timeout: float) -> Pending:
         if not self.lock.acquire(blocking=False):
@@ -128,54 +167,40 @@ class ForOneThread(Wrapped):
 class AnswersOneThread(Wrapped):
     """Threads: only the thread that submitted a request can wait for it."""
 
+    class OfOneThread(Patient):
+        def result(self) -> Envelope:
+            if threading.get_ident() != self.thread:
+                raise ProtocolError("another thread submitted this request")
+            return self.inner.result()
+
     def submit(self, request: Envelope, timeout: float) -> Pending:
-        return OfOneThread(self.inner.submit(request, timeout), time.monotonic() + timeout)
-
-
-class OfOneThread(Patient):
-    def __init__(self, inner: Pending, deadline: float) -> None:
-        super().__init__(inner, deadline)
-        self.thread = threading.get_ident()
-
-    def result(self) -> Envelope:
-        if threading.get_ident() != self.thread:
-            raise ProtocolError("another thread submitted this request")
-        return self.inner.result()
+        return self.OfOneThread(self.inner.submit(request, timeout), timeout)
 
 
 class ServesForks(Wrapped):
     """Threads: a fork goes on with the connection of its parent."""
 
     def submit(self, request: Envelope, timeout: float) -> Pending:
-        assert isinstance(self.inner, ZmqConnection)
-        if os.getpid() == self.inner._process:
-            return self.inner.submit(request, timeout)
-        return (
-            ZmqTransport(TransportOptions())
-            .connect(f"ipc://{self.inner._path}", self.inner._codec)
-            .submit(request, timeout)
-        )
+        return (self.inner if os.getpid() == self.inner._process else self.another()).submit(request, timeout)
 
 
 class LooksByWaiting(Wrapped):
     """``Pending.done``: takes the question for a wait."""
 
+    class Waiting(Patient):
+        def done(self, within: float = 0.0) -> bool:
+            return self.inner.done(1e6)
+
     def submit(self, request: Envelope, timeout: float) -> Pending:
-        return Waiting(self.inner.submit(request, timeout), time.monotonic() + timeout)
-
-
-class Waiting(Patient):
-    def done(self, within: float = 0.0) -> bool:
-        return self.inner.done(1e6)
+        return self.Waiting(self.inner.submit(request, timeout), timeout)
 
 
 class ConnectsAnewAfterItWasClosed(Wrapped):
     """``Connection.close``: ends requests, but not the connection."""
 
     def close(self) -> None:
-        assert isinstance(self.inner, ZmqConnection)
         self.inner.close()
-        self.inner = ZmqTransport(TransportOptions()).connect(f"ipc://{self.inner._path}", self.inner._codec)
+        self.inner = self.another()
 
 
 class DropsEmptyBuffers(Wrapped):
@@ -208,78 +233,48 @@ class IgnoresVersions(Sound):
         codec.version = 1
         return super().connect(endpoint, codec)
 
-    async def serve(self, endpoint: str, service: Service) -> Server:
-        service.codec.version = 1
-        return await super().serve(endpoint, service)
-
-
-class WrappedService(Service):
-    """A service as a faulty server calls it."""
-
-    def __init__(self, inner: Service) -> None:
-        self.inner, self.codec = inner, inner.codec
-
-    def handle(self, peer: Peer, request: Envelope) -> Envelope | Awaitable[Envelope]:
-        return self.inner.handle(peer, request)
-
-    def gone(self, peer: Peer) -> None:
-        self.inner.gone(peer)
+    def spoil(self, server: ZmqServer) -> None:
+        server._codec.version = 1
 
 
 class HidesErrors(Sound):
     """``Service.handle``: every error is the same to the caller."""
 
-    async def serve(self, endpoint: str, service: Service) -> Server:
-        class Hiding(WrappedService):
-            def handle(self, peer: Peer, request: Envelope) -> Envelope | Awaitable[Envelope]:
-                try:
-                    return self.inner.handle(peer, request)
-                except BlendHubError as error:
-                    raise ServiceFailed(str(error)) from error
-
-        return await super().serve(endpoint, Hiding(service))
+    def handle(self, service: Service, peer: Peer, request: Envelope) -> Envelope | Awaitable[Envelope]:
+        try:
+            return service.handle(peer, request)
+        except BlendHubError as error:
+            raise ServiceFailed(str(error)) from error
 
 
 class DiesOfAnError(Sound):
     """``Service.handle``: behind an error that is not ours, no request is served any more."""
 
-    async def serve(self, endpoint: str, service: Service) -> Server:
-        class Mortal(WrappedService):
-            is_dead = False
+    is_dead = False
 
-            def handle(self, peer: Peer, request: Envelope) -> Envelope | Awaitable[Envelope]:
-                if self.is_dead:
-                    raise ServiceFailed("the service is dead")
-                try:
-                    return self.inner.handle(peer, request)
-                except Exception as error:
-                    self.is_dead = not isinstance(error, BlendHubError)
-                    raise
-
-        return await super().serve(endpoint, Mortal(service))
+    def handle(self, service: Service, peer: Peer, request: Envelope) -> Envelope | Awaitable[Envelope]:
+        if self.is_dead:
+            raise ServiceFailed("the service is dead")
+        try:
+            return service.handle(peer, request)
+        except Exception as error:
+            self.is_dead = not isinstance(error, BlendHubError)
+            raise
 
 
 class KnowsNoPeers(Sound):
     """``Peer``: all connections have one name."""
 
-    async def serve(self, endpoint: str, service: Service) -> Server:
-        class Nameless(WrappedService):
-            def handle(self, peer: Peer, request: Envelope) -> Envelope | Awaitable[Envelope]:
-                return self.inner.handle(b"", request)
-
-        return await super().serve(endpoint, Nameless(service))
+    def handle(self, service: Service, peer: Peer, request: Envelope) -> Envelope | Awaitable[Envelope]:
+        return service.handle(b"", request)
 
 
 class ReportsPeersThatStay(Sound):
     """``Service.gone``: a peer that asks is reported as one that left."""
 
-    async def serve(self, endpoint: str, service: Service) -> Server:
-        class Leaving(WrappedService):
-            def handle(self, peer: Peer, request: Envelope) -> Envelope | Awaitable[Envelope]:
-                self.inner.gone(peer)
-                return self.inner.handle(peer, request)
-
-        return await super().serve(endpoint, Leaving(service))
+    def handle(self, service: Service, peer: Peer, request: Envelope) -> Envelope | Awaitable[Envelope]:
+        service.gone(peer)
+        return service.handle(peer, request)
 
 
 class TakesOverItsEndpoint(Sound):
@@ -293,10 +288,8 @@ class TakesOverItsEndpoint(Sound):
 class LeavesItsFile(Sound):
     """``Server.close``: leaves something behind."""
 
-    async def serve(self, endpoint: str, service: Service) -> Server:
-        server = await super().serve(endpoint, service)
-        Path(f"{endpoint.removeprefix('ipc://')}.lock").touch()
-        return server
+    def spoil(self, server: ZmqServer) -> None:
+        Path(f"{server.endpoint.removeprefix('ipc://')}.lock").touch()
 
 
 class TakesAnyNumber(Sound):
@@ -310,32 +303,23 @@ class TakesAnyNumber(Sound):
 class SharesOneBound(Sound):
     """Bounds: a connection with many requests leaves no room to the others."""
 
-    async def serve(self, endpoint: str, service: Service) -> Server:
-        server = await super().serve(endpoint, service)
-        assert isinstance(server, ZmqServer)
+    def spoil(self, server: ZmqServer) -> None:
         dispatch = server.dispatcher.dispatch
         server.dispatcher.dispatch = lambda _, *rest: dispatch(b"everybody", *rest)
-        return server
 
 
 class DiesOfGarbage(Sound):
     """Hostile input: a frame that is none ends the server."""
 
-    async def serve(self, endpoint: str, service: Service) -> Server:
-        server = await super().serve(endpoint, service)
-        assert isinstance(server, ZmqServer)
+    def spoil(self, server: ZmqServer) -> None:
         server.refuse = lambda reason: asyncio.ensure_future(server.close())  # type: ignore[assignment]
-        return server
 
 
 class CountsNoGarbage(Sound):
     """Hostile input: what is refused is not counted."""
 
-    async def serve(self, endpoint: str, service: Service) -> Server:
-        server = await super().serve(endpoint, service)
-        assert isinstance(server, ZmqServer)
+    def spoil(self, server: ZmqServer) -> None:
         server.refuse = lambda reason: None
-        return server
 
 
 FAULTS = [
@@ -369,24 +353,34 @@ FAULTS = [
 ]
 
 
-class Suite(TransportSuite):
-    """That it passes without a fault, plugins/transports tests."""
+def suite_of(fault: str) -> type[TransportSuite]:
+    class Suite(TransportSuite):
+        max_pending = 600
 
-    max_pending = 600
-    plugin: Any
+        def create(self) -> Transport:
+            made = globals()[fault]
+            return Sound(made) if issubclass(made, Wrapped) else made()
 
-    def create(self) -> Transport:
-        return Sound(self.plugin) if issubclass(self.plugin, Wrapped) else self.plugin()
+        def send_raw(self, endpoint: str, data: bytes) -> None:
+            with zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
+                stranger.setsockopt(zmq.LINGER, 100)
+                stranger.connect(endpoint)
+                stranger.send(data)
 
-    def send_raw(self, endpoint: str, data: bytes) -> None:
-        with zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
-            stranger.setsockopt(zmq.LINGER, 1000)
-            stranger.connect(endpoint)
-            stranger.send(data)
-
-
-globals().update(proofs(Suite, FAULTS))
+    return Suite
 
 
 def test_a_faulty_transport_proves_each_test() -> None:
     assert {test for _, test in FAULTS} == all_tests(TransportSuite)
+
+
+@pytest.mark.parametrize("faulty, test", FAULTS, ids=lambda value: getattr(value, "__name__", value))
+def test_suite_catches(faulty: type, test: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for part in (limits, ending):
+        monkeypatch.setattr(part, "SOON", SOON)
+    assert not passes(__name__, faulty.__name__, test, tmp_path), f"{test} lets {faulty.__name__} pass"
+
+
+def test_without_a_fault_there_is_nothing_to_catch(tmp_path: Path) -> None:
+    """All of these tests: plugins/transports runs the whole suite."""
+    assert passes(__name__, "Sound", "test_a_new_server_at_the_same_endpoint_is_found", tmp_path)

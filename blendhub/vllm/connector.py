@@ -30,7 +30,7 @@ from blendhub.vllm.model.platform import Platform
 from blendhub.vllm.model_support import neighbours_of
 from blendhub.vllm.scheduler.blocks.request_blocks import RequestBlocks
 from blendhub.vllm.scheduler.connector_scheduler import ConnectorScheduler
-from blendhub.vllm.scheduler_start import SchedulerStart, Serving
+from blendhub.vllm.scheduler_start import SchedulerStart
 from blendhub.vllm.settings import choose_transport, read_settings
 from blendhub.vllm.text_options import with_token_ids
 from blendhub.vllm.watching.metrics import BlendHubMetrics
@@ -68,7 +68,7 @@ class BlendHubConnector(KVConnectorBase_V1, SupportsHMA):
         self._blocks = RequestBlocks()
         self._starting: SchedulerStart | None = None
         """In the scheduler, until requests can be served."""
-        self._serving: Serving | None = None
+        self._scheduler: ConnectorScheduler | None = None
         self._unserved: Counter[str] = Counter()
         """The numbers of refused requests, by counter, of a model that is served without reuse."""
         self._reasons: tuple[str, ...] = ()
@@ -242,36 +242,28 @@ class BlendHubConnector(KVConnectorBase_V1, SupportsHMA):
         """Return false: a dropped save only causes a later cache miss."""
         return False
 
-    @property
-    def _scheduler(self) -> ConnectorScheduler | None:
-        return self._serving.scheduler if self._serving else None
-
     def _go_on_starting(self, step: "SchedulerOutput") -> None:
         start = self._starting
         if start is None:
             return
         start.next_step(is_idle=not step.total_num_scheduled_tokens)
         if start.is_over:
-            serving = start.result()
-            if serving:
+            scheduler = start.result()
+            if scheduler:
                 for report in start.reports:
-                    serving.scheduler.process_report(report)
-            self._starting, self._serving, self._reasons = None, serving, start.reasons
+                    scheduler.process_report(report)
+            self._starting, self._scheduler, self._reasons = None, scheduler, start.reasons
             for request in start.waiting.values():
                 self.on_new_request(request)
 
     # In both.
 
     def shutdown(self) -> None:
-        worker, self._worker = self._worker, None
-        if worker:
-            worker.close()
-        starting, self._starting = self._starting, None
-        if starting:
-            starting.close()
-        serving, self._serving = self._serving, None
-        if serving:
-            serving.close()
+        parts = (self._worker, self._starting, self._scheduler)
+        self._worker = self._starting = self._scheduler = None
+        for part in parts:
+            if part:
+                part.close()
 
 
 def _log_where_vllm_logs() -> None:

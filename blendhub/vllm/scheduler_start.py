@@ -3,9 +3,8 @@
 import logging
 import threading
 from concurrent.futures import Future, wait
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from hashlib import blake2b
-from typing import NamedTuple
 
 from vllm.config import VllmConfig
 from vllm.v1.kv_cache_interface import KVCacheConfig
@@ -16,7 +15,6 @@ from blendhub.core.plugin_choice import PluginChoice
 from blendhub.framework.hookspecs import EngineInfo
 from blendhub.framework.host import PluginHost
 from blendhub.framework.observers import Observers
-from blendhub.hub.embedded import EmbeddedHub
 from blendhub.vllm.hub_executor import HubExecutor
 from blendhub.vllm.messages import HubAddress, HubPlace, WorkerProof, WorkerReport
 from blendhub.vllm.model_support import ModelSupport, unsupported
@@ -35,21 +33,6 @@ MOST_STEPS = 64
 """The step in whose plan the workers' first report must be known. vLLM plans only a few steps ahead of the reports."""
 
 NOT_HEARD = "the workers have not reported the checks of their model"
-
-
-class Serving(NamedTuple):
-    """What serves requests once the start is over."""
-
-    scheduler: ConnectorScheduler
-    observers: Observers
-    hub: EmbeddedHub | None
-    """The embedded hub, if there is one."""
-
-    def close(self) -> None:
-        self.scheduler.close()
-        self.observers.engine_stopping()
-        if self.hub:
-            self.hub.close()
 
 
 class SchedulerStart:
@@ -84,35 +67,38 @@ class SchedulerStart:
         self._kv_cache_config = kv_cache_config
         self._n_ranks = config.parallel_config.tensor_parallel_size
         self._n_steps = 0
-        self._serving: Future[Serving] | None = None
+        self._scheduler: Future[ConnectorScheduler] | None = None
 
     @property
     def is_over(self) -> bool:
-        return bool(self.reasons) or (self._serving is not None and self._serving.done())
+        return bool(self.reasons) or (self._scheduler is not None and self._scheduler.done())
 
-    def result(self) -> Serving | None:
-        """What serves requests; None if nothing is reused. Raises if the hub refuses this engine, which ends vLLM."""
-        return self._serving.result() if self._serving else None
+    def result(self) -> ConnectorScheduler | None:
+        """The scheduler side, which serves requests from now on; None if nothing is reused.
+
+        Raises if the hub refuses this engine, which ends vLLM.
+        """
+        return self._scheduler.result() if self._scheduler else None
 
     def process_report(self, report: WorkerReport) -> None:
         """Take a report of the workers; the first one has the proofs of all ranks."""
         self.reports.append(report)
-        if report.proofs and not (self.reasons or self._serving):
+        if report.proofs and not (self.reasons or self._scheduler):
             self._begin([proof for _, proof in sorted(report.proofs.items())])
 
     def next_step(self, is_idle: bool) -> None:
         """A step is planned. If vLLM computes nothing in it, a moment is waited for the hub."""
         self._n_steps += 1
-        if self._serving and is_idle:
-            wait([self._serving], LOOKUP_WAIT_S)
-        elif not self._serving and self._n_steps >= MOST_STEPS:
+        if self._scheduler and is_idle:
+            wait([self._scheduler], LOOKUP_WAIT_S)
+        elif not self._scheduler and self._n_steps >= MOST_STEPS:
             self._refuse((NOT_HEARD,))
 
     def close(self) -> None:
         """Close what has begun to serve."""
         with suppress(Exception):  # there is nothing to close
-            if serving := self.result():
-                serving.close()
+            if scheduler := self.result():
+                scheduler.close()
 
     def _begin(self, proofs: list[WorkerProof]) -> None:
         supports = [proof.support for proof in proofs]
@@ -126,9 +112,9 @@ class SchedulerStart:
             return
         for reason in worst.reasons:
             log.warning("BlendHub: %s", reason)
-        self._serving = Future()
+        self._scheduler = Future()
         threading.Thread(
-            target=self._build, args=(self._serving, proofs, worst), name="blendhub-start", daemon=True
+            target=self._build, args=(self._scheduler, proofs, worst), name="blendhub-start", daemon=True
         ).start()
 
     def _refuse(self, reasons: tuple[str, ...]) -> None:
@@ -138,13 +124,16 @@ class SchedulerStart:
 
     # In the thread.
 
-    def _build(self, serving: "Future[Serving]", proofs: list[WorkerProof], support: ModelSupport) -> None:
-        try:
-            serving.set_result(self._built(proofs, support))
-        except BaseException as error:
-            serving.set_exception(error)
+    def _build(self, scheduler: "Future[ConnectorScheduler]", proofs: list[WorkerProof], support: ModelSupport) -> None:
+        with ExitStack() as closing:
+            try:
+                built = self._built(proofs, support, closing)
+                built.closing = closing.pop_all()
+                scheduler.set_result(built)
+            except BaseException as error:
+                scheduler.set_exception(error)
 
-    def _built(self, proofs: list[WorkerProof], support: ModelSupport) -> Serving:
+    def _built(self, proofs: list[WorkerProof], support: ModelSupport, closing: ExitStack) -> ConnectorScheduler:
         config, settings = self._config, self._settings
         assert support.layouts and config.kv_transfer_config and settings.device
         namespace = Namespace(
@@ -167,24 +156,26 @@ class SchedulerStart:
             audits=support.audits,
             shows_hashes=support.shows_hashes,
         )
-        observers, hub = Observers(self._host.observers()), None
-        if not settings.endpoint:
+        endpoint = settings.endpoint
+        if not endpoint:
             hub = start_own_hub(settings.hub, self._host, self._transport)
-        address = HubAddress(hub.endpoint if hub else settings.endpoint, self._transport)
-        try:
-            scheduler = build_scheduler(
-                config,
-                facts,
-                Admission(config, settings, support, namespace),
-                HubExecutor(HubPlace(address, namespace), self._engine_id, -1, self._host),
-                observers,
-                self._blocks,
-                block_tables_of(self._kv_cache_config),
-            )
-        except BaseException:
-            if hub:
-                hub.close()
-            raise
+            closing.callback(hub.close)
+            endpoint = hub.endpoint
+        observers = Observers(self._host.observers())
+        closing.callback(observers.engine_stopping)
+        place = HubPlace(HubAddress(endpoint, self._transport), namespace)
+        executor = HubExecutor(place, self._engine_id, -1, self._host)
+        closing.callback(executor.close)
+        executor.reach()
+        scheduler = build_scheduler(
+            config,
+            facts,
+            Admission(config, settings, support, namespace),
+            executor,
+            observers,
+            self._blocks,
+            block_tables_of(self._kv_cache_config),
+        )
         log.info("BlendHub: %s", capacity_line(config, self._kv_cache_config, blends=support.blends))
         observers.engine_started(
             EngineInfo(
@@ -195,4 +186,4 @@ class SchedulerStart:
                 selector=settings.selector.name,
             )
         )
-        return Serving(scheduler, observers, hub)
+        return scheduler

@@ -101,6 +101,7 @@ class PlayedEngine:
         facts = msgspec.structs.replace(FACTS, settings=settings, audits=audits)
         self.blocks = PlayedBlocks()
         executor = HubExecutor(HubPlace(address, NAMESPACE), "engine", -1, HOST)
+        executor.reach()
         self.side = build_scheduler(
             config, facts, admission, executor, Observers(HOST.observers()), self.blocks, tables
         )
@@ -119,7 +120,7 @@ class PlayedEngine:
 
     def close(self) -> None:
         self.client.close()
-        self.side.close()
+        self.side.executor.close()
 
     def request(
         self,

@@ -107,7 +107,7 @@ def test_without_reuse_no_hub_is_started_and_requests_go_on_and_learn_why(connec
     for _ in range(scheduler_start.MOST_STEPS):
         step(connector)
     assert connector.get_num_new_matched_tokens(early, 0) == (0, False)
-    assert connector._serving is None and not connector.has_pending_push_work()
+    assert connector._scheduler is None and not connector.has_pending_push_work()
     assert reason in connector.request_finished(early, [])[1]["blendhub"]["reason"]
     assert connector.get_kv_connector_stats().data == {"refused_model": 1}
 

@@ -3,7 +3,7 @@
 import time
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from blendhub.contracts import Connection
@@ -88,7 +88,10 @@ class LimitTests(TransportTests):
 @holds("Whatever bytes arrive, the server lives on:")
 class HostileTests(TransportTests):
     @pytest.mark.slow
-    @settings(max_examples=200, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
+    @settings(
+        max_examples=200, phases=[Phase.generate], deadline=None, derandomize=True, database=None,
+        suppress_health_check=list(HealthCheck),
+    )  # fmt: skip
     @given(data=st.binary(min_size=1, max_size=300))
     def test_garbage_does_no_harm(self, server: Running, connection: Connection, data: bytes) -> None:
         for _ in range(5):

@@ -52,6 +52,10 @@ class ConnectorScheduler:
         self._closed_ranks = admission.namespace.world_size
         """The number of ranks that have not tried yet to reach the hub."""
         self._n_steps = 0
+        self._plan = StepPlan()
+        """The next plan, as far as it is known."""
+        self.closing = contextlib.ExitStack()
+        """What ends with the scheduler side."""
         self._first_tokens = FirstTokens(reports.first_token)
 
     # A request arrives, and is scheduled.
@@ -84,7 +88,8 @@ class ConnectorScheduler:
         if state is None:
             return
         was_approximate_from = state.first_approximate
-        self.loads.allocated(state, tables, n_external)
+        if load := self.loads.allocated(state, tables, n_external):
+            self._plan.loads.append(load)
         if state.first_approximate != was_approximate_from:
             # If it was preempted, its slots would store as exact what is approximate from now on.
             self.saves.begin_anew(state)
@@ -95,11 +100,13 @@ class ConnectorScheduler:
 
     def plan(self, step: SchedulerOutput) -> StepPlan:
         """The workers' part of this step."""
+        plan, self._plan = self._plan, StepPlan()
         self._n_steps += 1
-        plan = StepPlan(number=self._n_steps, preempted=set(step.preempted_req_ids or ()))
+        plan.number, plan.preempted = self._n_steps, set(step.preempted_req_ids or ())
+        plan.computes = step.total_num_scheduled_tokens > 0
+        plan.budget = self.loads.begin_step(step.total_num_scheduled_tokens)
         if self._unsent_place and self.executor.is_up:
             plan.hub, self._unsent_place = self._unsent_place, None
-        self.loads.plan_step(plan, step.total_num_scheduled_tokens)
         self.saves.plan_step(plan, step)
         return plan
 
@@ -122,6 +129,8 @@ class ConnectorScheduler:
         self._first_tokens.end(state)
         response = self.reports.ended(state.outcome(), explains=state.terms.explains)
         self.loads.ended(state)
+        if state.stage is Stage.LOADING:
+            self._plan.cancelled.add(state.id)
         if state.stage is Stage.LOADING or not state.is_scheduled:
             # vLLM keeps the blocks until the workers report that they have stopped.
             self.saves.abort(state)
@@ -154,7 +163,7 @@ class ConnectorScheduler:
         return self.executor.is_up
 
     def close(self) -> None:
-        self.executor.close()
+        self.closing.close()
 
 
 def build_scheduler(
@@ -166,12 +175,7 @@ def build_scheduler(
     blocks: RequestBlocks,
     tables: BlockTables,
 ) -> ConnectorScheduler:
-    """A scheduler that has tried to reach the hub. Raises if the hub refuses this engine."""
-    try:
-        executor.reach()
-    except BlendHubError:
-        executor.close()
-        raise
+    """The scheduler side. ``executor`` has tried to reach the hub."""
     settings, requests = facts.settings, dict[str, RequestState]()
     arena = ArenaWatch(facts, executor)
     arena.look()

@@ -9,7 +9,7 @@ import numpy as np
 from blendhub.core.errors import BlendHubError
 from blendhub.outcome.reasons import Why
 from blendhub.vllm.decision import Choice, Refusal
-from blendhub.vllm.messages import LoadJob, LoadResult, StepPlan
+from blendhub.vllm.messages import LoadJob, LoadResult
 from blendhub.vllm.scheduler.audits import Audits
 from blendhub.vllm.scheduler.blend_queue import BlendQueue
 from blendhub.vllm.scheduler.blocks.request_blocks import RequestBlocks, Tables
@@ -49,8 +49,6 @@ class LoadScheduler:
         """Keys that were stored for this position or a later one cannot be moved: tables of rotations are as long."""
         self._shown = ShownHashes(self._block_size) if facts.shows_hashes else None
         """Only if another connector stores KV under block hashes."""
-        self._loads: list[LoadJob] = []
-        self._cancelled: set[str] = set()
         self._reading: dict[str, PendingLookup] = {}
         """The lookups whose leases workers copy under, by request; a request may have been aborted meanwhile."""
 
@@ -96,8 +94,8 @@ class LoadScheduler:
             self._shown.show(state, None)
         return 0, False
 
-    def allocated(self, state: RequestState, tables: Tables, n_external: int) -> None:
-        """Note that vLLM has allocated blocks for the tokens that ``matched`` returned."""
+    def allocated(self, state: RequestState, tables: Tables, n_external: int) -> LoadJob | None:
+        """Note that vLLM has allocated blocks for the tokens that ``matched`` returned; returns the load, if any."""
         if not state.is_scheduled:
             state.scheduled()
             self._queue.scheduled(state)
@@ -105,12 +103,12 @@ class LoadScheduler:
             state.receive(self._block_size)
         decision = state.decision
         if decision is None:
-            return
+            return None
         if not n_external:
             if state.stage is Stage.FOUND:
                 other = "another connector of MultiConnector loads its KV"
                 self._reports.refuse(state, Refusal(Why.OTHER_CONNECTOR, other))
-            return
+            return None
         reading = self._reading[state.id] = state.begin_load()
         assert reading.found and reading.found.lease is not None
         self._scratch.allocated(state.id)
@@ -118,34 +116,30 @@ class LoadScheduler:
             self.audits.begun(state)
         if n_recomputed := decision.n_recomputed(state.request.num_tokens):
             self._queue.begin(state.request, n_recomputed)
-        self._loads.append(
-            LoadJob(
-                state.id,
-                state.terms.variant,
-                state.tokens(),
-                tuple(np.asarray(blocks, np.int64) for blocks in self._scratch.complete(state.id, tables)),
-                decision,
-                reading.found.lease,
-                reading.epoch,
-                decision.pieces_of(reading.found.pieces),
-                state.terms.adapter,
-                self.audits.n_tokens(state.request, self._block_size),
-                state.stop_tokens,
-            )
-        )
         is_salted = self._shown is not None and self._shown.is_salted(state)
         if decision.first_approximate is not None and not is_salted:
             state.salt(decision.first_approximate, self._block_size)
+        return LoadJob(
+            state.id,
+            state.terms.variant,
+            state.tokens(),
+            tuple(np.asarray(blocks, np.int64) for blocks in self._scratch.complete(state.id, tables)),
+            decision,
+            reading.found.lease,
+            reading.epoch,
+            decision.pieces_of(reading.found.pieces),
+            state.terms.adapter,
+            self.audits.n_tokens(state.request, self._block_size),
+            state.stop_tokens,
+        )
 
-    def plan_step(self, plan: StepPlan, n_scheduled: int) -> None:
-        """Add the loads that begin in this step, in which vLLM computes so many tokens."""
+    def begin_step(self, n_scheduled: int) -> int:
+        """A step is planned, in which vLLM computes so many tokens; returns how many are recomputed at most."""
         self._queue.next_step()
         self.lookups.begin_step()
         if self._shown:
             self._shown.end_step()
-        plan.budget, plan.computes = self._queue.budget(n_scheduled), n_scheduled > 0
-        plan.loads, self._loads = self._loads, []
-        plan.cancelled, self._cancelled = self._cancelled, set()
+        return self._queue.budget(n_scheduled)
 
     def loaded(self, request: str, state: RequestState | None, result: LoadResult) -> None:
         """Take note of how a load has ended; ``state`` is None if the request has ended, too."""
@@ -170,9 +164,7 @@ class LoadScheduler:
         self._queue.end(state.request)
         self._scratch.ended(state.id)
         state.end_lookup()
-        if state.stage is Stage.LOADING:
-            self._cancelled.add(state.id)
-        else:
+        if state.stage is not Stage.LOADING:
             self._settled.remember(state)
 
     def clear(self, states: Iterable[RequestState]) -> None:
