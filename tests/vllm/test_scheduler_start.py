@@ -47,9 +47,21 @@ def config_of(transfer):
     return config
 
 
+MANAGER = StandIn(
+    block_pool=StandIn(hash_block_size=16),
+    coordinator=StandIn(find_longest_cache_hit=lambda hashes, most: ((), 0)),
+)
+
+
+def made_in_scheduler(config):
+    made = BlendHubConnector(config, KVConnectorRole.SCHEDULER, CACHE)
+    made.bind_kv_cache_manager(MANAGER)
+    return made
+
+
 @pytest.fixture
 def connector():
-    made = BlendHubConnector(config_of(OURS), KVConnectorRole.SCHEDULER, CACHE)
+    made = made_in_scheduler(config_of(OURS))
     yield made
     made.shutdown()
 
@@ -121,7 +133,7 @@ def test_several_ranks_blend_if_all_of_them_can_and_all_have_reported(monkeypatc
         ({1: other, 0: PROOF}, True, 2),
         ({0: PROOF, 1: msgspec.structs.replace(other, support=ModelSupport((LAYOUT,), False, ("no",)))}, False, 2),
     ):
-        made = BlendHubConnector(config, KVConnectorRole.SCHEDULER, CACHE)
+        made = made_in_scheduler(config)
         report(made, WorkerReport(proofs=proofs))
         steps_until_served(made)
         side = made._scheduler
@@ -131,7 +143,7 @@ def test_several_ranks_blend_if_all_of_them_can_and_all_have_reported(monkeypatc
 
 
 def test_a_hub_that_refuses_the_engine_ends_it(monkeypatch):
-    made = BlendHubConnector(config_of(OURS), KVConnectorRole.SCHEDULER, CACHE)
+    made = made_in_scheduler(config_of(OURS))
     made._starting._settings = msgspec.structs.replace(made._settings, matchers=(PluginChoice("nobody"),))
     monkeypatch.setattr(scheduler_start, "finds_prefixes", lambda *given: True)
     report(made, WorkerReport(proofs={0: PROOF}))
@@ -170,8 +182,9 @@ def test_a_connector_that_rejects_foreign_handshakes_gets_its_own_ones_whatever_
     ours = said.metadata[at]
     assert ours.proofs == {0: PROOF}
     assert worker.build_connector_worker_meta() is None, "a proof is reported once"
-    report(scheduler, said)
     side: Any = scheduler._connectors[at]
+    side.bind_kv_cache_manager(MANAGER)
+    report(scheduler, said)
     until = time.monotonic() + 30
     while side._starting and time.monotonic() < until:
         scheduler.build_connector_meta(SchedulerOutput.make_empty())
