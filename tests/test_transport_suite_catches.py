@@ -18,7 +18,7 @@ from blendhub.contracts import Codec, Connection, Envelope, Pending, Server, Ser
 from blendhub.contracts.transport import Peer
 from blendhub.core.errors import BlendHubError, DeadlineExceeded, PeerGone, ProtocolError, ServiceFailed
 from blendhub.testing import TransportSuite
-from blendhub.testing.transports import ending, limits
+from blendhub.testing.transports import suite
 from tests.suite_runs import all_tests, passes
 
 pytestmark = pytest.mark.slow
@@ -324,11 +324,10 @@ class CountsNoGarbage(Sound):
 
 FAULTS = [
     (AnswersLate, "test_a_request_ends_at_its_deadline_even_if_no_thread_waits"),
-    (AnswersWithTheLastReply, "test_a_late_reply_is_dropped"),
     (WaitsForADeadServer, "test_a_server_that_is_killed_is_reported_and_found_again"),
     (WaitsForADeadServer, "test_a_new_server_at_the_same_endpoint_is_found"),
     (IgnoresVersions, "test_versions_that_differ_are_named"),
-    (AnswersWithTheLastReply, "test_many_requests_at_once"),
+    (AnswersWithTheLastReply, "test_replies_come_in_any_order"),
     (GivesUpAfterTheServerLeft, "test_a_new_server_at_the_same_endpoint_is_found"),
     (SendsAgain, "test_a_new_server_at_the_same_endpoint_is_found"),
     (NeedsAServer, "test_a_client_may_come_before_its_server"),
@@ -340,16 +339,16 @@ FAULTS = [
     (ConnectsAnewAfterItWasClosed, "test_a_connection_that_closes_ends_its_requests"),
     (DropsEmptyBuffers, "test_payloads_arrive_whole_and_in_order"),
     (TakesAnyEndpoint, "test_an_endpoint_that_is_not_understood_is_refused"),
-    (HidesErrors, "test_an_error_arrives_as_its_class_with_its_sentence"),
-    (DiesOfAnError, "test_any_other_exception_is_a_service_failure_and_the_server_lives_on"),
+    (HidesErrors, "test_errors_arrive_and_the_server_lives_on"),
+    (DiesOfAnError, "test_errors_arrive_and_the_server_lives_on"),
     (KnowsNoPeers, "test_each_connection_is_a_peer_that_leaves_once"),
     (ReportsPeersThatStay, "test_each_connection_is_a_peer_that_leaves_once"),
     (TakesOverItsEndpoint, "test_an_endpoint_has_one_server"),
     (LeavesItsFile, "test_a_server_that_closes_twice_leaves_nothing"),
     (TakesAnyNumber, "test_one_request_too_many_is_answered_busy_at_once_and_later_there_is_room"),
     (SharesOneBound, "test_one_request_too_many_is_answered_busy_at_once_and_later_there_is_room"),
-    (DiesOfGarbage, "test_garbage_does_no_harm"),
-    (CountsNoGarbage, "test_garbage_is_counted"),
+    (DiesOfGarbage, "test_garbage_does_no_harm_and_is_counted"),
+    (CountsNoGarbage, "test_garbage_does_no_harm_and_is_counted"),
 ]
 
 
@@ -363,7 +362,7 @@ def suite_of(fault: str) -> type[TransportSuite]:
 
         def send_raw(self, endpoint: str, data: bytes) -> None:
             with zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
-                stranger.setsockopt(zmq.LINGER, 100)
+                stranger.setsockopt(zmq.LINGER, 50)
                 stranger.connect(endpoint)
                 stranger.send(data)
 
@@ -376,8 +375,7 @@ def test_a_faulty_transport_proves_each_test() -> None:
 
 @pytest.mark.parametrize("faulty, test", FAULTS, ids=lambda value: getattr(value, "__name__", value))
 def test_suite_catches(faulty: type, test: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for part in (limits, ending):
-        monkeypatch.setattr(part, "SOON", SOON)
+    monkeypatch.setattr(suite, "SOON", SOON)
     assert not passes(__name__, faulty.__name__, test, tmp_path), f"{test} lets {faulty.__name__} pass"
 
 

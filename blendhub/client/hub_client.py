@@ -182,8 +182,8 @@ class HubClient(HubSession):
 
         Nothing is fetched, leased or counted. It needs no registration.
         """
-        own = self._register.engine if self._register else ""
-        message = wire.Preview(engine=engine or own, variant=variant)
+        engine = engine or (self._register.engine if self._register else "")
+        message = wire.Preview(engine=engine, variant=variant)
         return self._call(wire.Previewed, message, [as_tokens(tokens).data])
 
     def forget(self, salt: str, timeout: float | None = None) -> None:

@@ -124,26 +124,28 @@ class HubSession:
         self._abandoned: dict[int, Pending] = {}
         """The lookups whose replies nobody wants, by the leases that they ask for."""
 
-    def register(self, engine: str, namespace: Namespace, rank: int = -1) -> None:
-        """Join an engine, whose requests without LoRA and salt have this namespace. Raises if the hub does not answer.
+    def register(self, engine: str, namespace: Namespace, rank: int = -1, *, waits: bool = True) -> None:
+        """Join an engine, whose requests without LoRA and salt have this namespace.
 
+        Raises if the hub does not answer; if not ``waits``, returns at once, and joins as soon as the hub answers.
         ``rank`` is -1 for a process that reads and writes no KV itself.
         """
-        self._introduce(engine, namespace, rank)
-        try:
-            self._join()
-        except BaseException:
-            self._register = self._registered = None
-            raise
+        if self._register is not None:
+            raise HubError("this client is registered already; a client is one session")
+        self._register = wire.Register(
+            engine=engine, rank=rank, process=ProcessId.mine(), namespace=namespace, client=self._id
+        )
+        if waits:
+            try:
+                self._join()
+            except BaseException:
+                self._register = self._registered = None
+                raise
+        else:
+            self._is_lost = True
+            self._down.set()
         if self._background:
             self._keeper.start()
-
-    def keep_registered(self, engine: str, namespace: Namespace, rank: int) -> None:
-        """Join an engine as soon as the hub answers; returns at once."""
-        self._introduce(engine, namespace, rank)
-        self._is_lost = True
-        self._down.set()
-        self._keeper.start()
 
     @property
     def is_up(self) -> bool:
@@ -206,13 +208,6 @@ class HubSession:
         if self._is_lost:
             self._join()
         self._down.clear()
-
-    def _introduce(self, engine: str, namespace: Namespace, rank: int) -> None:
-        if self._register is not None:
-            raise HubError("this client is registered already; a client is one session")
-        self._register = wire.Register(
-            engine=engine, rank=rank, process=ProcessId.mine(), namespace=namespace, client=self._id
-        )
 
     @property
     def _introduced(self) -> wire.Register:
@@ -287,11 +282,11 @@ class HubSession:
         if self.rank >= 0:
             mapped = wire.Mapped(**self._ids(), nonce=answer.arena.nonce, mapping=self.arena.mapping)
             try:
-                may = self._submit(wire.MayWrite, mapped, probing=True).result()
+                leases = self._submit(wire.MayWrite, mapped, probing=True).result()
             except InvalidInput:
                 self.arena = None  # mapped anew with the next registration
                 raise
-            self._rights.begin_session(answer.epoch, answer.arena.nonce, may.first, may.granted)
+            self._rights.begin_session(answer.epoch, answer.arena.nonce, leases.first, leases.granted)
         self._is_lost = False
         self.registrations += 1
         self._down.clear()

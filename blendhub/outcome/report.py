@@ -31,9 +31,9 @@ class AuditOutcome(msgspec.Struct, frozen=True):
     """Whether all compared tokens are the same, each the most likely one."""
     kl: float
     """The Kullback-Leibler divergence of the first token's prediction from blended KV from the exact one, in nats."""
-    tokens: int
+    tokens: Position
     """The number of compared tokens."""
-    agreed_tokens: int
+    agreed_tokens: Position
     """How many of them come before the first difference."""
 
 

@@ -75,8 +75,8 @@ class Decision(msgspec.Struct, frozen=True):
     @property
     def sources(self) -> tuple[Match, ...]:
         """Where the loaded tokens come from."""
-        some = (match for match in self.matches if match.span.end > self.start)
-        return tuple(match.part(max(self.start, match.span.start), match.span.end) for match in some)
+        loaded = (match for match in self.matches if match.span.end > self.start)
+        return tuple(match.part(max(self.start, match.span.start), match.span.end) for match in loaded)
 
     @property
     def holes(self) -> list[Span]:

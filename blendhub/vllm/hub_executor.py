@@ -36,7 +36,7 @@ class HubExecutor:
         self.place = place
         address = place.address
         self._client = HubClient(address.endpoint, address.transport.name, address.transport.options, host=host)
-        self._client.keep_registered(engine, place.namespace, rank)
+        self._client.register(engine, place.namespace, rank, waits=False)
         self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._clears = self._cleared = 0
         """The number of clears that were requested, and the number that are done."""
@@ -127,10 +127,10 @@ class HubExecutor:
                 self._clear()
 
     def _clear(self) -> None:
-        asked = self._clears
+        n_clears = self._clears
         try:
             self._client.clear()
-            self._cleared = asked
+            self._cleared = n_clears
             self._must_clear_again = False
         except BlendHubError as error:
             self._must_clear_again = True

@@ -83,7 +83,7 @@ def neighbours_of(own: Any, outer: Any) -> Neighbours | None:
     if connectors is None:
         return Neighbours(policy, are_known=False)
     at = connectors.index(own)
-    names = [type(one).__name__ for one in connectors]
+    names = [type(connector).__name__ for connector in connectors]
     return Neighbours(policy, tuple(names[:at]), tuple(names[at + 1 :]))
 
 

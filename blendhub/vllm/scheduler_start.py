@@ -139,7 +139,7 @@ class SchedulerStart:
         namespace = Namespace(
             model=config.model_config.model,
             revision=config.model_config.revision or "",
-            weights=blake2b(" ".join(one.weights for one in proofs).encode(), digest_size=16).hexdigest(),
+            weights=blake2b(" ".join(proof.weights for proof in proofs).encode(), digest_size=16).hexdigest(),
             rotary=proofs[0].rotary,
             world_size=len(proofs),
             layout=support.layouts[0],

@@ -231,13 +231,13 @@ def read_request(params: Mapping[str, Any] | None) -> RequestSettings:
             raise OptionError(
                 f"kv_transfer_params has the key {key!r} (did you mean {KEY!r}?); BlendHub reads only that"
             )
-    given = (params or {}).get(KEY)
-    if isinstance(given, Mapping) and not REPORTED.isdisjoint(given):
-        given = {"approximate_from": given.get("approximate_from", NOWHERE)}
-    return parse_options(f"kv_transfer_params.{KEY}", RequestSettings, given)
+    overrides = (params or {}).get(KEY)
+    if isinstance(overrides, Mapping) and not REPORTED.isdisjoint(overrides):
+        overrides = {"approximate_from": overrides.get("approximate_from", NOWHERE)}
+    return parse_options(f"kv_transfer_params.{KEY}", RequestSettings, overrides)
 
 
-def is_brought(params: Mapping[str, Any] | None) -> bool:
+def has_remote_prefill(params: Mapping[str, Any] | None) -> bool:
     """Whether another connector brings the KV of the prompt, which another engine has computed."""
     return isinstance(params, Mapping) and bool(params.get("do_remote_prefill"))
 

@@ -25,7 +25,7 @@ class TransferConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     kv_load_failure_policy: Literal["recompute", "fail"] = "recompute"
 
 
-def check_transfer_config(given: Any, host: PluginHost, device: str | None) -> Settings:
-    """The settings in what ``--kv-transfer-config`` is given; raises an error for the first mistake in any of it."""
-    parse_options(FLAG, TransferConfig, given)
-    return check_settings(given.get(EXTRA, {}), host, device)
+def check_transfer_config(config: Any, host: PluginHost, device: str | None) -> Settings:
+    """The settings in the value of ``--kv-transfer-config``; raises an error for the first mistake in any of it."""
+    parse_options(FLAG, TransferConfig, config)
+    return check_settings(config.get(EXTRA, {}), host, device)

@@ -1,9 +1,5 @@
 """The conformance suite of transports: each test stands for a sentence of :mod:`blendhub.contracts.transport`."""
 
-from blendhub.testing.transports.answering import AnsweringTests
-from blendhub.testing.transports.ending import EndingTests
-from blendhub.testing.transports.limits import HostileTests, LimitTests
+from blendhub.testing.transports.suite import TransportSuite
 
-
-class TransportSuite(AnsweringTests, LimitTests, EndingTests, HostileTests):
-    """Subclass it as ``class TestMine(TransportSuite)`` with ``create``."""
+__all__ = ["TransportSuite"]

@@ -19,9 +19,6 @@ from blendhub.framework.host import PluginHost
 LONG = 30.0
 """A timeout that no test should ever use up."""
 
-SOON = 5.0
-"""Seconds that count as at once on a busy machine."""
-
 
 class EchoRequest(msgspec.Struct, frozen=True, tag=True):
     """``text`` comes back after ``seconds``; ``fail`` names an error to answer with instead."""

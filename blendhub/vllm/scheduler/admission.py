@@ -16,7 +16,7 @@ from blendhub.outcome.reasons import Why
 from blendhub.vllm.decision import Refusal
 from blendhub.vllm.messages import Adapter, LoadedAdapter
 from blendhub.vllm.model_support import ModelSupport
-from blendhub.vllm.settings import KEY, Mode, RequestSettings, Settings, foreign_keys, is_brought, read_request
+from blendhub.vllm.settings import KEY, Mode, RequestSettings, Settings, foreign_keys, has_remote_prefill, read_request
 
 log = logging.getLogger(__name__)
 MOVING: tuple[Mode, ...] = ("blend", "contiguous")
@@ -86,14 +86,14 @@ class Admission:
         variant = Variant(adapter.weights if adapter else NOT_KNOWN if lora else "")
         try:
             variant = Variant(variant.lora, request.cache_salt or "")
-            asked = read_request(request.kv_transfer_params)
+            overrides = read_request(request.kv_transfer_params)
         except (InvalidInput, OptionError) as error:
-            asked = RequestSettings(mode="off", store=False)
+            overrides = RequestSettings(mode="off", store=False)
             refusal: Refusal | None = Refusal(Why.BAD_REQUEST, str(error))
         else:
-            refusal = self._refusal(request, asked, adapter)
+            refusal = self._refusal(request, overrides, adapter)
             self._note_foreign_keys(request)
-        mode = asked.mode or self._settings.mode
+        mode = overrides.mode or self._settings.mode
         # vLLM sets the LoRA mapping for its own forwards only.
         blends = self._support.blends and request.lora_request is None
         if mode in MOVING and not blends:
@@ -102,13 +102,13 @@ class Admission:
             variant=variant,
             adapter=adapter,
             mode=mode,
-            ratio=self._settings.recompute_ratio if asked.recompute_ratio is None else asked.recompute_ratio,
-            stores=self._stores and asked.store and not _why_unsupported(request),
-            explains=asked.explain,
-            audit=asked.audit,
-            settles=asked.settled and mode in MOVING and not refusal,
+            ratio=self._settings.recompute_ratio if overrides.recompute_ratio is None else overrides.recompute_ratio,
+            stores=self._stores and overrides.store and not _why_unsupported(request),
+            explains=overrides.explain,
+            audit=overrides.audit,
+            settles=overrides.settled and mode in MOVING and not refusal,
             fills_holes=blends and mode != "contiguous",
-            received_from=asked.approximate_from if is_brought(request.kv_transfer_params) else None,
+            received_from=overrides.approximate_from if has_remote_prefill(request.kv_transfer_params) else None,
         )
         return terms, refusal
 
@@ -123,15 +123,15 @@ class Admission:
                     request.request_id, key, KEY,
                 )  # fmt: skip
 
-    def _refusal(self, request: Request, asked: RequestSettings, adapter: Adapter | None) -> Refusal | None:
-        mode = asked.mode or self._settings.mode
+    def _refusal(self, request: Request, overrides: RequestSettings, adapter: Adapter | None) -> Refusal | None:
+        mode = overrides.mode or self._settings.mode
         if mode == "off":
-            return Refusal(Why.OFF, "mode is off" + (" for this request" if asked.mode else ""))
+            return Refusal(Why.OFF, "mode is off" + (" for this request" if overrides.mode else ""))
         if not self._reads:
             return Refusal(Why.ROLE, "kv_role is kv_producer: this engine stores and reads nothing")
         if unsupported := _why_unsupported(request):
             return Refusal(Why.REQUEST, unsupported)
-        if is_brought(request.kv_transfer_params):
+        if has_remote_prefill(request.kv_transfer_params):
             return Refusal(
                 Why.OTHER_CONNECTOR, "another engine has computed the prompt, and another connector loads it"
             )
@@ -166,10 +166,10 @@ class Adapters:
     def find(self, lora: LoRARequest) -> Adapter | None:
         """The adapter of a request, if all ranks have loaded it."""
         number, name = lora.lora_int_id, lora.lora_name
-        known = self._names.get(number)
+        name_before = self._names.get(number)
         put_last(self._names, number, name, MOST_NAMED)
         # What vLLM reads for the request, if in place, is in the next report.
-        if known != name and not lora.load_inplace:
+        if name_before != name and not lora.load_inplace:
             self._compare(number)
         return self._find(number)
 
@@ -181,8 +181,8 @@ class Adapters:
         ranks = [loaded[number] for loaded in self._loaded.values() if number in loaded]
         if len(ranks) < len(self._loaded):
             return None
-        weights = blake2b(" ".join(one.weights for one in ranks).encode(), digest_size=16).hexdigest()
-        return Adapter(number, weights, max(one.since for one in ranks))
+        weights = blake2b(" ".join(adapter.weights for adapter in ranks).encode(), digest_size=16).hexdigest()
+        return Adapter(number, weights, max(adapter.since for adapter in ranks))
 
     def _compare(self, number: int) -> None:
         name, adapter = self._names.get(number), self._find(number)

@@ -20,7 +20,9 @@ LEAST_S = 0.1
 """The least seconds to wait: steps of an idle engine take no time, but the copy does."""
 
 
-class Blending(NamedTuple):
+class BlendTurn(NamedTuple):
+    """A request that is being blended."""
+
     request: Request
     n_tokens: int
     """The number of tokens to recompute."""
@@ -50,7 +52,7 @@ class BlendQueue:
 
         They are counted once a step: many requests may wait, and be decided on.
         """
-        self._blending: dict[str, Blending] = {}
+        self._blending: dict[str, BlendTurn] = {}
 
     def next_step(self) -> None:
         self._step += 1
@@ -74,7 +76,7 @@ class BlendQueue:
         """Note that a request is loaded, and that so many of its tokens are recomputed."""
         before = sum(other.n_tokens for other in self._blending.values())
         last_step = self._step + SPARE_STEPS + self.pace().steps_to_recompute(before + n_tokens)
-        self._blending[request.request_id] = Blending(request, n_tokens, last_step, time.monotonic() + LEAST_S)
+        self._blending[request.request_id] = BlendTurn(request, n_tokens, last_step, time.monotonic() + LEAST_S)
 
     def end(self, request: Request) -> None:
         """Note that the request is loaded, or has ended."""

@@ -76,16 +76,16 @@ def decide(
     blend, holes, ratio, usual_ratio = blending
     n_positions, pace, has_scratch = means
     # The last token is always left to the engine, which needs its logits.
-    open = Span(min(local, n_tokens - 1), n_tokens - 1)
+    whole = Span(min(local, n_tokens - 1), n_tokens - 1)
     reachable, unused = _reach(matches, n_positions, blend=blend)
-    usable = _within(reachable, open)
+    usable = _within(reachable, whole)
     unmoved = [match for match in usable if not match.moved]
     # A request that asks for more than usual knows what that costs: it must not be refused for it.
     judged = min(ratio, usual_ratio)
     refusal: Refusal | None = None
     # Without holes and moved text, as in the last of these, nothing is recomputed.
-    for claimed in (usable, unmoved, _unbroken(unmoved, open.start)):
-        best = _claim(claimed, open, ratio, holes)
+    for claimed in (usable, unmoved, _unbroken(unmoved, whole.start)):
+        best = _claim(claimed, whole.start, ratio, holes)
         obstacle = _too_much(best, judged, policy) or _too_slow(best, judged, pace)
         if not has_scratch and best.recomputes:
             obstacle = Refusal(
@@ -175,7 +175,8 @@ def _too_slow(claim: Decision, ratio: float, pace: Pace | None) -> Refusal | Non
     """Whether vLLM, whose steps are larger, computes the text before the steps recompute a part of the text."""
     if pace is None:
         return None
-    kept = total([match.span for match in _unbroken([one for one in claim.matches if not one.moved], claim.start)])
+    unmoved = [match for match in claim.matches if not match.moved]
+    kept = total(match.span for match in _unbroken(unmoved, claim.start))
     recomputed, computed = math.ceil(claim.recomputed_at(ratio)), claim.end - claim.start - kept
     slow, fast = pace.steps_to_recompute(recomputed), pace.steps_to_compute(computed)
     if slow <= fast:
@@ -200,15 +201,15 @@ def movable(match: Match, n_positions: int | None) -> Match:
     """The part of a match whose keys the rotation can reach."""
     if n_positions is None or not match.moved:
         return match
-    known = match.span.start + max(n_positions - match.source_start, 0)
-    return match.part(match.span.start, min(match.span.end, known))
+    end = match.span.start + max(n_positions - match.source_start, 0)
+    return match.part(match.span.start, min(match.span.end, end))
 
 
-def _claim(matches: Sequence[Match], open: Span, ratio: float, holes: bool) -> Decision:
+def _claim(matches: Sequence[Match], start: int, ratio: float, holes: bool) -> Decision:
     if not holes:
-        matches = _unbroken(matches, open.start)
-    end = matches[-1].span.end if matches else open.start
-    return Decision(open.start, end, tuple(matches), ratio)
+        matches = _unbroken(matches, start)
+    end = matches[-1].span.end if matches else start
+    return Decision(start, end, tuple(matches), ratio)
 
 
 def _unbroken(matches: Sequence[Match], at: int) -> list[Match]:

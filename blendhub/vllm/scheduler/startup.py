@@ -175,14 +175,14 @@ def _where(facts: StartupFacts) -> str:
 
 def _nothing_fits(facts: StartupFacts, arena_bytes: int) -> str:
     space = facts.namespace
-    said = (
+    sentence = (
         f"BlendHub: nothing is stored, because not one chunk of this model fits: {space.layout.chunk_tokens} tokens "
         f"take {_size(space.slot_bytes)}, and the arena has {_size(arena_bytes)}"
     )
     if not facts.settings.endpoint:
         room = os.statvfs(SHM)
-        said += f", of {_size(room.f_blocks * room.f_frsize)} of shared memory. Make {SHM} larger: {SHM_ADVICE}"
-    return f"{said}; then {_how_to_enlarge(facts)}, or leave it out; or lower {OWNER}.chunk_tokens"
+        sentence += f", of {_size(room.f_blocks * room.f_frsize)} of shared memory. Make {SHM} larger: {SHM_ADVICE}"
+    return f"{sentence}; then {_how_to_enlarge(facts)}, or leave it out; or lower {OWNER}.chunk_tokens"
 
 
 def _how_to_enlarge(facts: StartupFacts) -> str:

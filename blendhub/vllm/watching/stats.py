@@ -107,8 +107,8 @@ class BlendHubStats(KVConnectorStats):
     def reduce(self) -> dict[str, int | float]:
         """Sums of counts and of seconds."""
         sums = dict(self.data)
-        if audits := [AuditRecord(*one) for one in sums.pop(AUDITS, [])]:
-            sums |= {AUDITS: len(audits), "audit_disagreements": sum(not one.agrees for one in audits)}
+        if audits := [AuditRecord(*fields) for fields in sums.pop(AUDITS, [])]:
+            sums |= {AUDITS: len(audits), "audit_disagreements": sum(not audit.agrees for audit in audits)}
         return {name: sum(of) if isinstance(of, list) else of for name, of in sorted(sums.items())}
 
     def is_empty(self) -> bool:

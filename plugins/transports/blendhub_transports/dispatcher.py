@@ -4,8 +4,8 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Awaitable, Callable
+from typing import TypeAlias
 
 from blendhub.contracts.transport import Envelope, Peer, Service
 from blendhub.core.errors import BlendHubError, Busy, DeadlineExceeded, PeerGone, ServiceFailed
@@ -21,14 +21,6 @@ GRACE_S = 1.0
 """How long a closing server waits for cancelled requests to unwind."""
 
 
-class _Running(NamedTuple):
-    peer: Peer
-    request: Envelope
-    deadline: float
-    reply: Reply
-    timer: asyncio.TimerHandle
-
-
 class Dispatcher:
     """Runs the requests of one server. Everything happens on the event loop."""
 
@@ -36,10 +28,10 @@ class Dispatcher:
         self._service = service
         self._max_pending = max_pending
         self._endpoint = endpoint
-        self._loop = asyncio.get_running_loop()
-        self._running: dict[asyncio.Future[Any], _Running] = {}
+        self._running: set[asyncio.Task[None]] = set()
         self._pending: Counter[Peer] = Counter()
         """How many requests of each connection are running."""
+        self._is_closing = False
 
     def dispatch(self, peer: Peer, request: Envelope, deadline: float, reply: Reply) -> None:
         """Have ``request`` handled and replied to, now or later, by a deadline on the clock ``time.monotonic``."""
@@ -54,17 +46,15 @@ class Dispatcher:
                 )
             )
         try:
-            outcome = self._service.handle(peer, request)
-            if isinstance(outcome, Envelope):
-                return reply(outcome)
-            task = asyncio.ensure_future(outcome)
+            answer = self._service.handle(peer, request)
         except Exception as error:
             return reply(self._reportable(error, request))
-        # Without a timer a request that never ends would hold its place for good.
-        timer = self._loop.call_later(remaining, task.cancel)
-        self._running[task] = _Running(peer, request, deadline, reply, timer)
+        if isinstance(answer, Envelope):
+            return reply(answer)
         self._pending[peer] += 1
-        task.add_done_callback(self._finished)
+        task = asyncio.ensure_future(self._finish(peer, request, answer, remaining, reply))
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
         return None
 
     def peer_gone(self, peer: Peer) -> None:
@@ -76,38 +66,35 @@ class Dispatcher:
 
     async def close(self) -> None:
         """Cancel the requests under way; their callers get PeerGone."""
-        requests, self._running = self._running, {}
-        for task, running in requests.items():
+        self._is_closing = True
+        await asyncio.sleep(0)  # a task that has not begun would end without a reply
+        for task in self._running:
             task.cancel()
-            running.timer.cancel()
-            running.reply(PeerGone(f"{self._endpoint} closed before it replied; connect again when it is back"))
-        if requests:
-            await asyncio.wait(requests, timeout=GRACE_S)
+        if self._running:
+            await asyncio.wait(self._running, timeout=GRACE_S)
 
-    def _finished(self, task: "asyncio.Future[Any]") -> None:
-        running = self._running.pop(task, None)
-        if running is None:  # close() replied; asyncio logs an exception that was never retrieved
-            if not task.cancelled():
-                task.exception()
-            return
-        running.timer.cancel()
-        self._pending[running.peer] -= 1
-        if not self._pending[running.peer]:
-            del self._pending[running.peer]
-        running.reply(self._outcome(task, running))
-
-    def _outcome(self, task: "asyncio.Future[Any]", running: _Running) -> Outcome:
-        """The result that the caller of a finished request gets."""
-        if task.cancelled():
-            if time.monotonic() >= running.deadline:
-                return DeadlineExceeded(f"{self._endpoint}: the request was cancelled at its deadline")
-            return service_failure(asyncio.CancelledError("the request was cancelled by the service"))
-        if error := task.exception():
-            return self._reportable(error, running.request)
-        result = task.result()
-        if isinstance(result, Envelope):
-            return result
-        return service_failure(TypeError(f"it replied with {result!r}, which is not an Envelope"))
+    async def _finish(
+        self, peer: Peer, request: Envelope, answer: Awaitable[Envelope], remaining: float, reply: Reply
+    ) -> None:
+        outcome: Outcome
+        # Without a deadline a request that never ends would hold its place for good.
+        deadline = asyncio.timeout(remaining)
+        try:
+            async with deadline:
+                outcome = await answer
+            if not isinstance(outcome, Envelope):
+                outcome = service_failure(TypeError(f"it replied with {outcome!r}, which is not an Envelope"))
+        except (Exception, asyncio.CancelledError) as error:
+            if deadline.expired():
+                outcome = DeadlineExceeded(f"{self._endpoint}: the request was cancelled at its deadline")
+            elif self._is_closing:
+                outcome = PeerGone(f"{self._endpoint} closed before it replied; connect again when it is back")
+            else:
+                outcome = self._reportable(error, request)
+        self._pending[peer] -= 1
+        if not self._pending[peer]:
+            del self._pending[peer]
+        reply(outcome)
 
     def _reportable(self, error: BaseException, request: Envelope) -> BlendHubError:
         """The error that the caller gets for ``error``."""

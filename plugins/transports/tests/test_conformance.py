@@ -10,7 +10,7 @@ from blendhub_transports import frames
 from blendhub import PluginHost
 from blendhub.contracts import Transport
 from blendhub.testing import TransportSuite
-from blendhub.testing.transports.limits import HostileTests
+from blendhub.testing.transports.suite import HostileTests
 
 pytestmark = pytest.mark.slow
 HOST = PluginHost.discover()

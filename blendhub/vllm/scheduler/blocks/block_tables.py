@@ -62,8 +62,8 @@ def _specs(config: KVCacheConfig) -> list[Any]:
 
 def _of_layers(group: KVCacheGroupSpec) -> list[Any]:
     # In groups whose layers differ in shape, each has its own.
-    own = getattr(group.kv_cache_spec, "kv_cache_specs", None)
-    return list(own.values()) if own else [group.kv_cache_spec] * len(group.layer_names)
+    specs = getattr(group.kv_cache_spec, "kv_cache_specs", None)
+    return list(specs.values()) if specs else [group.kv_cache_spec] * len(group.layer_names)
 
 
 def _window_of(spec: Any) -> int:

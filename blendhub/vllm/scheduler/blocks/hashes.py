@@ -81,8 +81,8 @@ def salt_block_hashes(request: Request, first_approximate: int, hash_block_size:
         return
     # Only whole blocks have hashes. If the block has none yet, the one before is salted.
     link = min(first_approximate // hash_block_size, len(request.block_hashes) - 1)
-    known = request.block_hashes[link]
-    changed = blake2b(bytes(known) + secrets.token_bytes(16), digest_size=32).digest()
+    unsalted = request.block_hashes[link]
+    salted = blake2b(bytes(unsalted) + secrets.token_bytes(16), digest_size=32).digest()
     del request.block_hashes[link:]
-    request.block_hashes.append(type(known)(changed))
+    request.block_hashes.append(type(unsalted)(salted))
     request.update_block_hashes()

@@ -90,8 +90,8 @@ class Scratch:
         end = decision.claimed_end(request.num_tokens)
         tables = zip(self.tables.block_sizes, self.tables.windows, strict=True)
         lost = [lost_blocks(size, window, decision.start, end) for size, window in tables]
-        n_lost = sum(len(one.loaded) for one in lost)
-        if not any(one.cached or one.loaded for one in lost):
+        n_lost = sum(len(of_table.loaded) for of_table in lost)
+        if not any(of_table.cached or of_table.loaded for of_table in lost):
             return True
         pool = self.blocks.pool
         if self._n_failed.get(state.id, 0) >= MOST_LOANS:
@@ -100,8 +100,8 @@ class Scratch:
         hit: Sequence[Sequence[KVCacheBlock]] = [()] * len(lost)
         if decision.start:
             hit = self.blocks.cached_blocks(request.block_hashes, request.num_tokens - 1)
-        cached = [dict(_at(of_table, one.cached)) for of_table, one in zip(hit, lost, strict=True)]
-        if n_lost > most or any(len(one.cached) > len(cached[table]) for table, one in enumerate(lost)):
+        cached = [dict(_at(blocks, of_table.cached)) for blocks, of_table in zip(hit, lost, strict=True)]
+        if n_lost > most or any(len(of_table.cached) > len(cached[table]) for table, of_table in enumerate(lost)):
             return False
         # vLLM will take what it has found, and takes notice only then that it is in use.
         pinned = [block for of_table in hit for block in of_table if not block.is_null]
@@ -111,7 +111,7 @@ class Scratch:
         pool.touch(pinned)
         borrowed = pool.get_new_blocks(n_lost)
         left = iter(borrowed)
-        numbers = [{at: next(left).block_id for at in one.loaded} for one in lost]
+        numbers = [{at: next(left).block_id for at in of_table.loaded} for of_table in lost]
         for of_table, places in zip(cached, numbers, strict=True):
             places |= {at: block.block_id for at, block in of_table.items()}
         self._asked[state.id] = Loan(borrowed, pinned, numbers)

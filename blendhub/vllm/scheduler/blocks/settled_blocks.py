@@ -62,12 +62,12 @@ class SettledBlocks:
         ratio: float,
     ) -> None:
         """Note that vLLM has blocks, or will have them, under these hashes in place of the own ones."""
-        for at, (mine, salted) in enumerate(zip(own, hashes, strict=True)):
-            if mine == salted:
+        for at, (unsalted, salted) in enumerate(zip(own, hashes, strict=True)):
+            if unsalted == salted:
                 continue
             block = _Block(salted, hashes[at - 1] if at else None, first_approximate, ratio)
-            known = self._blocks.pop(mine, None)
-            self._blocks[mine] = known if known and known[:2] == block[:2] else block
+            earlier = self._blocks.pop(unsalted, None)
+            self._blocks[unsalted] = earlier if earlier and earlier[:2] == block[:2] else block
         while len(self._blocks) > self._most:
             del self._blocks[next(iter(self._blocks))]
 
@@ -76,30 +76,26 @@ class SettledBlocks:
 
         ``least_ratio``: blocks that were blended with a smaller share of recomputed tokens are left out.
         """
-        candidates = self._candidates(own, least_ratio)
-        if not candidates:
+        if not (prefixes := self._blended_prefixes(own, least_ratio)):
             return None
         # The last token is always computed.
-        lengths = [self._engine.cached_tokens(candidate.hashes, n_tokens - 1) for candidate in candidates]
-        best, longest = None, self._engine.cached_tokens(own, n_tokens - 1)
-        for candidate, length in zip(candidates, lengths, strict=True):
-            if length > longest:
-                best, longest = candidate, length
-        return best
+        lengths = [self._engine.cached_tokens(prefix.hashes, n_tokens - 1) for prefix in prefixes]
+        longest = max(lengths)
+        return prefixes[lengths.index(longest)] if longest > self._engine.cached_tokens(own, n_tokens - 1) else None
 
     def clear(self) -> None:
         self._blocks.clear()
 
-    def _candidates(self, own: Sequence[BlockHash], least_ratio: float) -> list[Settled]:
+    def _blended_prefixes(self, own: Sequence[BlockHash], least_ratio: float) -> list[Settled]:
         """The prefixes of these blocks that end with blended blocks; each next prefix branches off at a later block."""
-        found: list[Settled] = []
-        for at, mine in enumerate(own):
-            block = self._blocks.get(mine)
+        prefixes: list[Settled] = []
+        for at, unsalted in enumerate(own):
+            block = self._blocks.get(unsalted)
             if block is None or block.ratio < least_ratio:
                 continue
-            if found and len(found[-1].hashes) == at and block.before == found[-1].hashes[-1]:
-                found[-1].hashes.append(block.hash)
-                found[-1] = found[-1]._replace(ratio=min(found[-1].ratio, block.ratio))
+            if prefixes and len(prefixes[-1].hashes) == at and block.before == prefixes[-1].hashes[-1]:
+                prefixes[-1].hashes.append(block.hash)
+                prefixes[-1] = prefixes[-1]._replace(ratio=min(prefixes[-1].ratio, block.ratio))
             elif block.before == (own[at - 1] if at else None):
-                found.append(Settled([*own[:at], block.hash], block.first_approximate, block.ratio))
-        return found
+                prefixes.append(Settled([*own[:at], block.hash], block.first_approximate, block.ratio))
+        return prefixes
