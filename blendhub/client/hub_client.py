@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from blendhub.client import wire
+from blendhub.client.pending_lookup import PendingLookup
 from blendhub.client.session import HubSession, PendingReply
 from blendhub.client.write_rights import WriteRight
 from blendhub.contracts import Segment
@@ -54,7 +55,7 @@ class HubClient(HubSession):
         wait_s: float = 0.0,
         settled: float | None = None,
         timeout: float | None = None,
-    ) -> PendingReply[wire.Found]:
+    ) -> PendingLookup:
         """Ask what is stored of these tokens; with ``acquire``, a lease's ``pieces`` say where the KV is.
 
         The hub waits up to ``wait_s`` for what only its store has. ``settled``: the least share that was recomputed in
@@ -69,7 +70,7 @@ class HubClient(HubSession):
             settled=settled,
         )
         timeout = self._timeout + wait_s if timeout is None else timeout
-        return self._submit(wire.Found, message, [as_tokens(tokens).data], timeout)
+        return PendingLookup(self, message, self._send(message, [as_tokens(tokens).data], timeout))
 
     def release(self, lease: int, *, timeout: float | None = None) -> PendingReply[wire.Done]:
         """End a read lease. The reply is LeaseError if it had ended before: then what was read must not be used."""

@@ -61,16 +61,10 @@ class PendingReply(Generic[R]):
             reply = self._pending.result().message
         except BlendHubError as error:
             self._owner._notice(error, self._request)
-            self.abandon()
             raise
         if not isinstance(reply, self._expected):
             raise ProtocolError(f"the hub answered {type(reply).__name__} where {self._expected.__name__} was expected")
         return reply
-
-    def abandon(self) -> None:
-        """Want no reply: if the request asks for a read lease, the first ping after its deadline, or reply, ends it."""
-        if isinstance(self._request, wire.Lookup) and self._request.lease is not None:
-            self._owner._abandoned[self._request.lease] = self._pending
 
 
 class HubSession:
@@ -234,15 +228,19 @@ class HubSession:
         *,
         probing: bool = False,
     ) -> PendingReply[R]:
+        return PendingReply(self, message, self._send(message, payload, timeout, probing=probing), expected)
+
+    def _send(
+        self, message: Any, payload: Sequence[Buffer] = (), timeout: float | None = None, *, probing: bool = False
+    ) -> Pending:
         """Send a request. ``probing``: even while the hub is known not to answer."""
         if not probing:
             self.check_up()
         try:
-            pending = self._connection.submit(Envelope(message, payload), self._timeout if timeout is None else timeout)
+            return self._connection.submit(Envelope(message, payload), self._timeout if timeout is None else timeout)
         except BlendHubError as error:
             self._notice(error, message)
             raise
-        return PendingReply(self, message, pending, expected)
 
     def _call(self, expected: type[R], message: Any, payload: Sequence[Buffer] = ()) -> R:
         return self._submit(expected, message, payload).result()

@@ -11,7 +11,7 @@ from pathlib import Path
 from blendhub.client.hub_client import HubClient, PendingReply
 
 ORDER = Path(os.environ["STOP_THE_HUB"])
-submit, result = HubClient._submit, PendingReply.result
+send, result = HubClient._send, PendingReply.result
 
 
 def obey(name: str, moment: str) -> None:
@@ -24,20 +24,17 @@ def obey(name: str, moment: str) -> None:
         os.kill(int(order[2]), signal.SIGSTOP)
 
 
-def submit_obediently(self, expected, message, *more, **named):
-    name = type(message).__name__
-    obey(name, "sent")
-    reply = submit(self, expected, message, *more, **named)
-    reply.name = name
-    return reply
+def send_obediently(self, message, *more, **named):
+    obey(type(message).__name__, "sent")
+    return send(self, message, *more, **named)
 
 
 def result_obediently(self):
     answer = result(self)
-    obey(self.name, "answered")
+    obey(type(self._request).__name__, "answered")
     return answer
 
 
 def arrange():
-    HubClient._submit = submit_obediently
+    HubClient._send = send_obediently
     PendingReply.result = result_obediently

@@ -6,7 +6,8 @@ from collections.abc import Iterable
 import msgspec
 import numpy as np
 
-from blendhub.core.errors import BlendHubError
+from blendhub.client.pending_lookup import PendingLookup
+from blendhub.core.errors import BlendHubError, DeadlineExceeded
 from blendhub.outcome.reasons import Why
 from blendhub.vllm.decision import Choice, Refusal
 from blendhub.vllm.messages import LoadJob, LoadResult
@@ -18,7 +19,6 @@ from blendhub.vllm.scheduler.blocks.settled_blocks import SettledBlocks
 from blendhub.vllm.scheduler.blocks.shown_hashes import ShownHashes
 from blendhub.vllm.scheduler.decide import Blending, Means, decide
 from blendhub.vllm.scheduler.lookups import Lookups
-from blendhub.vllm.scheduler.pending_lookup import PendingLookup
 from blendhub.vllm.scheduler.reports import Reports
 from blendhub.vllm.scheduler.request_state import RequestState, Stage
 from blendhub.vllm.scheduler.startup import StartupFacts
@@ -79,7 +79,9 @@ class LoadScheduler:
                 if not self.lookups.has_found(state, local):
                     return None, False
             except BlendHubError as error:
-                self._reports.refuse(state, Refusal(Why.HUB_FAILED, f"{type(error).__name__}: {error}"))
+                is_late = isinstance(error, DeadlineExceeded)
+                hint = "; lookup_timeout_s says how long a lookup may take" if is_late else ""
+                self._reports.refuse(state, Refusal(Why.HUB_FAILED, f"{type(error).__name__}: {error}{hint}"))
             else:
                 if not self._decide(state, audited):
                     return None, False
@@ -126,7 +128,7 @@ class LoadScheduler:
             tuple(np.asarray(blocks, np.int64) for blocks in self._scratch.complete(state.id, tables)),
             decision,
             reading.found.lease,
-            reading.epoch,
+            reading.request.epoch,
             decision.pieces_of(reading.found.pieces),
             state.terms.adapter,
             self.audits.n_tokens(state.request, self._block_size),

@@ -5,10 +5,10 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
+from blendhub.client.pending_lookup import PendingLookup
 from blendhub.core.errors import BlendHubError
 from blendhub.vllm.hub_executor import HubExecutor
 from blendhub.vllm.scheduler.blocks.request_blocks import RequestBlocks
-from blendhub.vllm.scheduler.pending_lookup import PendingLookup
 from blendhub.vllm.scheduler.request_state import RequestState, Stage
 from blendhub.vllm.settings import Settings
 from blendhub.vllm.watching.stats import Times
@@ -44,7 +44,7 @@ class Lookups:
         state.look_up()
         client = self._executor.client()
         assert client  # requests come after the first attempt to reach the hub
-        reply = client.lookup(
+        state.lookup = client.lookup(
             state.tokens(),
             state.terms.variant,
             skip_prefix=local or 0,
@@ -52,7 +52,6 @@ class Lookups:
             settled=state.terms.settled_ratio,
             timeout=self._timeout_s,
         )
-        state.lookup = PendingLookup(client, reply, local or 0, waits_for_store)
         self._unanswered.append(state.lookup)
 
     def begin_step(self) -> None:
@@ -76,7 +75,7 @@ class Lookups:
         if (
             lookup is None  # it was preempted and lost its blocks, or the hub could not be asked
             or lookup.has_ended
-            or local < lookup.skip_prefix  # vLLM has evicted what it had
+            or local < lookup.request.skip_prefix_n_tokens  # vLLM has evicted what it had
             or (is_first and lookup.error)  # the hub may answer by now
         ):
             self.send(state, local)

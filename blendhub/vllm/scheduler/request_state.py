@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 from vllm.v1.request import Request
 
+from blendhub.client.pending_lookup import PendingLookup
 from blendhub.client.wire import Found
 from blendhub.core.layout import Variant
 from blendhub.core.spans import Match, Span, join_spans
@@ -18,7 +19,6 @@ from blendhub.vllm.decision import Choice, Decision, Refusal
 from blendhub.vllm.messages import Adapter, LoadResult
 from blendhub.vllm.scheduler.admission import Terms, text_end
 from blendhub.vllm.scheduler.blocks.hashes import RequestHashes, Settled
-from blendhub.vllm.scheduler.pending_lookup import PendingLookup
 
 MOST_TAKES = 8
 """How often a request may wait for a later step, so that vLLM looks into its cache for what others have blended."""
