@@ -12,7 +12,7 @@ from blendhub.client import wire
 from blendhub.client.arena_view import ArenaView
 from blendhub.client.write_rights import WriteRights
 from blendhub.contracts import Envelope
-from blendhub.contracts.transport import Buffer, Pending
+from blendhub.contracts.transport import Buffer, Connection, Pending
 from blendhub.core.errors import (
     BlendHubError,
     Busy,
@@ -90,7 +90,7 @@ class HubSession:
         background: bool = True,
     ) -> None:
         """``background`` false: the caller calls ``keep_alive`` regularly, instead of a thread of the session."""
-        self._connection = (
+        self._connection: Connection = (
             (host or PluginHost.discover())
             .create("transport", transport, options)
             .connect(endpoint, wire.client_codec())
