@@ -1,4 +1,4 @@
-"""A suite that nothing fails is worth nothing: transports with one fault each, and the test that must see it."""
+"""Transports with one fault each, and the test of the suite that must see it."""
 
 import asyncio
 import os
@@ -20,14 +20,14 @@ from blendhub.contracts.transport import Peer
 from blendhub.core.errors import BlendHubError, DeadlineExceeded, PeerGone, ProtocolError, ServiceFailed
 from blendhub.testing import TransportSuite
 from blendhub.testing.transports import suite
-from tests.suite_runs import all_tests, passes
+from tests.suite_runs import all_tests, proofs
 
 pytestmark = pytest.mark.slow
 SOON = 1.0
 """What the suite takes for at once in these tests."""
 LATE = 1.5 * SOON
-FAULTS: dict[str, tuple[str, Callable[[], Transport]]] = {}
-"""The test that proves each fault, and a transport that has it."""
+FAULTS: list[tuple[Any, str]] = []
+"""Functions that make a transport with a fault, and the tests that see it."""
 
 
 class Faulty(ZmqTransport):
@@ -103,8 +103,11 @@ def proves(test: str, place: str, *more: str) -> Callable[[Callable[..., Any]], 
     """Names the tests of the suite that see a fault, which a function makes in this place of a transport."""
 
     def note(fault: Callable[..., Any]) -> Callable[..., Any]:
-        for number, seen_by in enumerate((test, *more)):
-            FAULTS[f"{fault.__name__}{number or ''}"] = (f"test_{seen_by}", lambda: Faulty(**{place: fault}))
+        def faulty() -> Transport:
+            return Faulty(**{place: fault})
+
+        faulty.__name__ = fault.__name__.title().replace("_", "")
+        FAULTS.extend((faulty, f"test_{seen_by}") for seen_by in (test, *more))
         return fault
 
     return note
@@ -297,7 +300,7 @@ def takes_any_number() -> Transport:
     return transport
 
 
-FAULTS["takes_any_number"] = (f"test_{BOUND}", takes_any_number)
+FAULTS.append((takes_any_number, f"test_{BOUND}"))
 
 
 @proves("garbage_does_no_harm_and_is_counted", "server")
@@ -312,33 +315,28 @@ def counts_no_garbage(server: ZmqServer) -> None:
     server.refuse = lambda reason: None
 
 
-def suite_of(fault: str) -> type[TransportSuite]:
-    class Suite(TransportSuite):
-        max_pending = 600
+class Suite(TransportSuite):
+    """That it passes without a fault, plugins/transports tests."""
 
-        def create(self) -> Transport:
-            return FAULTS[fault][1]() if fault else Faulty()
+    max_pending = 600
+    plugin: Callable[[], Transport]
 
-        def send_raw(self, endpoint: str, data: bytes) -> None:
-            with zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
-                stranger.setsockopt(zmq.LINGER, 50)
-                stranger.connect(endpoint)
-                stranger.send(data)
+    @pytest.fixture(autouse=True)
+    def impatient(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(suite, "SOON", SOON)
 
-    return Suite
+    def create(self) -> Transport:
+        return type(self).plugin()
+
+    def send_raw(self, endpoint: str, data: bytes) -> None:
+        with zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
+            stranger.setsockopt(zmq.LINGER, 50)
+            stranger.connect(endpoint)
+            stranger.send(data)
+
+
+globals().update(proofs(Suite, FAULTS))
 
 
 def test_a_faulty_transport_proves_each_test() -> None:
-    assert {test for test, _ in FAULTS.values()} == all_tests(TransportSuite)
-
-
-@pytest.mark.parametrize("fault", FAULTS)
-def test_suite_catches(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(suite, "SOON", SOON)
-    test = FAULTS[fault][0]
-    assert not passes(__name__, fault, test, tmp_path), f"{test} does not see that the transport {fault}"
-
-
-def test_without_a_fault_there_is_nothing_to_catch(tmp_path: Path) -> None:
-    """All of these tests: plugins/transports runs the whole suite."""
-    assert passes(__name__, "", "test_a_new_server_at_the_same_endpoint_is_found", tmp_path)
+    assert {test for _, test in FAULTS} == all_tests(TransportSuite)
