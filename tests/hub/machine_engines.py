@@ -156,7 +156,7 @@ class Process:
         process = ProcessId(ProcessId.mine().host, 2**23 + machine.started, rank + 1)
         self.line = DirectConnection(machine.hub, process)
         host: Any = self.line
-        self.client = HubClient("", host=host, timeout=HARDLY_S, clock=lambda: machine.hub.now, background=False)
+        self.client = HubClient("", host=host, timeout=HARDLY_S, background=False)
         self.client.register(engine, MODELS[model], rank)
         self.writes: list[Write] = []
 

@@ -108,7 +108,7 @@ def store(client: HubClient, text: np.ndarray, **about: Any) -> None:
 def check(client: HubClient, text: np.ndarray, wait_s: float = 0.0) -> int:
     """Look up a text, check the bytes that are found, and return the number of tokens."""
     copies = []
-    with client.reading(client.lookup(text, wait_s=wait_s)) as pieces:
+    with client.reading(client.lookup(text, wait_s=wait_s).result()) as pieces:
         for piece in pieces:
             rows = client.shard(piece.shard)[4 * piece.row : 4 * (piece.row + len(piece.span))]
             copies.append((piece.span, rows.copy()))

@@ -31,7 +31,7 @@ from blendhub.core.spans import Span
 client = HubClient(sys.argv[1], timeout=1.0)
 client.register("victim", namespace(), rank=0)
 if sys.argv[2] == "read":
-    assert client.lookup(tokens(2, 96)).lease is not None
+    assert client.lookup(tokens(2, 96)).result().lease is not None
 else:
     reserved = client.reserve(tokens(1, 96), Span(0, 96))
     client.shard(reserved.slots[0].slot)[:] = 7
@@ -182,11 +182,11 @@ def test_a_hub_that_is_down_or_stands_still_is_an_error_at_once_and_not_a_wait(h
         until(lambda: client.stats().gauges["store_waiting_chunks"] == 0)
         os.kill(hub.process.pid, trouble)
         with pytest.raises((PeerGone, DeadlineExceeded)):
-            client.lookup(tokens(1, 96))
+            client.lookup(tokens(1, 96)).result()
         started = time.monotonic()
         for _ in range(20):
             with pytest.raises(PeerGone, match="no session with the hub"):
-                client.lookup(tokens(1, 96))
+                client.lookup(tokens(1, 96)).result()
         assert time.monotonic() - started < 0.5
         if trouble == signal.SIGKILL:
             hub.process.wait()
@@ -215,6 +215,6 @@ def test_a_full_disk_is_said_once_and_counted_and_the_hub_goes_on(tmp_path, capl
         store(client, tokens(9, 96))
         until(lambda: client.stats().counters["store_saves"] >= 3)
         # A lease that ended with its session is told at the end of reading.
-        found = client.lookup(tokens(9, 96))
+        found = client.lookup(tokens(9, 96)).result()
         with pytest.raises(LeaseError, match="must not be used"), client.reading(found):
             client._join()

@@ -277,7 +277,7 @@ def test_a_hub_whose_shared_directory_hangs_answers_and_ends_when_it_is_asked_to
         mounted.hang()
         began = time.monotonic()
         for text in texts:
-            assert client.lookup(text, acquire=False).on_the_way_tokens == 2 * CHUNK
+            assert client.lookup(text, acquire=False).result().on_the_way_tokens == 2 * CHUNK
         assert time.monotonic() - began < 5.0, "lookups waited for the mount"
         began = time.monotonic()
         hub.terminate()

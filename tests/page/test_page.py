@@ -53,7 +53,7 @@ def engines(hub: HubInThread) -> Iterator[list[HubClient]]:
         client.register(name, NAMESPACE)
     clients[1].report([outcome("chatcmpl-other", 64, 0, {})])
     clients[0].report(REPORTS)
-    clients[0].lookup(np.arange(10, dtype=np.uint32))
+    clients[0].lookup(np.arange(10, dtype=np.uint32)).result()
     yield clients
     for client in clients:
         client.close()
