@@ -53,9 +53,9 @@ class Member:
     def tokens_of(self, *documents: int) -> int:
         """How many tokens of a prompt it reads; their bytes are compared once the lease has proven itself."""
         tokens, copies = prompt(*documents), []
-        self.client.lookup(tokens, acquire=False, wait_s=5.0)
+        self.client.lookup(tokens, acquire=False, wait_s=5.0).result()
         try:
-            with self.client.reading(self.client.lookup(tokens)) as pieces:
+            with self.client.reading(self.client.lookup(tokens).result()) as pieces:
                 for piece in pieces:
                     rows = self._rows(piece.shard)[:, piece.row : piece.row + len(piece.span)].copy()
                     copies.append((piece.span, rows))
