@@ -35,8 +35,8 @@ class Hub:
     """``async with Hub(config):`` serves on the running event loop."""
 
     def __init__(self, config: HubConfig, host: PluginHost | None = None, private: PluginChoice | None = None) -> None:
-        """``private``: the hub also serves by this transport, at an endpoint in a new directory of its own, which is the
-        first of ``endpoints``. None: it does so only if the configuration names no endpoint.
+        """``private``: the hub also serves by this transport, at an endpoint in a new directory of its own, which is
+        the first of ``endpoints``. None: it does so only if the configuration names no endpoint.
         """
         self.config = config
         self._host = host or PluginHost.discover()

@@ -11,7 +11,7 @@ from blendhub.core.spans import check_tiling, join, total
 from blendhub.outcome.reasons import Why
 from blendhub.vllm.decision import Decision, Refusal
 from blendhub.vllm.scheduler import decide as deciding
-from blendhub.vllm.scheduler.decide import Blending, Means, Pace
+from blendhub.vllm.scheduler.decide import BlendTerms, EngineLimits, Pace
 from blendhub.vllm.settings import ReusePolicy
 from blendhub.vllm.spans import clipped
 
@@ -19,8 +19,8 @@ LENGTH = 24
 
 
 def choose(matches, n_tokens, local, policy, *, blend, holes, ratio, usual_ratio, on_the_way=0, **means):
-    blending = Blending(blend, holes, ratio, usual_ratio)
-    return deciding.decide(matches, n_tokens, local, policy, blending, Means(**means), on_the_way)
+    blending = BlendTerms(blend, holes, ratio, usual_ratio)
+    return deciding.decide(matches, n_tokens, local, policy, blending, EngineLimits(**means), on_the_way)
 
 
 def decide(*given, **more):

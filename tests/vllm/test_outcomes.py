@@ -13,7 +13,7 @@ from blendhub.outcome.reasons import Why, not_reused
 from blendhub.vllm.decision import Refusal
 from blendhub.vllm.messages import LoadResult
 from blendhub.vllm.scheduler.admission import Terms
-from blendhub.vllm.scheduler.decide import Blending, Means, Pace, decide
+from blendhub.vllm.scheduler.decide import BlendTerms, EngineLimits, Pace, decide
 from blendhub.vllm.scheduler.request_state import RequestState
 from blendhub.vllm.settings import ReusePolicy
 from tests.stand_in import StandIn
@@ -31,7 +31,7 @@ def outcome_of(*matches, blend=True, holes=True, local=0, pace=None, on_the_way=
     """The reasons in the note of a request of 1000 tokens, for those that it computes: from decision to note."""
     found = Found(matches=matches, on_the_way=on_the_way)
     choice = decide(
-        matches, LENGTH, local, ReusePolicy(**policy), Blending(blend, holes, 0.15, 0.15), Means(4096, pace),
+        matches, LENGTH, local, ReusePolicy(**policy), BlendTerms(blend, holes, 0.15, 0.15), EngineLimits(4096, pace),
         found.on_the_way_tokens,
     )  # fmt: skip
     state = looked_up(found)

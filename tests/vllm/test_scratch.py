@@ -24,7 +24,7 @@ from blendhub import Match, Span
 from blendhub.vllm.decision import Decision
 from blendhub.vllm.scheduler.blocks.block_tables import Window, block_tables_of
 from blendhub.vllm.scheduler.blocks.request_blocks import RequestBlocks
-from blendhub.vllm.scheduler.blocks.scratch import Scratch, lost_blocks
+from blendhub.vllm.scheduler.blocks.scratch import Scratch, missing_blocks
 from tests.stand_in import StandIn
 
 init_none_hash(sha256)
@@ -51,11 +51,11 @@ def test_what_is_lost_is_what_vllm_drops_of_all_that_tokens_of_the_load_attend_t
     seen = {at for token in range(start, end) for at in seen_by(token)}
     # vLLM keeps what the next token attends to.
     kept = {at // size for at in [*seen_by(end), *range(end, end + size)]}
-    lost = {at // size for at in seen} - kept
-    cached, loaded = lost_blocks(size, window, start, end)
-    assert lost <= {*cached, *loaded} and not {*cached, *loaded} & kept
+    missing = {at // size for at in seen} - kept
+    cached, loaded = missing_blocks(size, window, start, end)
+    assert missing <= {*cached, *loaded} and not {*cached, *loaded} & kept
     assert all(at * size < start for at in cached) and all(at * size >= start for at in loaded)
-    assert lost_blocks(size, None, start, end) == (range(0), range(0))
+    assert missing_blocks(size, None, start, end) == (range(0), range(0))
 
 
 def spec_of(window, **common):

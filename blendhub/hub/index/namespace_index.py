@@ -104,8 +104,8 @@ class Run:
         del self._starts[bisect_right(self._starts, chunk.span.start) - 1]
 
     def chunks_between(self, start: int, end: int, most: int) -> list[Chunk]:
-        """The chunks that hold any of the positions ``[start, end)``, ascending. If there are more than ``most``, it may
-        leave out those behind the first ``most``.
+        """The chunks that hold any of the positions ``[start, end)``, ascending. If there are more than ``most``, it
+        may leave out those behind the first ``most``.
         """
         first = max(bisect_right(self._starts, start) - 1, 0)
         last = min(bisect_left(self._starts, end), first + most + 1)

@@ -35,7 +35,7 @@ class Pace(NamedTuple):
         return self.full_steps + -(-behind // self.alone)
 
 
-class Blending(NamedTuple):
+class BlendTerms(NamedTuple):
     """What a request may reuse, and how much of it is recomputed."""
 
     blend: bool
@@ -49,7 +49,7 @@ class Blending(NamedTuple):
     """The share that the operator set."""
 
 
-class Means(NamedTuple):
+class EngineLimits(NamedTuple):
     """What the engine has to blend with at present."""
 
     n_positions: int | None = None
@@ -65,8 +65,8 @@ def decide(
     n_tokens: int,
     local: int,
     policy: ReusePolicy,
-    blending: Blending,
-    means: Means,
+    blending: BlendTerms,
+    limits: EngineLimits,
     on_the_way: int = 0,
 ) -> Choice:
     """Which KV a prompt of ``n_tokens`` reuses, where vLLM has the first ``local`` tokens.
@@ -74,7 +74,7 @@ def decide(
     ``on_the_way``: tokens that ``matches`` lacks, because they are still being read from the store.
     """
     blend, holes, ratio, usual_ratio = blending
-    n_positions, pace, has_scratch = means
+    n_positions, pace, has_scratch = limits
     # The last token is always left to the engine, which needs its logits.
     whole = Span(min(local, n_tokens - 1), n_tokens - 1)
     reachable, unused = _reach(matches, n_positions, blend=blend)

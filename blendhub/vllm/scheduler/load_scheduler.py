@@ -17,7 +17,7 @@ from blendhub.vllm.scheduler.blocks.request_blocks import RequestBlocks, Tables
 from blendhub.vllm.scheduler.blocks.scratch import Scratch
 from blendhub.vllm.scheduler.blocks.settled_blocks import SettledBlocks
 from blendhub.vllm.scheduler.blocks.shown_hashes import ShownHashes
-from blendhub.vllm.scheduler.decide import Blending, Means, decide
+from blendhub.vllm.scheduler.decide import BlendTerms, EngineLimits, decide
 from blendhub.vllm.scheduler.lookups import Lookups
 from blendhub.vllm.scheduler.reports import Reports
 from blendhub.vllm.scheduler.request_state import RequestState, Stage
@@ -205,9 +205,9 @@ class LoadScheduler:
             state.request.num_tokens,
             state.engine_tokens,
             self._settings.policy,
-            Blending(
+            BlendTerms(
                 state.can_blend and moves, state.terms.fills_holes, state.terms.ratio, self._settings.recompute_ratio
             ),
-            Means(self._n_positions, self._queue.pace(), has_scratch),
+            EngineLimits(self._n_positions, self._queue.pace(), has_scratch),
             state.found.on_the_way_tokens if state.found else 0,
         )

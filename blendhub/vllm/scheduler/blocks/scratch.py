@@ -23,7 +23,7 @@ MOST_LOANS = 8
 """How often blocks are borrowed for a request for which vLLM then does not find its own."""
 
 
-class Lost(NamedTuple):
+class MissingBlocks(NamedTuple):
     """The blocks of one table that vLLM does not keep for a request, and that recomputed tokens attend to."""
 
     cached: range
@@ -32,14 +32,14 @@ class Lost(NamedTuple):
     """The numbers of those of the load."""
 
 
-def lost_blocks(size: int, window: Window | None, start: int, end: int) -> Lost:
+def missing_blocks(size: int, window: Window | None, start: int, end: int) -> MissingBlocks:
     """What a table lacks of the tokens that the tokens ``[start, end)`` attend to. ``start`` begins a block."""
     if window is None:
-        return Lost(range(0), range(0))
+        return MissingBlocks(range(0), range(0))
     # vLLM drops the blocks whose tokens the token at ``end`` does not attend to.
     n_dropped, first = window.begin(end) // size, window.begin(start) // size
     border = min(start // size, n_dropped)
-    return Lost(range(min(first, border), border), range(border, n_dropped))
+    return MissingBlocks(range(min(first, border), border), range(border, n_dropped))
 
 
 class Loan(NamedTuple):
@@ -89,19 +89,19 @@ class Scratch:
             return True
         end = decision.claimed_end(request.num_tokens)
         tables = zip(self.tables.block_sizes, self.tables.windows, strict=True)
-        lost = [lost_blocks(size, window, decision.start, end) for size, window in tables]
-        n_lost = sum(len(of_table.loaded) for of_table in lost)
-        if not any(of_table.cached or of_table.loaded for of_table in lost):
+        missing = [missing_blocks(size, window, decision.start, end) for size, window in tables]
+        n_lost = sum(len(of_table.loaded) for of_table in missing)
+        if not any(of_table.cached or of_table.loaded for of_table in missing):
             return True
         pool = self.blocks.pool
         if self._n_failed.get(state.id, 0) >= MOST_LOANS:
             return False
         most = int(MOST_BORROWED * pool.num_gpu_blocks)
-        hit: Sequence[Sequence[KVCacheBlock]] = [()] * len(lost)
+        hit: Sequence[Sequence[KVCacheBlock]] = [()] * len(missing)
         if decision.start:
             hit = self.blocks.cached_blocks(request.block_hashes, request.num_tokens - 1)
-        cached = [dict(_at(blocks, of_table.cached)) for blocks, of_table in zip(hit, lost, strict=True)]
-        if n_lost > most or any(len(of_table.cached) > len(cached[table]) for table, of_table in enumerate(lost)):
+        cached = [dict(_at(blocks, of_table.cached)) for blocks, of_table in zip(hit, missing, strict=True)]
+        if n_lost > most or any(len(of_table.cached) > len(cached[table]) for table, of_table in enumerate(missing)):
             return False
         # vLLM will take what it has found, and takes notice only then that it is in use.
         pinned = [block for of_table in hit for block in of_table if not block.is_null]
@@ -111,7 +111,7 @@ class Scratch:
         pool.touch(pinned)
         borrowed = pool.get_new_blocks(n_lost)
         left = iter(borrowed)
-        numbers = [{at: next(left).block_id for at in of_table.loaded} for of_table in lost]
+        numbers = [{at: next(left).block_id for at in of_table.loaded} for of_table in missing]
         for of_table, places in zip(cached, numbers, strict=True):
             places |= {at: block.block_id for at, block in of_table.items()}
         self._asked[state.id] = Loan(borrowed, pinned, numbers)
