@@ -13,28 +13,8 @@ def collect_stats(
     state: HubState, tier: StoreTier | None, counters: Counters, now: float, follower: Follower | None = None
 ) -> HubStats:
     sums = state.indexes.sums()
-    return HubStats(
-        epoch=state.sessions.epoch,
-        counters={**_totals(state, tier, counters), **_fleet_totals(follower)},
-        gauges={
-            **_gauges(state, tier, now),
-            **_fleet_gauges(follower),
-            "chunks": sum(of_base["chunks"] for of_base in sums.values()),
-            "matcher_bytes": sum(of_base["matcher_bytes"] for of_base in sums.values()),
-            **_quantiles(counters),
-        },
-        namespaces={
-            base: {
-                **{name: sums[base][name] if base in sums else 0 for name in STORED},
-                **counters.audits[base].numbers(),
-            }
-            for base in {**sums, **counters.audits}
-        },
-    )
-
-
-def _totals(state: HubState, tier: StoreTier | None, counters: Counters) -> dict[str, float]:
-    return {
+    arena, quarantined = state.cache.arena, state.writes.quarantined.values()
+    totals: dict[str, float] = {
         **counters.totals,
         **{f"requests_{kind}": latencies.within[-1] for kind, latencies in counters.requests.items()},
         "evictions": state.cache.evictions,
@@ -45,17 +25,15 @@ def _totals(state: HubState, tier: StoreTier | None, counters: Counters) -> dict
         "store_failures": tier.failures if tier else 0,
         "store_corrupted": tier.store.corrupted if tier else 0,
     }
-
-
-def _gauges(state: HubState, tier: StoreTier | None, now: float) -> dict[str, float]:
-    arena, quarantined = state.cache.arena, state.writes.quarantined.values()
-    return {
+    gauges: dict[str, float] = {
         "arena_bytes": arena.progress.goal,
         "arena_reserved_bytes": arena.progress.reserved,
         "arena_missing_bytes": arena.name.size - arena.progress.goal,
         "arena_free_bytes": arena.extents.free_bytes,
         "arena_quarantined_bytes": sum(len(slots.offsets) * slots.size for slots in quarantined),
+        "chunks": sum(of_base["chunks"] for of_base in sums.values()),
         "chunks_in_arena": len(state.cache.policy),
+        "matcher_bytes": sum(of_base["matcher_bytes"] for of_base in sums.values()),
         "sessions": len(state.sessions),
         "engines": state.sessions.n_engines,
         "read_leases": len(state.reads.leases),
@@ -64,24 +42,22 @@ def _gauges(state: HubState, tier: StoreTier | None, now: float) -> dict[str, fl
         "oldest_write_lease_seconds": state.writes.leases.oldest_age(now),
         "store_bytes": tier.store.nbytes if tier else 0,
         "store_waiting_chunks": tier.writer.waiting if tier else 0,
+        # The seconds within which half, and nearly all, of the requests of a kind were answered.
+        **{
+            f"seconds_{kind}_p{percent}": latencies.quantile(percent / 100)
+            for kind, latencies in counters.requests.items()
+            for percent in (50, 99)
+        },
     }
-
-
-def _quantiles(counters: Counters) -> dict[str, float]:
-    """The seconds within which half, and nearly all, of the requests of a kind were answered."""
-    return {
-        f"seconds_{kind}_p{percent}": latencies.quantile(percent / 100)
-        for kind, latencies in counters.requests.items()
-        for percent in (50, 99)
+    if follower:
+        totals |= {f"fleet_{name}": value for name, value in follower.figures().items()}
+        gauges |= {"fleet_hubs": follower.hubs, "fleet_behind": follower.behind}
+        gauges["fleet_in_step"] = float(follower.in_step)
+    namespaces = {
+        base: {
+            **{name: float(sums[base][name]) if base in sums else 0.0 for name in STORED},
+            **counters.audits[base].numbers(),
+        }
+        for base in {**sums, **counters.audits}
     }
-
-
-def _fleet_totals(follower: Follower | None) -> dict[str, float]:
-    return {f"fleet_{name}": value for name, value in follower.figures().items()} if follower else {}
-
-
-def _fleet_gauges(follower: Follower | None) -> dict[str, float]:
-    """The gauges of a hub with a shared store; empty for other hubs."""
-    if follower is None:
-        return {}
-    return {"fleet_hubs": follower.hubs, "fleet_behind": follower.behind, "fleet_in_step": float(follower.in_step)}
+    return HubStats(epoch=state.sessions.epoch, counters=totals, gauges=gauges, namespaces=namespaces)

@@ -8,6 +8,7 @@ import pytest
 from blendhub.client import wire
 from blendhub.core.errors import InvalidInput, LeaseError, StoreFailed
 from blendhub.core.layout import Variant
+from blendhub.hub.stores import store_tier
 from tests.hub.hub_direct import CHUNK, HOST, tokens
 
 A, B = Variant(cache_salt="a"), Variant(cache_salt="b")
@@ -88,7 +89,8 @@ class SlowStore:
 
 
 @pytest.mark.parametrize("saved_first", ["a", "b"])
-def test_what_waits_to_be_saved_or_is_being_saved_does_not_stay_in_the_store(make_hub, tmp_path, saved_first):
+def test_what_waits_to_be_saved_or_is_being_saved_is_deleted(make_hub, tmp_path, saved_first, monkeypatch):
+    monkeypatch.setattr(store_tier, "WAIT_FOR_STORE_S", 0.02)
     store = SlowStore(tmp_path / "store")
     hub = make_hub(64, lambda: store)
     member = hub.join()
@@ -98,6 +100,7 @@ def test_what_waits_to_be_saved_or_is_being_saved_does_not_stay_in_the_store(mak
     async def go_on():
         deleting = asyncio.ensure_future(hub.answer(wire.Forget("a")))
         await asyncio.sleep(0.05)
+        assert hub.tier.writer.waiting == (2 if saved_first == "a" else 1), "only what is being saved stays"
         store.may_save.set()
         await deleting
 
