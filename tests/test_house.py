@@ -9,12 +9,15 @@ from pathlib import Path
 
 import pytest
 
+from blendhub.hub.config import HubConfig, Listen, StoreChoice
+from blendhub.vllm.settings import ReusePolicy, Settings
 from tests import size
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = [ROOT / "blendhub", *(folder for folder in ROOT.glob("plugins/*/blendhub_*") if folder.is_dir())]
 LONGEST_FILE, LONGEST_MEDIAN = 400, 150
 MOST_MODULES = 14
+MOST_OPTIONS = 30
 
 LINES = {file.relative_to(ROOT): size.lines([file]) for file in size.python_files()}
 
@@ -33,13 +36,13 @@ def imports_of(name: str) -> set[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
             node.body = [ast.Pass()]
-    found: set[str] = set()
+    imported: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            imported |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
-            found |= {f"{node.module}.{alias.name}" for alias in node.names} & MODULES.keys() or {node.module}
-    return found & MODULES.keys() - {name}
+            imported |= {f"{node.module}.{alias.name}" for alias in node.names} & MODULES.keys() or {node.module}
+    return imported & MODULES.keys() - {name}
 
 
 @functools.cache
@@ -84,7 +87,7 @@ def test_rooms_of_the_hub_import_each_other_without_circles():
     for name in MODULES:
         if is_in(name, "blendhub.hub"):
             room = room_of(name, "blendhub.hub")
-            used = {room_of(one, "blendhub.hub") for one in all_imports()[name] if is_in(one, "blendhub.hub")}
+            used = {room_of(used, "blendhub.hub") for used in all_imports()[name] if is_in(used, "blendhub.hub")}
             rooms.setdefault(room, set()).update(used - {room})
     try:
         list(TopologicalSorter(rooms).static_order())
@@ -133,7 +136,7 @@ def test_layers_do_not_reach_upwards(importer, forbidden):
 
 def test_nothing_imports_the_adapter_but_the_commands_that_check_its_settings():
     outside = {name for name in MODULES if not is_in(name, "blendhub.vllm")}
-    importers = {name for name in outside if any(is_in(one, "blendhub.vllm") for one in all_imports()[name])}
+    importers = {name for name in outside if any(is_in(used, "blendhub.vllm") for used in all_imports()[name])}
     assert importers <= {
         "blendhub.cli.checks.finding",
         "blendhub.cli.checks.software",
@@ -143,6 +146,11 @@ def test_nothing_imports_the_adapter_but_the_commands_that_check_its_settings():
         "blendhub_ascend.vllm.platform",
         "blendhub_ascend.vllm.refusals",
     }
+
+
+def test_the_engine_and_the_hub_have_few_options():
+    structs = (Settings, ReusePolicy, HubConfig, Listen, StoreChoice)
+    assert sum(len(struct.__struct_fields__) for struct in structs) <= MOST_OPTIONS
 
 
 def test_no_folder_grows_beyond_its_bound():
@@ -159,4 +167,6 @@ def test_files_are_short():
 def test_mypy_checks_each_plugin_and_its_tests():
     checked = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["mypy"]["packages"]
     plugins = {file.parent for file in ROOT.glob("plugins/*/pyproject.toml")}
-    assert {f"plugins.{one.name}.tests" for one in plugins} | {f"blendhub_{one.name}" for one in plugins} <= {*checked}
+    assert {
+        package for plugin in plugins for package in (f"plugins.{plugin.name}.tests", f"blendhub_{plugin.name}")
+    } <= {*checked}

@@ -27,38 +27,31 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError(f"low = {self.low} must not be above high = {self.high}")
 
 
-def parse(given):
-    return parse_options("gadget 'mine'", Options, given)
+def parse(values):
+    return parse_options("gadget 'mine'", Options, values)
 
 
-def test_nothing_given_means_the_defaults():
+def test_what_is_written_is_taken_and_the_rest_is_default():
     assert parse(None) == parse({}) == Options()
-
-
-def test_what_is_given_is_taken():
-    assert parse({"low": 2, "ids": [7, 8], "order": "new", "rate": 1}) == Options(
-        low=2, ids=(7, 8), order="new", rate=1.0
-    )
+    written = {"low": 2, "ids": [7, 8], "order": "new", "rate": 1}
+    assert parse(written) == Options(low=2, ids=(7, 8), order="new", rate=1.0)
 
 
 @pytest.mark.parametrize(
-    "given, complaint",
+    "values, complaint",
     [
         ({"hihg": 3}, r"gadget 'mine': Object contains unknown field `hihg` \(did you mean 'high'\?\)$"),
         ({"within": {"dpeth": 3}}, r"unknown field `dpeth` - at `\$.within` \(did you mean 'depth'\?\)$"),
         ({"order": "odd"}, r"Invalid enum value 'odd' - at `\$.order` \(did you mean 'old'\?\)$"),
-        ({3: 3}, "gadget 'mine': Expected `str`"),
         ({"low": "3"}, r"gadget 'mine': Expected `int`, got `str` - at `\$.low`$"),
         ({"low": 0}, r"Expected `int` >= 1 - at `\$.low`"),
-        ({"ids": ["a"]}, r"Expected `int`, got `str` - at `\$.ids\[0\]`"),
         ({"low": 20}, "low = 20 must not be above high = 10"),
-        ([("low", 3)], "gadget 'mine': Expected a mapping of names to values"),
         ("low", "gadget 'mine': Expected a mapping of names to values"),
     ],
 )
-def test_a_mistake_is_named_with_its_path_and_what_was_meant(given, complaint):
+def test_a_mistake_is_named_with_its_path_and_what_was_meant(values, complaint):
     with pytest.raises(OptionError, match=complaint):
-        parse(given)
+        parse(values)
 
 
 def test_options_are_described_as_plain_data():

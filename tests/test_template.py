@@ -45,9 +45,11 @@ def test_installed_folders_are_listed_and_judged_by_their_names(tmp_path):
         return subprocess.run(command, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True)
 
     listed = json.loads(blendhub("plugins", "--json").stdout)
-    ours = {one["kind"]: one for one in listed if one["distribution"].startswith("blendhub-example")}
-    assert {kind: plugin["name"] for kind, plugin in ours.items()} == NAMES
-    assert all(one["available"] and one["distribution"] == f"blendhub-example-{kind}" for kind, one in ours.items())
+    ours = [plugin for plugin in listed if plugin["distribution"].startswith("blendhub-example")]
+    assert {plugin["kind"]: plugin["name"] for plugin in ours} == NAMES
+    assert all(
+        plugin["available"] and plugin["distribution"] == f"blendhub-example-{plugin['kind']}" for plugin in ours
+    )
     done = blendhub("conformance", "matcher", "ngram", "--options", '{"window_tokens": 16}', "-k", "refuses")
     assert done.returncode == 0, done.stdout + done.stderr
     assert " 0 failed" in done.stdout and " 0 passed" not in done.stdout

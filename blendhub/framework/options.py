@@ -19,12 +19,12 @@ def did_you_mean(name: str, valid: Iterable[str]) -> str:
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 
-def parse_options(owner: str, options: type[T], given: Mapping[str, Any] | None) -> T:
+def parse_options(owner: str, options: type[T], values: Mapping[str, Any] | None) -> T:
     """Convert options of a configuration; raises OptionError that names ``owner`` and the path of a mistake."""
-    if given is not None and not isinstance(given, Mapping):
-        raise OptionError(f"{owner}: Expected a mapping of names to values, got {given!r}")
+    if values is not None and not isinstance(values, Mapping):
+        raise OptionError(f"{owner}: Expected a mapping of names to values, got {values!r}")
     try:
-        return msgspec.convert(dict(given or {}), options)
+        return msgspec.convert(dict(values or {}), options)
     except msgspec.ValidationError as error:
         wrong = WRONG_WORD.match(str(error))
         hint = did_you_mean(wrong[1] or wrong[2], _words(msgspec.json.schema(options))) if wrong else ""

@@ -20,13 +20,13 @@ from blendhub.framework.host import PluginHost
 from blendhub.framework.options import parse_options
 from blendhub.testing.stores.base import CHUNK_TOKENS, SHARD_BYTES, chunk, content, key, run
 
-__all__ = ["CHUNK_TOKENS", "SHARD_BYTES", "FleetTests", "Join", "Known", "Member", "chunk", "content", "key", "run"]
+__all__ = ["CHUNK_TOKENS", "SHARD_BYTES", "Catalogue", "FleetTests", "Join", "Member", "chunk", "content", "key", "run"]
 
 ROOMY = 2**30
 SLOTS = 16
 PAGE = mmap.PAGESIZE
 LONG_LOG = 10_000
-Known: TypeAlias = dict[RunKey, set[Span]]
+Catalogue: TypeAlias = dict[RunKey, set[Span]]
 
 
 class Member:
@@ -40,7 +40,7 @@ class Member:
         self.memory = mmap.mmap(fd, PAGE + size)
         os.close(fd)
         store.attach(ArenaFile(self._path, PAGE, size), memoryview(self.memory)[PAGE:])
-        self.known: Known = {}
+        self.catalogue: Catalogue = {}
         self.deleted: list[Deleted] = []
         """What others have announced."""
         self.lost = 0
@@ -64,7 +64,7 @@ class Member:
             chunks.append((chunk(index), shards))
         self.store.save_run(run(name))
         assert self.store.save_chunks(key(name), chunks) == []
-        self.known.setdefault(key(name), set()).update(span for span, _ in chunks)
+        self.catalogue.setdefault(key(name), set()).update(span for span, _ in chunks)
 
     def load(self, name: object, index: int, ranks: int = 1) -> list[bytes] | None:
         into = [self.slot(SLOTS - 1 - rank) for rank in range(ranks)]
@@ -110,7 +110,7 @@ class Member:
 
     def _take_snapshot(self) -> bytes:
         runs, cursor = self.store.snapshot()
-        self.known = {}
+        self.catalogue = {}
         for stored in runs:
             self._apply(Published(stored))
         return cursor
@@ -128,13 +128,13 @@ class Member:
         name = stored.key.run.removeprefix("run-")
         assert stored.tokens == run(name).tokens, "a run has come with other tokens"
         assert stored.description == run(name).description
-        self.known.setdefault(stored.key, set()).update(stored.chunks)
+        self.catalogue.setdefault(stored.key, set()).update(stored.chunks)
 
     def _forget(self, name: RunKey, spans: "list[Span] | tuple[Span, ...]") -> None:
-        chunks = self.known.get(name, set())
+        chunks = self.catalogue.get(name, set())
         chunks.difference_update(spans)
         if not chunks:
-            self.known.pop(name, None)
+            self.catalogue.pop(name, None)
 
 
 Join: TypeAlias = Callable[..., Member]

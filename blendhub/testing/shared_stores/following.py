@@ -19,82 +19,82 @@ KILLS = 5
 @holds("``changes`` gives what was published and dropped after a cursor, in order and")
 class FollowingTests(FleetTests):
     def test_what_others_publish_and_drop_comes_in_order(self, join: Join) -> None:
-        one, two = join(), join()
+        first, second = join(), join()
         for index in range(6):
-            one.save("a", index, index)
-            two.save("b", index, index)
-        one.discard("a", 2)
-        two.discard("a", 3)
-        for member in (one, two):
+            first.save("a", index, index)
+            second.save("b", index, index)
+        first.discard("a", 2)
+        second.discard("a", 3)
+        for member in (first, second):
             member.follow()
         left = {key("a"): {chunk(index) for index in (0, 1, 4, 5)}, key("b"): {chunk(index) for index in range(6)}}
-        assert one.known == two.known == left
-        one.discard("a", 5)
-        one.save("a", 5, 50)
-        two.follow()
-        assert two.known == left, "a chunk that was dropped and saved again came in another order"
-        assert one.lost == two.lost == 0
+        assert first.catalogue == second.catalogue == left
+        first.discard("a", 5)
+        first.save("a", 5, 50)
+        second.follow()
+        assert second.catalogue == left, "a chunk that was dropped and saved again came in another order"
+        assert first.lost == second.lost == 0
 
     @holds("What an object saves and discards itself is not among its changes;")
     def test_what_one_does_itself_is_not_among_its_changes(self, join: Join) -> None:
-        one, other = join(), join()
-        one.save("a", 0, 1)
-        one.save("a", 1, 1)
-        one.discard("a", 0)
-        saved, one.known = one.known, {}
-        one.follow()
-        assert one.known == {}, "its own chunks came among the changes"
+        first, other = join(), join()
+        first.save("a", 0, 1)
+        first.save("a", 1, 1)
+        first.discard("a", 0)
+        saved, first.catalogue = first.catalogue, {}
+        first.follow()
+        assert first.catalogue == {}, "its own chunks came among the changes"
         other.follow()
-        assert other.known == saved == {key("a"): {chunk(1)}}
+        assert other.catalogue == saved == {key("a"): {chunk(1)}}
 
     @holds("What one object announces is among the changes of each other one.")
     def test_what_one_announces_the_others_hear_in_order(self, join: Join) -> None:
-        one, two, three = join(), join(), join()
-        one.save("a", 0, 1)
+        first, second, third = join(), join(), join()
+        first.save("a", 0, 1)
         said = [Deleted("one tenant's"), Deleted("another's"), Deleted("one tenant's")]
         for deleted in said:
-            one.store.announce(deleted)
-        for member in (one, two, three):
+            first.store.announce(deleted)
+        for member in (first, second, third):
             member.follow()
-        assert two.deleted == three.deleted == said and one.deleted == []
-        assert two.known == one.known == {key("a"): {chunk(0)}}, "an announcement drops nothing"
+        assert second.deleted == third.deleted == said and first.deleted == []
+        assert second.catalogue == first.catalogue == {key("a"): {chunk(0)}}, "an announcement drops nothing"
         assert join().deleted == []
 
     def test_what_happens_while_a_snapshot_is_read_is_not_missed(self, join: Join) -> None:
-        one, late = join(), join()
+        first, late = join(), join()
         for name in range(300):
-            one.save(name, 0, name)
+            first.save(name, 0, name)
         runs, cursor = late.store.snapshot()
         seen = {next(runs).key}
         for name in range(0, 300, 2):
-            one.discard(name, 0)
+            first.discard(name, 0)
         for name in range(300, 330):
-            one.save(name, 0, name)
-        late.known = {key: {chunk(0)} for key in [*seen, *(stored.key for stored in runs)]}
+            first.save(name, 0, name)
+        late.catalogue = {key: {chunk(0)} for key in [*seen, *(stored.key for stored in runs)]}
         late._cursor = cursor
         late.follow()
-        assert late.known == one.known and late.lost == 0
+        assert late.catalogue == first.catalogue and late.lost == 0
 
     def test_changes_are_awaited_until_one_comes(self, join: Join) -> None:
-        one, other = join(), join()
-        one.save("a", 0, 1)  # the first may wait until the store has started whatever it needs
+        first, other = join(), join()
+        first.save("a", 0, 1)  # the first may wait until the store has started whatever it needs
         other.follow()
         assert 0.2 <= other.wait_for_changes(0.25) < 1.5
-        waiting = threading.Timer(0.3, one.save, ("a", 1, 2))
+        waiting = threading.Timer(0.3, first.save, ("a", 1, 2))
         waiting.start()
         assert other.wait_for_changes(4.0) < 2.0
         waiting.join()
         other.follow()
-        assert other.known == {key("a"): {chunk(0), chunk(1)}}
+        assert other.catalogue == {key("a"): {chunk(0), chunk(1)}}
 
     def test_how_far_behind_it_is_and_how_many_there_are(self, join: Join) -> None:
-        one, two = join(), join()
+        first, second = join(), join()
         for name in range(200):
-            one.save(name, 0, name)
-        changes = two.store.changes(two._cursor, 1.0)
+            first.save(name, 0, name)
+        changes = second.store.changes(second._cursor, 1.0)
         assert changes.changes and changes.behind > 0 and changes.hubs == 2
-        one.close()
-        assert two.store.changes(changes.cursor, 0.0).hubs == 1
+        first.close()
+        assert second.store.changes(changes.cursor, 0.0).hubs == 1
 
     @pytest.mark.slow
     @holds("a crash at any moment leaves each chunk whole or absent.")
@@ -119,8 +119,8 @@ class FollowingTests(FleetTests):
             os.kill(process.pid, signal.SIGKILL)
             process.join()
             reader.follow()
-            assert reader.known == join().known
-            for name, spans in list(reader.known.items())[-8:]:
+            assert reader.catalogue == join().catalogue
+            for name, spans in list(reader.catalogue.items())[-8:]:
                 number = int(name.run.removeprefix("run-"))
                 for index in range(len(spans)):
                     assert reader.load(number, index) == [content(number + index)]

@@ -9,11 +9,10 @@ from pathlib import Path
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
-from blendhub.contracts import RunKey, SharedStore
-from blendhub.core.spans import Span
+from blendhub.contracts import SharedStore
 from blendhub.testing.histories import run_histories
 from blendhub.testing.sentences import holds
-from blendhub.testing.shared_stores.base import ROOMY, FleetTests, Known, Member, chunk, content, key
+from blendhub.testing.shared_stores.base import ROOMY, Catalogue, FleetTests, Member, chunk, content, key
 
 LOG_LENGTH = 12
 members = st.integers(0, 2)
@@ -40,7 +39,7 @@ class FleetHistory(RuleBasedStateMachine):
     def teardown(self) -> None:
         for member in self.members:
             member.follow()
-            assert member.known == self.expected(), "a change was missed without a word"
+            assert member.catalogue == self.expected(), "a change was missed without a word"
             member.close()
         self._folder.cleanup()
 
@@ -84,19 +83,19 @@ class FleetHistory(RuleBasedStateMachine):
     @rule(who=members)
     def follow(self, who: int) -> None:
         self.members[who].follow()
-        assert self.members[who].known == self.expected()
+        assert self.members[who].catalogue == self.expected()
 
     @rule(who=members)
     def leave_and_come_back(self, who: int) -> None:
         self.members[who].close()
         self.members[who] = self._open()
-        assert self.members[who].known == self.expected()
+        assert self.members[who].catalogue == self.expected()
 
-    def expected(self) -> Known:
-        known: dict[RunKey, set[Span]] = {}
+    def expected(self) -> Catalogue:
+        catalogue: Catalogue = {}
         for name, index in self.there:
-            known.setdefault(key(name), set()).add(chunk(index))
-        return known
+            catalogue.setdefault(key(name), set()).add(chunk(index))
+        return catalogue
 
 
 @holds("Applied to the snapshot, the changes give the catalogue.")

@@ -26,7 +26,7 @@ CALLS: dict[str, Callable[[Member], Any]] = {
     "save": lambda member: member.store.save(key("a"), chunk(0), [member.slot(0)]),
     "load": lambda member: member.load("a", 0),
     "discard": lambda member: member.store.discard(key("a"), chunk(0)),
-    "runs": lambda one: list(one.store.runs()),
+    "runs": lambda member: list(member.store.runs()),
     "snapshot": lambda member: member.store.snapshot(),
     "changes": lambda member: member.follow(),
 }
@@ -77,7 +77,7 @@ class MovingTests(FleetTests):
         assert reader.load("a", 0) is None
         for member in (writer, third):
             member.follow()
-            assert member.known == {}
+            assert member.catalogue == {}
         assert reader.store.corrupted == 0
         writer.save("a", 0, 3)
         assert third.load("a", 0) == [content(3)]
@@ -91,7 +91,7 @@ class MovingTests(FleetTests):
         assert reader.load("a", 0) is None
         assert reader.store.corrupted == 1
         writer.follow()
-        assert writer.known == {}
+        assert writer.catalogue == {}
 
     @holds("``nbytes`` and ``capacity`` are those of the place, as it was last heard of.")
     def test_what_was_longest_not_used_is_dropped_to_keep_within_the_capacity(self, join: Join) -> None:
@@ -103,34 +103,34 @@ class MovingTests(FleetTests):
             reader.follow()
         writer.follow()
         assert reader.store.nbytes <= capacity == reader.store.capacity
-        assert reader.known == writer.known
-        assert 2 < len(reader.known) < 20
+        assert reader.catalogue == writer.catalogue
+        assert 2 < len(reader.catalogue) < 20
         for name in range(20):
-            expected = [content(name)] if key(name) in reader.known else None
+            expected = [content(name)] if key(name) in reader.catalogue else None
             assert reader.load(name, 0) == expected
 
     @holds("What does not fit what is stored raises InvalidInput and changes nothing.")
     def test_bad_input_is_refused_and_changes_nothing(self, join: Join) -> None:
-        one = join()
-        one.save("a", 0, 1)
+        member = join()
+        member.save("a", 0, 1)
         for what, call in BAD_CALLS.items():
             with pytest.raises(InvalidInput, match=r"\w+ \w+ \w+"):
-                call(one)
+                call(member)
                 pytest.fail(f"{what} was not refused")
         other = join()
-        assert other.known == {key("a"): {chunk(0)}}
+        assert other.catalogue == {key("a"): {chunk(0)}}
         assert other.load("a", 0) == [content(1)]
 
     @holds("A closed store answers everything with StoreFailed.")
     def test_a_closed_store_says_so(self, join: Join) -> None:
-        one = join()
-        one.save("a", 0, 1)
-        one.store.close()
+        member = join()
+        member.save("a", 0, 1)
+        member.store.close()
         for what, call in CALLS.items():
             with pytest.raises(StoreFailed, match="closed"):
-                call(one)
+                call(member)
                 pytest.fail(f"{what} was answered after the store was closed")
-        one.store.close()
+        member.store.close()
 
     @holds("``attach`` comes before the first chunk moves.")
     def test_chunks_move_only_behind_an_attached_arena(self, place: Path) -> None:

@@ -32,7 +32,7 @@ class FleetStore(SharedStore):
         self._open_bytes = open_bytes
         self._catalogue = SharedCatalogue(options)
         self._moves: Moves | None = None
-        self._given: dict[RunKey, StoredRun] = {}
+        self._unpublished: dict[RunKey, StoredRun] = {}
         """Runs that are published with their next chunk."""
         self._lengths: dict[RunKey, int] = {}
         """How many tokens of each of this object's own runs are published."""
@@ -95,7 +95,7 @@ class FleetStore(SharedStore):
         if stored and 4 * stored[-1].end > len(run.tokens):
             raise InvalidInput(f"{run.key} has {stored[-1]} stored, but its new tokens end before; pass all")
         with self._lock:
-            self._given[run.key] = run
+            self._unpublished[run.key] = run
         return []
 
     def save(self, run: RunKey, span: Span, shards: Sequence[Buffer]) -> list[tuple[RunKey, Span]]:
@@ -104,7 +104,7 @@ class FleetStore(SharedStore):
     def save_chunks(self, run: RunKey, chunks: Sequence[tuple[Span, Sequence[Buffer]]]) -> list[tuple[RunKey, Span]]:
         moves = self._attached()
         spans = [span for span, _ in chunks]
-        given = self._check_tokens(run, max(span.end for span in spans))
+        unpublished = self._check_tokens(run, max(span.end for span in spans))
         # Before the bytes move: a hub that is taken for dead meanwhile publishes nothing of this.
         incarnation = self._catalogue.incarnation
         if not incarnation:
@@ -113,7 +113,7 @@ class FleetStore(SharedStore):
         records, stored = moves.put([shards for _, shards in chunks])
         kept = {span: record for span, record, whole in zip(spans, records, stored, strict=True) if whole}
         try:
-            replaced = self._publish(incarnation, given, run, kept) if kept else []
+            replaced = self._publish(incarnation, unpublished, run, kept) if kept else []
         except BaseException:
             moves.remove(records)
             raise
@@ -126,25 +126,27 @@ class FleetStore(SharedStore):
     def _check_tokens(self, run: RunKey, end: int) -> StoredRun | None:
         """The run if its tokens are still to be published; raises unless tokens cover what comes."""
         with self._lock:
-            given, published = self._given.get(run), self._lengths.get(run, 0)
-        n_tokens = len(given.tokens) // 4 if given else published
+            unpublished, published = self._unpublished.get(run), self._lengths.get(run, 0)
+        n_tokens = len(unpublished.tokens) // 4 if unpublished else published
         if end > n_tokens:
             raise InvalidInput(f"{run} has {n_tokens} tokens here, a chunk of it ends at {end}; call save_run first")
-        return given
+        return unpublished
 
-    def _publish(self, incarnation: str, given: StoredRun | None, run: RunKey, kept: dict[Span, Record]) -> list[bytes]:
+    def _publish(
+        self, incarnation: str, unpublished: StoredRun | None, run: RunKey, kept: dict[Span, Record]
+    ) -> list[bytes]:
         records = {span: encode_record(record) for span, record in kept.items()}
         try:
-            replaced = self._catalogue.publish(incarnation, given, run, records)
+            replaced = self._catalogue.publish(incarnation, unpublished, run, records)
         except InvalidInput:
             with self._lock:
                 self._lengths.pop(run, None)
             raise
         with self._lock:
-            if given:
-                self._lengths[run] = len(given.tokens) // 4
-                if self._given.get(run) is given:
-                    del self._given[run]
+            if unpublished:
+                self._lengths[run] = len(unpublished.tokens) // 4
+                if self._unpublished.get(run) is unpublished:
+                    del self._unpublished[run]
         return replaced
 
     # Loading.

@@ -68,7 +68,7 @@ def test_what_is_no_file_is_a_miss_at_once_and_dropped_for_all(
     assert reader.load("a", 0) is None and reader.load("a", 1) is None
     assert time.monotonic() - began < SILENCE_S
     writer.follow()
-    assert writer.known == {}
+    assert writer.catalogue == {}
 
 
 def test_a_folder_that_was_removed_is_made_again(join: Join, place: Path) -> None:
@@ -128,7 +128,7 @@ def test_hubs_of_different_users_share_what_belongs_to_their_group(join: Join, p
 
 def test_a_write_that_fails_leaves_nothing(join: Join, place: Path) -> None:
     place.mkdir()
-    mounting = ["mount", "-t", "tmpfs", "-o", "size=32k", "tmpfs", place]
+    mounting = ["mount", "-t", "tmpfs", "-o", "size=32k", "tmpfs", str(place)]
     if os.geteuid() or subprocess.run(mounting, check=False).returncode:
         pytest.skip("needs root, to mount a small file system")
     try:

@@ -36,12 +36,12 @@ def test_one_that_was_taken_for_dead_publishes_nothing_until_it_has_joined_again
     with pytest.raises(StoreFailed, match="took this hub for dead"):
         one.store.save(key("a"), chunk(1), [one.slot(0)])
     other.follow()
-    assert other.known == {key("a"): {chunk(0)}}
+    assert other.catalogue == {key("a"): {chunk(0)}}
     assert len(list(place.rglob("*.kv"))) == 1, "the bytes of what was refused are removed"
     one.follow()
     one.save("a", 1, 2)
     other.follow()
-    assert other.known == {key("a"): {chunk(0), chunk(1)}}
+    assert other.catalogue == {key("a"): {chunk(0), chunk(1)}}
     assert other.load("a", 1) == [content(2)]
 
 
@@ -62,7 +62,7 @@ def test_what_was_on_its_way_is_refused_although_its_writer_has_joined_again(
     with pytest.raises(StoreFailed, match="took this hub for dead"):
         one.store.save(key("a"), chunk(0), [one.slot(0)])
     other.follow()
-    assert other.known == {} and not list(place.rglob("*.kv"))
+    assert other.catalogue == {} and not list(place.rglob("*.kv"))
 
 
 def test_the_silent_are_taken_for_dead_by_redis_clock(join: Join, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,4 +87,4 @@ def test_a_redis_that_was_emptied_is_noticed_however_far_it_has_gone_on(join: Jo
         one.save("b", index, index)
     other.follow()
     assert other.lost == 1
-    assert other.known == one.known == {key("b"): {chunk(index) for index in range(4)}}
+    assert other.catalogue == one.catalogue == {key("b"): {chunk(index) for index in range(4)}}

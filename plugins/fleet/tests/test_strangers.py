@@ -89,11 +89,11 @@ def test_a_run_that_no_hub_wrote_is_left_out_and_the_others_come(redis: Any, joi
     stranger(redis)
     began = time.monotonic()
     other = join()
-    assert key("b") in other.known and other.load("b", 0) == [content(2)]
+    assert key("b") in other.catalogue and other.load("b", 0) == [content(2)]
     assert skipped(other) == 1
     writer.save("c", 0, 3)
     other.follow()
-    assert key("c") in other.known
+    assert key("c") in other.catalogue
     assert time.monotonic() - began < 2.0
 
 
@@ -107,13 +107,14 @@ def test_a_log_entry_that_no_hub_wrote_is_left_out_and_following_goes_on(
     other.follow()
     writer.save("b", 0, 2)
     other.follow()
-    assert other.known == {key("a"): {chunk(0)}, key("b"): {chunk(0)}}
+    assert other.catalogue == {key("a"): {chunk(0)}, key("b"): {chunk(0)}}
     assert other.lost + skipped(other) <= 1
     assert other.wait_for_changes(0.2) >= 0.2, "it does not ask again and again"
 
 
 RECORDS = {
     "no record": b"no record",
+    "a size below zero": b"-1:" + msgspec.msgpack.encode(("0" * 32, (-1,), (bytes(16),))),
     "more sizes than checksums": b"8192:" + msgspec.msgpack.encode(("0" * 32, (4096, 4096), (bytes(16),))),
     "a name that leads elsewhere": b"4096:" + msgspec.msgpack.encode(("../../escaped", (4096,), (bytes(16),))),
     "far too long": bytes(LARGE),
@@ -135,7 +136,7 @@ def test_a_bad_record_is_dropped_for_all_and_what_comes_with_it_is_loaded(
     assert bytes(reader.slot(1)) == content(2)
     assert reader.store.corrupted == 1
     writer.follow()
-    assert writer.known[key("a")] == {chunk(1)}
+    assert writer.catalogue[key("a")] == {chunk(1)}
     assert reader.store.load_chunks(chunks) == [False, True, False] and reader.store.corrupted == 1
 
 

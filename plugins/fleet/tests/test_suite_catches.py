@@ -115,7 +115,7 @@ class TakesNoLoadForAUse(FleetStore):
 
 class TakesAnyChunk(FleetStore):
     def _check_tokens(self, run: RunKey, end: int) -> Any:
-        return self._given.get(run)
+        return self._unpublished.get(run)
 
 
 class AnswersAfterItWasClosed(FleetStore):

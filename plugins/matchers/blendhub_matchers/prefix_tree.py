@@ -86,26 +86,24 @@ class Node:
 
     def _choose(self, held: Held) -> None:
         """Name it for the positions where no run is named that is as good."""
-        known = self.chosen
-        if not known or known[-1].end <= held.start:  # mostly: nodes grow at their ends
-            known.append(held)
-            _join_last(known)
-            self.n_chosen += held.end - held.start
+        chosen, span = self.chosen, Span(held.start, held.end)
+        if not chosen or chosen[-1].end <= held.start:  # mostly: nodes grow at their ends
+            chosen.append(held)
+            _join_last(chosen)
+            self.n_chosen += len(span)
             return
-        first = max(bisect_right(known, held.start, key=lambda one: one.start) - 1, 0)
-        last = bisect_right(known, held.end, key=lambda one: one.start)
+        first = max(bisect_right(chosen, held.start, key=_start) - 1, 0)
+        last = bisect_right(chosen, held.end, key=_start)
         kept: list[Held] = []
-        for one in known[first:last]:
-            worse = held.exact > one.exact
-            kept += _without(one, Span(held.start, held.end)) if worse else [one]
-        free = gaps(Span(held.start, held.end), [Span(one.start, one.end) for one in kept])
-        new = sorted([*kept, *(held._replace(start=gap.start, end=gap.end) for gap in free)])
+        for earlier in chosen[first:last]:
+            kept += _without(earlier, span) if held.exact > earlier.exact else [earlier]
+        free = gaps(span, [Span(part.start, part.end) for part in kept])
         joined: list[Held] = []
-        for one in new:
-            joined.append(one)
+        for part in sorted([*kept, *(held._replace(start=gap.start, end=gap.end) for gap in free)]):
+            joined.append(part)
             _join_last(joined)
-        self.n_chosen += _total(joined) - _total(known[first:last])
-        known[first:last] = joined
+        self.n_chosen += _total(joined) - _total(chosen[first:last])
+        chosen[first:last] = joined
 
     def _choose_others(self, lost: list[Span]) -> None:
         """Name other runs for these positions; exact ones first, and of these the newest."""
@@ -119,10 +117,10 @@ class Node:
                     self._choose(held._replace(start=start, end=end))
 
 
-def shared(one: Tokens, other: Tokens) -> int:
+def shared(left: Tokens, right: Tokens) -> int:
     """How many tokens two sequences share from their start."""
-    length = min(len(one), len(other))
-    differing = one[:length] != other[:length]
+    length = min(len(left), len(right))
+    differing = left[:length] != right[:length]
     first = int(differing.argmax()) if length else 0
     return first if length and differing[first] else length
 
@@ -169,6 +167,10 @@ def _join_last(spans: list[Held]) -> None:
     if len(spans) > 1 and spans[-2].end == spans[-1].start and spans[-2][2:] == spans[-1][2:]:
         last = spans.pop()
         spans[-1] = spans[-1]._replace(end=last.end)
+
+
+def _start(held: Held) -> int:
+    return held.start
 
 
 def _total(spans: Iterable[Held]) -> int:

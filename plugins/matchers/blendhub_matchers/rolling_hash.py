@@ -134,7 +134,7 @@ class RollingHashMatcher(Matcher):
             return []
         candidates = np.empty((tokens.size + 2, COLUMNS), np.int64)
         with self._lock:
-            found = kernels.find_candidates(
+            n_found = kernels.find_candidates(
                 *self._index,
                 tokens,
                 self._base,
@@ -143,7 +143,7 @@ class RollingHashMatcher(Matcher):
                 self._options.min_match_tokens,
                 candidates,
             )
-            return self._matches(candidates[:found])
+            return self._matches(candidates[:n_found])
 
     def __len__(self) -> int:
         return self._stored

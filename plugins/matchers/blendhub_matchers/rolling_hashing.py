@@ -19,7 +19,7 @@ def multiply_fold(typing_context, a, b):
 
     def generate(context, builder, signature, arguments):
         wide, word = ir.IntType(128), ir.IntType(64)
-        product = builder.mul(*(builder.zext(one, wide) for one in arguments))
+        product = builder.mul(*(builder.zext(factor, wide) for factor in arguments))
         low = builder.trunc(builder.and_(product, wide(MODULUS)), word)
         return builder.add(low, builder.trunc(builder.lshr(product, wide(61)), word))
 

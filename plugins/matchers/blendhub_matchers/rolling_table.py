@@ -142,8 +142,8 @@ def collect_possible(table, homes, tags, possible):
         tag = np.uint64(tags[k])
         possible[found] = k
         found += np.int64((homes[tag & last] & class_of(tag)) != 0)
-    for one in range(found):
-        prefetch(table, np.int64(np.uint64(tags[possible[one]]) & last))
+    for number in range(found):
+        prefetch(table, np.int64(np.uint64(tags[possible[number]]) & last))
     return found
 
 

@@ -70,10 +70,10 @@ class SeparatorMatcher(Matcher):
             # The segment that was open until now, and even its end, may be another one with what follows.
             while text.spans and text.spans[-1].end > span.start - len(self._separator):
                 self._drop(run, text, len(text.spans) - 1)
-            known_until = text.spans[-1].end if text.spans else 0
+            indexed_until = text.spans[-1].end if text.spans else 0
             for segment in self._segments(tokens[: span.end]):
                 before = Span(segment.start, max(segment.start, min(segment.end, span.start)))
-                if segment.start >= known_until and (not len(before) or self._runs.holds(run, before)):
+                if segment.start >= indexed_until and (not len(before) or self._runs.holds(run, before)):
                     self._learn(run, text, segment, tokens)
             self._runs.add(run, span)
 

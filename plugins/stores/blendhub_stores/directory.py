@@ -90,8 +90,8 @@ class Directory:
     def files(self) -> Iterator[File]:
         """Every regular file of this user with a name of the store; removes drafts that a crash left."""
         for folder in self._folders():
-            with os.scandir(folder) as found:
-                for file in found:
+            with os.scandir(folder) as files:
+                for file in files:
                     ours = _OURS.fullmatch(file.name)
                     if ours is None or not file.name.startswith(folder.name):
                         continue

@@ -134,11 +134,13 @@ class DiskStore(Store):
             if stored and stored[-1].end > n_tokens:
                 raise InvalidInput(f"{key} has {stored[-1]} stored, but its new tokens end at {n_tokens}; pass all")
         else:
-            known = self._catalogue.n_tokens(key)
-            if known is None:
+            stored_tokens = self._catalogue.n_tokens(key)
+            if stored_tokens is None:
                 raise InvalidInput(f"{key} is not stored, so {span} of it cannot be; call save_run first")
-            if span.end > known:
-                raise InvalidInput(f"{span} lies beyond the {known} tokens of {key}; call save_run with more first")
+            if span.end > stored_tokens:
+                raise InvalidInput(
+                    f"{span} ends beyond the {stored_tokens} tokens of {key}; call save_run with more first"
+                )
         return self._catalogue.victims(entry, nbytes)
 
     def _publish(self, entry: Entry, nbytes: int, n_tokens: int, victims: list[Entry]) -> list[tuple[RunKey, Span]]:
