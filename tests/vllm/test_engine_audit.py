@@ -42,7 +42,7 @@ def test_an_audited_request_is_answered_as_without_reuse_and_says_whether_blendi
         assert disagreement(audited, expected) < TOLERANCE
         for answer, outcome in zip(audited, outcomes, strict=True):
             assert answer.report["moved_tokens"] > 400 and answer.report["recomputed_tokens"] > 0
-            assert answer.report["audit"] == outcome | {"kl": pytest.approx(outcome["kl"], rel=1e-2)}
+            assert answer.report["audit"] == outcome | {"kl": pytest.approx(outcome["kl"], rel=1e-2, abs=1e-5)}
         kv = audited[-1].kv(len(prompts[-1]) - 1)
         assert np.allclose(kv, engine.full_prefill(prompts[-1]), atol=1e-4)
     with Engine(model, SETTINGS | PROBING | {"audit_share": 0}) as engine:
@@ -100,4 +100,4 @@ def test_two_ranks_audit_as_one(model, plain, environment, texts):  # noqa: F811
         answers = engine.ask(*prompts, tokens=6, store=False)
         assert disagreement(answers, expected) < TOLERANCE
         for answer, outcome in zip(answers, alone, strict=True):
-            assert answer.report["audit"] == outcome | {"kl": pytest.approx(outcome["kl"], rel=1e-2)}
+            assert answer.report["audit"] == outcome | {"kl": pytest.approx(outcome["kl"], rel=1e-2, abs=1e-5)}
