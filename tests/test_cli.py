@@ -42,7 +42,7 @@ def plugins(site, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(site.path))
 
 
-def test_plugins_as_json_has_exactly_the_documented_keys(plugins, capsys):
+def test_plugins_are_listed_for_people_and_as_json_with_the_documented_keys(plugins, capsys):
     assert main(["plugins", "--json"]) == 0
     listed = json.loads(capsys.readouterr().out)
     assert all(set(plugin) == KEYS for plugin in listed)
@@ -50,23 +50,11 @@ def test_plugins_as_json_has_exactly_the_documented_keys(plugins, capsys):
     assert by_name["sound"]["available"] and by_name["sound"]["distribution"] == "extra-matchers"
     assert not by_name["absent"]["available"] and by_name["absent"]["remedy"] == "pip install a-card"
     assert by_name["broken"]["kind"] is None and "ModuleNotFoundError" in by_name["broken"]["reason"]
-
-
-def test_plugins_is_plain_text_when_not_a_terminal(plugins, capsys):
     assert main(["plugins"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0].split("\t") == ["kind", "name", "from", "api", "summary", "can do", "usable"]
-    assert "matcher\tsound\textra-matchers 1.0\t5\tit matches\t\tyes" in lines
-    assert any(line.endswith("\tyes; slow here: no [such] card; two threads") for line in lines)
-    assert any("no: no [such] card; to change it: pip install a-card" in line for line in lines)
-
-
-def test_plugins_is_a_table_in_a_terminal(plugins, capsys, monkeypatch):
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
-    monkeypatch.setenv("COLUMNS", "200")
-    assert main(["plugins"]) == 0
-    shown = capsys.readouterr().out
-    assert "can do" in shown and "no: no [such] card" in shown
+    lines = [line.split(maxsplit=2) for line in capsys.readouterr().out.splitlines()]
+    assert ["matcher", "sound", "it matches (extra-matchers 1.0, API 5)"] in lines
+    assert ["yes;", "slow", "here: no [such] card; two threads"] in lines
+    assert ["no:", "no", "[such] card; to change it: pip install a-card"] in lines
 
 
 @pytest.mark.parametrize(
@@ -76,11 +64,7 @@ def test_plugins_is_a_table_in_a_terminal(plugins, capsys, monkeypatch):
         (["conformance", "matchr", "sound"], "no conformance suite for kind 'matchr'"),
         (["conformance", "matcher", "absent"], "cannot be used: no [such] card"),
         (["conformance", "matcher", "sound", "--options", "{"], "--options '{' is not a JSON object"),
-        (["conformance", "matcher", "sound", "--options", "[]"], "--options '[]' is not a JSON object"),
-        (
-            ["conformance", "matcher", "sound", "--options", '{"x": 1}'],
-            "Object contains unknown field `x`",
-        ),
+        (["conformance", "matcher", "sound", "--options", '{"x": 1}'], "Object contains unknown field `x`"),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_code_2(plugins, capsys, arguments, complaint):
@@ -89,9 +73,8 @@ def test_a_mistake_is_one_line_and_exit_code_2(plugins, capsys, arguments, compl
     assert error.startswith("blendhub: ") and complaint in error and error.count("\n") == 1
 
 
-@pytest.mark.parametrize("missing", ["pytest", "hypothesis"])
-def test_conformance_without_its_extra_says_what_to_install(plugins, capsys, monkeypatch, missing):
-    monkeypatch.setitem(sys.modules, missing, None)
+def test_conformance_without_its_extra_says_what_to_install(plugins, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "hypothesis", None)
     assert main(["conformance", "matcher", "sound"]) == 2
     assert "pip install 'blendhub[testing]'" in capsys.readouterr().err
 
@@ -104,22 +87,15 @@ def test_version_and_help(capsys):
 
 
 @pytest.mark.slow
-def test_conformance_of_a_sound_plugin(plugins, capfd):
+def test_conformance_shows_what_to_mend_first_and_what_failed(plugins, capfd):
     assert main(["conformance", "matcher", "sound", "-k", "seeds_agree or same_text_twice"]) == 0
     assert "conformance: 2 passed, 0 failed, 0 do not apply" in capfd.readouterr().out
-
-
-@pytest.mark.slow
-def test_conformance_lists_what_failed(plugins, capfd):
     assert main(["conformance", "matcher", "forgetful", "-k", "same_text_twice or empty_prompt"]) == 1
     shown = capfd.readouterr().out
     first, _, _ = shown.partition("tests of the contract that failed")
     assert "Text that stands in the prompt several times is found each time.\n\nwhat the test did:\n" in first
-    assert (
-        "    def test_the_same_text_twice_in_one_prompt(" in first
-        and "checked.match(" in first
-        and "\n\nwhat it saw:\n    AssertionError: " in first
-    )
+    assert "    def test_the_same_text_twice_in_one_prompt(" in first and "checked.match(" in first
+    assert "\n\nwhat it saw:\n    AssertionError: " in first
     assert "\ntest_the_same_text_twice_in_one_prompt\n" in shown
     assert "conformance: 1 passed, 1 failed, 0 do not apply" in shown
 

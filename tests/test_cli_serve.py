@@ -65,9 +65,7 @@ def test_without_flags_the_defaults_are_printed_with_every_key(capsys):
         ("arena_gb = 1", [], "unknown field `arena_gb` (did you mean 'arena_gib'?)"),
         ("arena_gib =", [], "is not TOML"),
         ("", ["--arena-gib", "-1"], "the command line: Expected `float` >= 0.0 - at `$.arena_gib`"),
-        ("", ["--arena-gib", "nan"], "the command line: Expected `float` >= 0.0 - at `$.arena_gib`"),
         ("", ["--arena-gib", "1000000"], "set arena_gib to at most"),
-        ("", ["--arena-gib", "0.00001"], "arena_gib = 1e-05 holds no chunk of any model, expected at least 0.001"),
         ("", ["--store", ""], "--store is empty, expected a directory"),
         ("", ["--store", "disk", "--store-option", "path"], "--store-option 'path' should be KEY=VALUE"),
         ("", ["--endpoint", ""], "the command line: Expected `str` of length >= 1 - at `$.listen[0].endpoint`"),
@@ -85,27 +83,23 @@ def test_a_mistake_is_one_line_and_exit_code_2(tmp_path, capsys, text, flags, co
     assert error.startswith("blendhub: ") and complaint in error and error.count("\n") == 1
 
 
-def test_the_default_socket_is_in_a_directory_of_ones_own(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    assert default_endpoint() == default_endpoint() == f"ipc://{tmp_path}/blendhub/hub.sock"
-    assert stat.S_IMODE((tmp_path / "blendhub").stat().st_mode) == 0o700
-
-
-def test_a_default_directory_that_others_rule_is_refused(tmp_path, monkeypatch):
+def test_the_default_socket_is_in_a_directory_that_only_its_user_rules(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     folder = tmp_path / "blendhub"
-    (tmp_path / "elsewhere").mkdir(mode=0o700)
-    folder.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(HubError, match="it is no directory"):
-        default_endpoint()
-    folder.unlink()
-    folder.mkdir()
+    assert default_endpoint() == default_endpoint() == f"ipc://{folder}/hub.sock"
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     folder.chmod(0o770)
     with pytest.raises(HubError, match="with mode 770"):
         default_endpoint()
     folder.chmod(0o700)
-    monkeypatch.setattr(os, "getuid", lambda: folder.stat().st_uid + 1)
-    with pytest.raises(HubError, match=f"only uid {folder.stat().st_uid + 1} can enter"):
+    with monkeypatch.context() as another:
+        another.setattr(os, "getuid", lambda: folder.stat().st_uid + 1)
+        with pytest.raises(HubError, match=f"only uid {folder.stat().st_uid + 1} can enter"):
+            default_endpoint()
+    (tmp_path / "elsewhere").mkdir(mode=0o700)
+    folder.rmdir()
+    folder.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(HubError, match="it is no directory"):
         default_endpoint()
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "missing"))
     with pytest.raises(HubError, match="cannot make the directory"):

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from importlib.metadata import packages_distributions
 from itertools import dropwhile, takewhile
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from blendhub.outcome.reasons import SENTENCES, Why
 from blendhub.testing import SUITES
 from blendhub.vllm.settings import RequestSettings, read_request, read_settings
 from blendhub.vllm.transfer_config import check_transfer_config
-from tests import tables
+from tests import size, tables
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -70,6 +71,20 @@ def test_every_dependency_is_documented():
         named |= {re.match(r"[\w-]+", wanted).group() for group in groups for wanted in group}
     ours = {tomllib.loads(read(project))["project"]["name"] for project in PROJECTS}
     assert set(re.findall(r"^\| `([\w-]+)` \|", read(DOCS / "dependencies.md"), re.M)) == named - ours
+
+
+def test_every_package_that_code_imports_is_documented():
+    imported = set()
+    for file in size.python_files():
+        for node in ast.walk(ast.parse(read(file))):
+            if isinstance(node, ast.Import):
+                imported |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                imported.add(node.module)
+    installed = packages_distributions()
+    packages = {package for name in imported for package in installed.get(name.partition(".")[0], ())}
+    documented = set(re.findall(r"^\| `([\w-]+)` \|", read(DOCS / "dependencies.md"), re.M))
+    assert {package.lower().replace("_", "-") for package in packages} <= documented
 
 
 @pytest.mark.parametrize("device", [name for kind, name in HOMES if kind == "device"])

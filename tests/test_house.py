@@ -138,9 +138,8 @@ def test_nothing_imports_the_adapter_but_the_commands_that_check_its_settings():
     outside = {name for name in MODULES if not is_in(name, "blendhub.vllm")}
     importers = {name for name in outside if any(is_in(used, "blendhub.vllm") for used in all_imports()[name])}
     assert importers <= {
-        "blendhub.cli.checks.finding",
-        "blendhub.cli.checks.software",
-        "blendhub.cli.json_input",
+        "blendhub.cli.checks.configuration",
+        "blendhub.cli.checks.subject",
         "blendhub_tools.advise",
         "blendhub_ascend.vllm.connector",
         "blendhub_ascend.vllm.platform",

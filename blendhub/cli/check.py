@@ -1,30 +1,26 @@
 """``blendhub check``: finds mistakes in the settings and what is wrong on this machine, and says what mends it."""
 
 import argparse
-import sys
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from blendhub.cli.checks import machine, software
-from blendhub.cli.checks.finding import Finding, Subject, Verdict, fail, worst
-from blendhub.cli.json_input import read_flag
-from blendhub.core.errors import OptionError
-from blendhub.framework.host import PluginHost
-from blendhub.hub.config import load_config
+import msgspec
+
+from blendhub.cli.checks import configuration, machine, versions
+from blendhub.cli.checks.subject import Finding, Subject, read_subject
 
 CHECKS: Mapping[str, Callable[[Subject], Iterator[Finding]]] = MappingProxyType(
     {
-        "settings": software.settings,
-        "plugins": software.plugins,
+        "settings": configuration.settings,
+        "plugins": configuration.plugins,
         "shared-memory": machine.shared_memory,
         "hub": machine.hub,
-        "versions": software.versions,
+        "versions": versions.versions,
     }
 )
-EXIT_CODES: Mapping[Verdict, int] = MappingProxyType({"ok": 0, "fail": 1, "warn": 3})
-COLOURS: Mapping[Verdict, str] = MappingProxyType({"ok": "32", "warn": "33", "fail": "1;31"})
+EXIT_CODES: Mapping[str, int] = MappingProxyType({"ok": 0, "warn": 3, "fail": 1})
+"""By verdict, the worst of which is the last."""
 
 
 def add_parser(commands: Any) -> None:
@@ -39,8 +35,9 @@ def add_parser(commands: Any) -> None:
         "config",
         metavar="FILE|JSON|-",
         nargs="?",
-        help="what `vllm serve --kv-transfer-config` is given: JSON, a file of it, or a configuration of `vllm serve` "
-        "(JSON or YAML) that has the flag; - for standard input; or a hub's configuration, if its name ends with .toml",
+        default="",
+        help="what `vllm serve --kv-transfer-config` is given: JSON, a file of it, or - for standard input; or a hub's "
+        "configuration, if its name ends with .toml",
     )
     parser.add_argument("--device", metavar="NAME", help="what vLLM runs on (cuda, cpu, npu); default: any")
     parser.add_argument("--endpoint", metavar="EP", help="of a running hub; default: the configured one")
@@ -49,29 +46,18 @@ def add_parser(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    config = arguments.config or ""
-    shared = {"host": PluginHost.discover(), "device": arguments.device, "endpoint": arguments.endpoint or ""}
-    mistakes: list[Exception] = []
-    subject = Subject(**shared)
-    try:
-        if config.endswith(".toml"):
-            subject = Subject(**shared, toml=load_config(Path(config)))
-        elif config:
-            subject = Subject(**shared, flag=read_flag(config))
-    except (ValueError, OptionError) as error:
-        mistakes.append(error)
-    found = [_shown("settings", fail(str(mistake))) for mistake in mistakes]
-    for name in arguments.only or CHECKS:
-        found += (_shown(name, finding) for finding in CHECKS[name](subject))
-    return EXIT_CODES[worst(found)]
-
-
-def _shown(check: str, finding: Finding) -> Verdict:
-    """Print a finding as soon as it is there."""
-    verdict, mend = f"{finding.verdict:<5}", "mend: "
-    if sys.stdout.isatty():
-        verdict, mend = f"\x1b[{COLOURS[finding.verdict]}m{verdict}\x1b[0m", f"\x1b[2m{mend}\x1b[0m"
-    print(f"{verdict}{check:<14} {finding.sentence}", flush=True)
-    if finding.command:
-        print(f"{'':<20}{mend}{finding.command}", flush=True)
-    return finding.verdict
+    subject = read_subject(arguments.config, arguments.device)
+    if arguments.endpoint:
+        settings = msgspec.structs.replace(subject.settings, endpoint=arguments.endpoint)
+        subject = msgspec.structs.replace(subject, settings=settings)
+    names = arguments.only or [*CHECKS]
+    if subject.mistake and "settings" not in names:
+        names = ["settings", *names]
+    verdicts = ["ok"]
+    for name in names:
+        for finding in CHECKS[name](subject):
+            verdicts.append(finding.verdict)
+            print(f"{finding.verdict:<5}{name:<14} {finding.sentence}", flush=True)
+            if finding.command:
+                print(f"{'':<20}mend: {finding.command}", flush=True)
+    return EXIT_CODES[max(verdicts, key=[*EXIT_CODES].index)]

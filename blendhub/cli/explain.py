@@ -31,35 +31,25 @@ def add_parser(commands: Any) -> None:
         description="Show which tokens of a request's prompt were reused, recomputed and computed, and where the "
         "reused ones came from. With --prompt-file or --token-ids, show what would be reused of it now.",
     )
-    parser.add_argument(
-        "request", metavar="REQUEST|-", nargs="?", help="a request's id; or - for a response's JSON on standard input"
-    )
-    parser.add_argument("--prompt-file", metavar="FILE", help="a prompt's text")
-    parser.add_argument("--tokenizer", metavar="NAME", help="its tokenizer: a directory or name; default: the engine's")
-    parser.add_argument("--token-ids", metavar="FILE", help="a prompt's token ids: JSON, or numbers and spaces")
-    parser.add_argument(
-        "--engine", metavar="ID", default="", help="the engine that would serve it, if there are several"
-    )
-    parser.add_argument("--cache-salt", metavar="SALT", default="", help="the salt of the prompt's request")
-    parser.add_argument(
-        "--lora", metavar="WEIGHTS", default="", help="of the request's LoRA adapter, as the engine's log names them"
-    )
-    parser.add_argument("--endpoint", metavar="EP", help="the hub's; default: where `blendhub serve` listens")
-    parser.add_argument("--options", metavar="JSON", default="{}", help="the transport's options, such as keys")
-    parser.add_argument("--json", action="store_true", help="print the report as JSON")
+    add = parser.add_argument
+    add("request", metavar="REQUEST|-", nargs="?", help="a request's id; or - for a response's JSON on standard input")
+    add("--prompt-file", metavar="FILE", help="a prompt's text")
+    add("--tokenizer", metavar="NAME", help="its tokenizer: a directory or name; default: the engine's")
+    add("--token-ids", metavar="FILE", help="a prompt's token ids: JSON, or numbers and spaces")
+    add("--engine", metavar="ID", default="", help="the engine that would serve it, if there are several")
+    add("--cache-salt", metavar="SALT", default="", help="the salt of the prompt's request")
+    add("--lora", metavar="WEIGHTS", default="", help="of the request's LoRA adapter, as the engine's log names them")
+    add("--endpoint", metavar="EP", help="the hub's; default: where `blendhub serve` listens")
+    add("--options", metavar="JSON", default="{}", help="the transport's options")
+    add("--json", action="store_true", help="print the report as JSON")
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    given = [arguments.request, arguments.prompt_file, arguments.token_ids]
-    if sum(one is not None for one in given) != 1:
+    sources = (arguments.request, arguments.prompt_file, arguments.token_ids)
+    if sum(source is not None for source in sources) != 1:
         raise OptionError("name one: a request's id, - for a response on standard input, --prompt-file or --token-ids")
-    if arguments.request is None:
-        title, outcome = _preview(arguments)
-    elif arguments.request == "-":
-        title, outcome = _from_response(arguments)
-    else:
-        title, outcome = _of_request(arguments, arguments.request)
+    title, outcome = _preview(arguments) if arguments.request is None else _of_request(arguments)
     if arguments.json:
         print(msgspec.json.format(msgspec.json.encode(outcome)).decode())
     else:
@@ -73,22 +63,50 @@ def _client(arguments: argparse.Namespace) -> HubClient:
     return HubClient(endpoint, options=options, host=PluginHost.discover(), timeout=TIMEOUT_S)
 
 
-def _of_request(arguments: argparse.Namespace, request: str) -> tuple[str, Outcome]:
+def _of_request(arguments: argparse.Namespace) -> tuple[str, Outcome]:
+    request = arguments.request
+    if request == "-":
+        outcome, has_positions = outcome_in_body(sys.stdin.read())
+        if has_positions:
+            return f"{outcome.request}: {outcome.prompt_tokens:,} tokens", outcome
+        request = outcome.request
     with _client(arguments) as client:
-        found = client.explain(request)
-    outcome = found.outcome
-    if outcome is None:
+        answer = client.explain(request)
+    if answer.outcome is None:
         raise BlendHubError(
             f"the hub has no report of the request {request!r}: it keeps the last ones of each engine that have ended"
         )
-    return f"{outcome.request}: {outcome.prompt_tokens:,} tokens, engine {found.engine}", outcome
+    return f"{answer.outcome.request}: {answer.outcome.prompt_tokens:,} tokens, engine {answer.engine}", answer.outcome
 
 
-def _from_response(arguments: argparse.Namespace) -> tuple[str, Outcome]:
-    outcome, has_positions = outcome_in_body(sys.stdin.read())
-    if has_positions:
-        return f"{outcome.request}: {outcome.prompt_tokens:,} tokens", outcome
-    return _of_request(arguments, outcome.request)
+class _Facts(msgspec.Struct):
+    engine_tokens: Position
+    exact_tokens: Position
+    settled_tokens: Position
+    moved_tokens: Position
+    spans: ReusedSpans | None = None
+    reason: str | None = None
+
+
+def outcome_in_body(text: str) -> tuple[Outcome, bool]:
+    """The outcome, and whether the response says which tokens were reused, and not only how many."""
+    try:
+        body = msgspec.json.decode(text)
+        facts = msgspec.convert(body["kv_transfer_params"]["blendhub"], _Facts)
+        outcome = Outcome(
+            request=body["id"],
+            prompt_tokens=body["usage"]["prompt_tokens"],
+            engine_tokens=facts.engine_tokens,
+            spans=facts.spans or ReusedSpans(),
+            reason=facts.reason,
+        )
+    except (msgspec.DecodeError, msgspec.ValidationError, KeyError, TypeError) as error:
+        mistake = f"it has no {error}" if isinstance(error, KeyError) else error
+        raise OptionError(
+            f"standard input is not a response with a report of BlendHub: {mistake}; pipe in the whole body of a "
+            "response that is not streamed"
+        ) from None
+    return outcome, bool(facts.spans) or not (facts.exact_tokens or facts.settled_tokens or facts.moved_tokens)
 
 
 def _preview(arguments: argparse.Namespace) -> tuple[str, Outcome]:
@@ -99,31 +117,30 @@ def _preview(arguments: argparse.Namespace) -> tuple[str, Outcome]:
         else:
             model = arguments.tokenizer or client.preview(np.empty(0, np.uint32), arguments.engine, variant).model
             tokens = _tokenized(arguments.prompt_file, model)
-        found = client.preview(tokens, arguments.engine, variant)
-    return f"{len(tokens):,} tokens, if engine {found.engine} got them now", _outcome_of(found, len(tokens))
+        previewed = client.preview(tokens, arguments.engine, variant)
+    return f"{len(tokens):,} tokens, if engine {previewed.engine} got them now", _outcome_of(previewed, len(tokens))
 
 
-def _outcome_of(found: Previewed, n_tokens: int) -> Outcome:
+def _outcome_of(previewed: Previewed, n_tokens: int) -> Outcome:
     """The outcome of a request that uses all matches; an engine's settings may leave out short or few stretches."""
-    spans = [match.span for match in found.matches]
-    reason = "nothing of it is stored" if not spans else None
-    if found.on_the_way_tokens:
-        reason = f"{found.on_the_way_tokens:,} more tokens are in the store, and would be fetched"
-    reused = ReusedSpans(
-        exact=tuple(match.span for match in found.matches if match.exact),
-        settled=tuple(match.span for match in found.matches if match.settled),
-        moved=tuple(match.span for match in found.matches if match.moved),
-        holes=tuple(gaps(Span(0, spans[-1].end if spans else 0), spans)),
-    )
+    matches = previewed.matches
+    spans = [match.span for match in matches]
+    reason = None if spans else "nothing of it is stored"
+    if previewed.on_the_way_tokens:
+        reason = f"{previewed.on_the_way_tokens:,} more tokens are in the store, and would be fetched"
     unused = [NotReused(Span(0, n_tokens), Why.NOTHING_STORED)]
-    unused += [NotReused(span, Why.ON_THE_WAY) for span in found.on_the_way]
     return Outcome(
         request="",
         prompt_tokens=n_tokens,
         engine_tokens=0,
-        spans=reused,
-        sources=found.matches,
-        unused=tuple(unused),
+        spans=ReusedSpans(
+            exact=tuple(match.span for match in matches if match.exact),
+            settled=tuple(match.span for match in matches if match.settled),
+            moved=tuple(match.span for match in matches if match.moved),
+            holes=tuple(gaps(Span(0, spans[-1].end if spans else 0), spans)),
+        ),
+        sources=matches,
+        unused=(*unused, *(NotReused(span, Why.ON_THE_WAY) for span in previewed.on_the_way)),
         reason=reason,
     )
 
@@ -134,7 +151,7 @@ def _token_ids(file: str) -> Tokens:
         ids = msgspec.json.decode(text) if text.lstrip().startswith(("[", "{")) else text.replace(",", " ").split()
         if isinstance(ids, dict):
             ids = ids["prompt_token_ids"]
-        return as_tokens(np.asarray([int(one) for one in ids], np.uint32))
+        return as_tokens(np.asarray([int(id) for id in ids], np.uint32))
     except (ValueError, TypeError, KeyError, OverflowError, msgspec.MsgspecError) as error:
         raise OptionError(
             f"--token-ids {file} holds no token ids: {error}; give a JSON list, or numbers with spaces between them"
@@ -162,46 +179,3 @@ def _text(file: str) -> str:
         return Path(file).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise OptionError(f"cannot read {file}: {reason_of(error)}") from None
-
-
-class _Usage(msgspec.Struct):
-    prompt_tokens: Position
-
-
-class _Facts(msgspec.Struct):
-    engine_tokens: Position
-    exact_tokens: Position
-    settled_tokens: Position
-    moved_tokens: Position
-    spans: ReusedSpans | None = None
-    reason: str | None = None
-
-
-class _Params(msgspec.Struct):
-    blendhub: _Facts
-
-
-class _Body(msgspec.Struct):
-    id: str
-    usage: _Usage
-    kv_transfer_params: _Params
-
-
-def outcome_in_body(text: str) -> tuple[Outcome, bool]:
-    """The outcome, and whether the response says which tokens were reused, and not only how many."""
-    try:
-        body = msgspec.json.decode(text, type=_Body)
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
-        raise OptionError(
-            f"standard input is not a response with a report of BlendHub: {error}; pipe in the whole body of a "
-            "response that is not streamed"
-        ) from None
-    facts = body.kv_transfer_params.blendhub
-    outcome = Outcome(
-        request=body.id,
-        prompt_tokens=body.usage.prompt_tokens,
-        engine_tokens=facts.engine_tokens,
-        spans=facts.spans or ReusedSpans(),
-        reason=facts.reason,
-    )
-    return outcome, bool(facts.spans) or not (facts.exact_tokens or facts.settled_tokens or facts.moved_tokens)

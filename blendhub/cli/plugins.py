@@ -1,16 +1,13 @@
 """``blendhub plugins``: lists installed plugins, their capabilities, and the reasons why some cannot run."""
 
 import argparse
-import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import msgspec
 
 from blendhub.framework.discovery import Plugin
 from blendhub.framework.host import PluginHost
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 
 def add_parser(commands: Any) -> None:
@@ -25,47 +22,20 @@ def add_parser(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    found = PluginHost.discover().plugins()
+    plugins = PluginHost.discover().plugins()
     if arguments.json:
-        print(msgspec.json.format(msgspec.json.encode(found)).decode())
-    elif not found:
-        print("no plugins are installed; the matchers come with: pip install blendhub-matchers")
-    elif sys.stdout.isatty():
-        from rich.console import Console
-
-        Console().print(_table(found))
+        print(msgspec.json.format(msgspec.json.encode(plugins)).decode())
     else:
-        print("\n".join("\t".join(cells) for cells in (HEADINGS, *map(_cells, found))))
+        print("\n".join(line for plugin in plugins for line in _lines(plugin)) or "no plugins are installed")
     return 0
 
 
-HEADINGS = ("kind", "name", "from", "api", "summary", "can do", "usable")
-
-
-def _cells(plugin: Plugin) -> tuple[str, ...]:
-    return (
-        plugin.kind or "?",
-        plugin.name,
-        f"{plugin.distribution} {plugin.version}",
-        "?" if plugin.api is None else str(plugin.api),
-        plugin.summary,
-        ", ".join(plugin.capabilities),
-        _usable(plugin),
-    )
-
-
-def _usable(plugin: Plugin) -> str:
+def _lines(plugin: Plugin) -> Iterator[str]:
+    origin = f"{plugin.distribution} {plugin.version}, API {'?' if plugin.api is None else plugin.api}"
+    yield f"{plugin.kind or '?':<10} {plugin.name:<17} {plugin.summary or '?'} ({origin})"
     if plugin.available:
-        return "; ".join(("yes", *plugin.details))
-    return f"no: {plugin.reason}; to change it: {plugin.remedy}" if plugin.remedy else f"no: {plugin.reason}"
-
-
-def _table(found: list[Plugin]) -> "Table":
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(*HEADINGS, title="plugins", expand=False)
-    for plugin in found:
-        # Text, not markup: a reason may hold brackets.
-        table.add_row(*map(Text, _cells(plugin)), style=None if plugin.available else "red")
-    return table
+        facts = [*(["can do " + ", ".join(plugin.capabilities)] if plugin.capabilities else []), *plugin.details]
+        yield f"{'':<28} yes; {'; '.join(facts)}".rstrip("; ")
+    else:
+        remedy = f"; to change it: {plugin.remedy}" if plugin.remedy else ""
+        yield f"{'':<28} no: {plugin.reason}{remedy}"

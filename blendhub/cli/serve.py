@@ -16,16 +16,12 @@ import msgspec
 from blendhub.core.errors import OptionError
 from blendhub.framework.host import PluginHost
 from blendhub.framework.options import parse_options
-from blendhub.hub.config import HubConfig, Listen, StoreChoice, as_toml, load_config
+from blendhub.hub.config import DEFAULT_TRANSPORT, HubConfig, Listen, StoreChoice, as_toml, load_config
 from blendhub.system.default_paths import default_endpoint
 from blendhub.system.served_vllm import server_command, transfer_config
 
 if TYPE_CHECKING:
     from blendhub.hub.hub import Hub
-
-DEFAULT_TRANSPORT = Listen(endpoint="any").transport
-LEAST_ARENA_GIB = 0.001
-"""A size too small for a single chunk of nearly every model."""
 
 
 def add_parser(commands: Any) -> None:
@@ -35,16 +31,13 @@ def add_parser(commands: Any) -> None:
         description="Run a hub that engines of this machine share, until SIGTERM or Ctrl-C. "
         "Options given here override the file.",
     )
-    parser.add_argument("--config", metavar="FILE", type=Path, help="hub.toml; --print-config shows all its keys")
-    parser.add_argument("--endpoint", metavar="EP", help="listen here only, such as ipc:///PATH/OF/SOCKET")
-    parser.add_argument("--arena-gib", metavar="X", type=float, help="shared memory for KV; 0: by the available memory")
-    parser.add_argument(
-        "--store", metavar="DIR", help="keep KV on disk too, in this directory; with --store-option, a store by name"
-    )
-    parser.add_argument(
-        "--store-option", metavar="KEY=VALUE", action="append", default=[], help="an option of the store; repeatable"
-    )
-    parser.add_argument("--print-config", action="store_true", help="print the configuration as hub.toml, and exit")
+    add = parser.add_argument
+    add("--config", metavar="FILE", type=Path, help="hub.toml; --print-config shows all its keys")
+    add("--endpoint", metavar="EP", help="listen here only, such as ipc:///PATH/OF/SOCKET")
+    add("--arena-gib", metavar="X", type=float, help="shared memory for KV; 0: by the available memory")
+    add("--store", metavar="DIR", help="keep KV on disk too, in this directory; with --store-option, a store by name")
+    add("--store-option", metavar="KEY=VALUE", action="append", default=[], help="an option of the store; repeatable")
+    add("--print-config", action="store_true", help="print the configuration as hub.toml, and exit")
     parser.set_defaults(run=run)
 
 
@@ -62,21 +55,15 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _config(arguments: argparse.Namespace) -> HubConfig:
     config = load_config(arguments.config)
-    given: dict[str, Any] = {}
+    flags: dict[str, Any] = {}
     if arguments.endpoint is not None:
-        given["listen"] = [{"endpoint": arguments.endpoint}]
+        flags["listen"] = [{"endpoint": arguments.endpoint}]
     if arguments.arena_gib is not None:
-        given["arena_gib"] = arguments.arena_gib
+        flags["arena_gib"] = arguments.arena_gib
     if arguments.store is not None or arguments.store_option:
-        given["store"] = _store_choice(arguments.store, arguments.store_option, config.store)
-    checked = parse_options("the command line", HubConfig, given)
-    config = msgspec.structs.replace(config, **{name: getattr(checked, name) for name in given})
-    if 0 < config.arena_gib < LEAST_ARENA_GIB:
-        raise OptionError(
-            f"arena_gib = {config.arena_gib:g} holds no chunk of any model, expected at least {LEAST_ARENA_GIB}, or 0: "
-            "by the available memory"
-        )
-    return config
+        flags["store"] = _store_choice(arguments.store, arguments.store_option, config.store)
+    checked = parse_options("the command line", HubConfig, flags)
+    return msgspec.structs.replace(config, **{name: getattr(checked, name) for name in flags})
 
 
 def _store_choice(store: str | None, options: list[str], of_file: StoreChoice | None) -> dict[str, Any]:
@@ -84,11 +71,10 @@ def _store_choice(store: str | None, options: list[str], of_file: StoreChoice | 
     if store == "":
         raise OptionError("--store is empty, expected a directory; is a variable of the command line not set?")
     if options:
-        name = store or (of_file.name if of_file else StoreChoice().name)
-        given = dict(map(_option, options))
+        name, own = store or (of_file or StoreChoice()).name, dict(map(_option, options))
     else:
-        name, given = "disk", {"path": str(Path(store or "").absolute())}
-    return {"name": name, "options": {**(of_file.options if of_file and of_file.name == name else {}), **given}}
+        name, own = "disk", {"path": str(Path(store or "").absolute())}
+    return {"name": name, "options": {**(of_file.options if of_file and of_file.name == name else {}), **own}}
 
 
 def _option(text: str) -> tuple[str, Any]:
@@ -148,7 +134,7 @@ def _stopping_signals() -> list[signal.Signals]:
 
 def _screen(hub: "Hub", host: PluginHost) -> str:
     """What ``blendhub serve`` prints when the hub is up."""
-    state, config = hub.service.state, hub.config
+    state, listen = hub.service.state, hub.config.listen[0]
     arena = state.cache.arena
     matchers = [plugin.name for plugin in host.plugins() if plugin.kind == "matcher" and plugin.available]
     models = sorted({index.namespace.model for index in state.indexes})
@@ -161,8 +147,11 @@ def _screen(hub: "Hub", host: PluginHost) -> str:
         *([("page", f"http://{hub.metrics_address}/")] if hub.metrics_address else []),
         ("matchers", ", ".join(matchers) or "none; they come with: pip install blendhub-matchers"),
     ]
+    settings: dict[str, Any] = {"endpoint": hub.endpoints[0]}
+    if listen.transport != DEFAULT_TRANSPORT.name:
+        settings["transport"] = {"name": listen.transport}
     shown = "\n".join(f"{name:<10}{value}" for name, value in rows)
-    return f"{shown}\n\n{_how_to_serve_models(hub.endpoints[0], config.listen[0])}\n"
+    return f"{shown}\n\nserve a model with it:\n\n{server_command(transfer_config(settings))}\n"
 
 
 def _store(hub: "Hub") -> str:
@@ -173,14 +162,6 @@ def _store(hub: "Hub") -> str:
         return f"{store.name}, shared with other hubs; /metrics shows the fleet"
     where = store.options.get("path") or "its default directory"
     return f"{store.name} in {where}, {sum(index.n_chunks for index in hub.service.state.indexes)} chunks restored"
-
-
-def _how_to_serve_models(endpoint: str, listen: Listen) -> str:
-    """The command that serves a model with this hub."""
-    settings: dict[str, Any] = {"endpoint": endpoint}
-    if listen.transport != DEFAULT_TRANSPORT:
-        settings["transport"] = {"name": listen.transport}
-    return f"serve a model with it:\n\n{server_command(transfer_config(settings))}"
 
 
 def _say(text: str) -> None:

@@ -35,18 +35,19 @@ class Checker:
         self.home = home
 
     def __call__(self, *arguments: str, within: Sequence[str] = (), **environment: str) -> Report:
-        done = self._run([*within, *CHECK, *arguments], environment)
+        everything = {**os.environ, "XDG_RUNTIME_DIR": str(self.home), **environment}
+        command = [*within, *CHECK, *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, env=everything, timeout=250)
         assert done.stdout, done.stderr
-        return Report(done.returncode, [found.groupdict() for found in LINE.finditer(done.stdout)])
+        return Report(done.returncode, [finding.groupdict() for finding in LINE.finditer(done.stdout)])
 
-    def mends(self, *arguments: str, within: Sequence[str] = (), **environment: str) -> dict[str, Any]:
-        """The worst finding. Following its command, in the place where it was given, leaves none of that name."""
-        before = self(*arguments, within=within, **environment)
-        (finding, *_) = sorted(before.findings, key=lambda one: ("fail", "warn", "ok").index(one["verdict"]))
+    def mends(self, *arguments: str, within: Sequence[str] = ()) -> dict[str, Any]:
+        """The worst finding. Following its command, in the place where it was given, leaves none of that verdict."""
+        before = self(*arguments, within=within)
+        finding = min(before.findings, key=lambda finding: ("fail", "warn", "ok").index(finding["verdict"]))
         assert finding["command"], before
-        followed = ["bash", "-c", f'{finding["command"]} && exec "$@"', "sh", *CHECK, *arguments]
-        after = self._run([*within, *followed], environment)
-        assert finding["verdict"] not in {one["verdict"] for one in LINE.finditer(after.stdout)}, after
+        after = self(*arguments, within=[*within, "bash", "-c", f'{finding["command"]} && exec "$@"', "sh"])
+        assert finding["verdict"] not in {left["verdict"] for left in after.findings}, after
         return finding
 
     def toml(self, text: str) -> str:
@@ -54,10 +55,6 @@ class Checker:
         file = self.home / "hub.toml"
         file.write_text(text)
         return str(file)
-
-    def _run(self, command: list[str], environment: dict[str, str]) -> "subprocess.CompletedProcess[str]":
-        everything = {**os.environ, "XDG_RUNTIME_DIR": str(self.home), **environment}
-        return subprocess.run(command, capture_output=True, text=True, env=everything, timeout=250)
 
 
 @pytest.fixture
@@ -71,15 +68,10 @@ def check() -> Iterator[Checker]:
 def elsewhere() -> Any:
     """Makes commands that run others in a mount namespace, after a script."""
     skip_unless_permitted(["unshare", "--mount"])
-
-    def place(script: str, *arguments: str) -> list[str]:
-        return ["unshare", "--mount", "bash", "-c", f'set -e; {script}; shift {len(arguments)}; exec "$@"', "sh",
-                *arguments]  # fmt: skip
-
-    return place
+    return lambda script: ["unshare", "--mount", "bash", "-c", f'set -e; {script}; exec "$@"', "sh"]
 
 
 @pytest.fixture
 def shm(elsewhere: Any) -> Any:
     """A separate ``/dev/shm`` with these options."""
-    return lambda options: elsewhere('mount -t tmpfs -o "$1" tmpfs /dev/shm', options)
+    return lambda options: elsewhere(f"mount -t tmpfs -o {options} tmpfs /dev/shm")

@@ -16,25 +16,28 @@ from blendhub.contracts import Codec, Envelope, Service
 from blendhub.core.layout import KVLayout, Namespace
 from blendhub.core.spans import Span
 from blendhub.hub.memory.default_size import available_bytes
+from blendhub.system.served_vllm import transfer_config
 from tests.hub.processes import HubProcess
 
 pytestmark = pytest.mark.slow
 
 MEMORY, HUB = ["--only", "shared-memory"], ["--only", "hub"]
-ENOUGH = "size=4g,huge=advise"
 LAYOUT = KVLayout(layers=1, kv_heads=8, key_dim=64, value_dim=64, dtype="float16", chunk_tokens=256)
 
 
 @pytest.mark.parametrize(
     "options, config, verdict, sentence",
     [
-        ("size=64m,huge=advise", "", "warn", "0.06 GiB free, so an arena would have 0.03 GiB"),
+        ("size=64m,huge=advise", "", "warn", "0.06 GiB free, so an arena would have 0.03 GiB only"),
         ("size=64m", "arena_gib = 0.5", "fail", "less than the configured arena of 0.50 GiB"),
         ("size=8g,ro", "", "fail", "cannot create files"),
+        ("size=1g", "arena_gib = 0.5", "warn", "no huge pages"),
     ],
-    ids=["small", "smaller than the arena", "read-only"],
+    ids=["small", "smaller than the arena", "read-only", "small pages"],
 )
-def test_shared_memory_is_made_larger_or_writable(check, shm, options, config, verdict, sentence):
+def test_shared_memory_is_mounted_as_the_advice_says(check, shm, options, config, verdict, sentence):
+    if "[force]" in Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled").read_text():
+        pytest.skip("this kernel forces huge pages on every file system in memory")
     finding = check.mends(check.toml(config), *MEMORY, within=shm(options))
     assert finding["verdict"] == verdict and sentence in finding["sentence"]
     assert finding["command"].startswith("mount -o remount,")
@@ -42,28 +45,20 @@ def test_shared_memory_is_made_larger_or_writable(check, shm, options, config, v
 
 def test_shared_memory_on_a_disk_or_nowhere_is_mounted(check, elsewhere):
     (check.home / "disk").mkdir()
-    finding = check.mends(*MEMORY, within=elsewhere('mount --bind "$1" /dev/shm', str(check.home / "disk")))
+    finding = check.mends(*MEMORY, within=elsewhere(f"mount --bind {check.home}/disk /dev/shm"))
     assert finding["verdict"] == "fail" and "is not in memory, but on" in finding["sentence"]
     devices = check.home / "dev"
     devices.mkdir()
     for name in ("null", "urandom"):
         os.mknod(devices / name, os.stat("/dev/null").st_mode, os.stat(f"/dev/{name}").st_rdev)
-    finding = check.mends(*MEMORY, within=elsewhere('mount --bind "$1" /dev', str(devices)))
+    finding = check.mends(*MEMORY, within=elsewhere(f"mount --bind {devices} /dev"))
     assert finding["verdict"] == "fail" and "/dev/shm does not exist" in finding["sentence"]
 
 
-def test_huge_pages_are_asked_for(check, shm):
-    if "[force]" in Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled").read_text():
-        pytest.skip("this kernel forces huge pages on every file system in memory")
-    config = check.toml("arena_gib = 0.5")
-    assert "no huge pages" in check.mends(config, *MEMORY, within=shm("size=1g"))["sentence"]
-    assert check(config, *MEMORY, within=shm(ENOUGH)).only("ok")
-
-
 def test_an_arena_above_what_the_machine_has_fails(check, shm):
-    hub = {"arena_gib": available_bytes() / 2**30 + 9}
-    flag = json.dumps({"kv_connector_extra_config": {"blendhub": {"hub": hub}}})
-    assert "the kernel would kill the hub" in check(flag, *MEMORY, within=shm(ENOUGH)).only("fail")["sentence"]
+    flag = json.dumps(transfer_config({"hub": {"arena_gib": available_bytes() / 2**30 + 9}}))
+    finding = check(flag, *MEMORY, within=shm("size=4g,huge=advise")).only("fail")
+    assert "the kernel would kill the hub" in finding["sentence"]
 
 
 def test_a_hub_that_does_not_run_fails_only_if_it_is_named(check):
@@ -84,44 +79,37 @@ class Newer(Service):
         return request
 
 
-@pytest.fixture
-def newer(check):
+def test_a_hub_of_another_version_fails(check):
     loop, where = asyncio.new_event_loop(), f"ipc://{check.home}/hub.sock"
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
     transport = PluginHost.discover().create("transport", "zmq")
     server = asyncio.run_coroutine_threadsafe(transport.serve(where, Newer()), loop).result(10)
-    yield where
-    asyncio.run_coroutine_threadsafe(server.close(), loop).result(10)
-    loop.call_soon_threadsafe(loop.stop)
-    thread.join()
-    loop.close()
-
-
-def test_a_hub_of_another_version_fails(check, newer):
-    finding = check(*HUB, "--endpoint", newer).only("fail")
+    try:
+        finding = check(*HUB, "--endpoint", where).only("fail")
+    finally:
+        asyncio.run_coroutine_threadsafe(server.close(), loop).result(10)
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
     assert "speaks another version" in finding["sentence"] and finding["command"] == "pip install --upgrade blendhub"
 
 
-@pytest.fixture
-def hub(check):
-    running = HubProcess(check.home)
-    yield running
-    running.kill()
-
-
-def test_a_running_hub_is_reached_its_arena_mapped_and_its_numbers_read(check, hub, shm):
-    first, second = check(*HUB, "--endpoint", hub.endpoint).findings
-    assert first["verdict"] == second["verdict"] == "ok"
-    assert "answers within" in first["sentence"] and "its arena of 0.01 GiB can be mapped here" in second["sentence"]
-    finding = check(*HUB, "--endpoint", hub.endpoint, within=shm("size=8m")).only("fail")
-    assert "cannot be used: cannot map the hub's arena" in finding["sentence"]
-    with HubClient(hub.endpoint) as client:
-        client.register("an-engine", Namespace(model="m", layout=LAYOUT), rank=0)
-        for number in range(30):  # each takes half a MiB of the 10
-            tokens = np.full(LAYOUT.chunk_tokens, number, np.uint32)
-            reserved = client.reserve(tokens, Span(0, len(tokens)))
-            client.commit(reserved.right, len(tokens))
-    finding = check(*HUB, "--endpoint", hub.endpoint).only("warn")
-    assert "chunks were evicted that no store had" in finding["sentence"]
-    assert finding["command"] == "blendhub serve --arena-gib 1 --store DIR"
+def test_a_running_hub_is_reached_its_arena_mapped_and_its_numbers_read(check, shm):
+    hub = HubProcess(check.home)
+    try:
+        where = ["--endpoint", hub.endpoint]
+        assert "its arena of 0.01 GiB can be mapped here" in check(*HUB, *where).only("ok")["sentence"]
+        finding = check(*HUB, *where, within=shm("size=8m")).only("fail")
+        assert "cannot be used: cannot map the hub's arena" in finding["sentence"]
+        with HubClient(hub.endpoint) as client:
+            client.register("an-engine", Namespace(model="m", layout=LAYOUT), rank=0)
+            for number in range(30):  # each takes half a MiB of the 10
+                tokens = np.full(LAYOUT.chunk_tokens, number, np.uint32)
+                reserved = client.reserve(tokens, Span(0, len(tokens)))
+                client.commit(reserved.right, len(tokens))
+        finding = check(*HUB, *where).only("warn")
+        assert "chunks were evicted that no store had" in finding["sentence"]
+        assert finding["command"] == "blendhub serve --arena-gib 1 --store DIR"
+    finally:
+        hub.kill()

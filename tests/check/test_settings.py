@@ -30,24 +30,17 @@ def checked(capsys, argument: object, *options: str) -> tuple[int, list[str]]:
     return code, [line[20:] for line in capsys.readouterr().out.splitlines()]
 
 
-def test_what_is_right_is_called_so(capsys):
-    assert checked(capsys, config()) == (0, [FINE])
-    chosen = {"selector": {"name": "first_k", "options": {"k": 3}}, "hub": {"store": {}, "arena_gib": 2}}
-    assert checked(capsys, config(chosen, kv_port=3, kv_load_failure_policy="fail")) == (0, [FINE])
-
-
 @pytest.mark.parametrize(
-    "blendhub, more, what",
+    "blendhub, more, line",
     [
-        ({"store_blended": True}, {}, "is stored, too"),
-        ({"store_blended": False}, {}, "is not stored: store_blended is false"),
-        ({"matchers": [{"name": "separator", "options": {"separator": [7]}}]}, {}, "(separator) finds prefixes; add"),
-        ({}, {"kv_role": "kv_consumer"}, "is not stored: kv_role is kv_consumer"),
+        (None, {}, FINE),
+        ({"selector": {"name": "first_k", "options": {"k": 3}}, "hub": {"store": {}}}, {"kv_port": 3}, FINE),
+        ({"store_blended": True}, {}, "no mistakes; blended KV is stored, too"),
+        ({}, {"kv_role": "kv_consumer"}, "no mistakes; blended KV is not stored: kv_role is kv_consumer"),
     ],
 )
-def test_it_says_whether_blended_kv_is_stored_and_why_not(capsys, blendhub, more, what):
-    code, (line,) = checked(capsys, config(blendhub, **more))
-    assert code == 0 and line.startswith("no mistakes; blended KV ") and what in line
+def test_what_is_right_is_called_so_and_whether_blended_kv_is_stored(capsys, blendhub, more, line):
+    assert checked(capsys, config(blendhub, **more)) == (0, [line])
 
 
 MISTAKES = [
@@ -55,9 +48,6 @@ MISTAKES = [
     ({"recompute_ration": 1}, f"{WHERE}: Object contains unknown field `recompute_ration` (did you mean"),
     ({"selector": {"name": "hkdv"}}, f"{WHERE}.selector: no selector 'hkdv' (did you mean 'hkvd'?)"),
     ({"device": {"name": "cpu", "optons": 1}}, "unknown field `optons` - at `$.device` (did you mean 'options'?)"),
-    ({"device": {"name": "tpu"}}, f"{WHERE}.device: no device 'tpu'"),
-    ({"matchers": ["prefix"]}, f"{WHERE}: Expected `object`, got `str` - at `$.matchers[0]`"),
-    ({"matchers": [{"nme": "x"}]}, "unknown field `nme` - at `$.matchers[0]` (did you mean 'name'?)"),
     ({"matchers": [{}]}, "Object missing required field `name` - at `$.matchers[0]`"),
     (
         {"matchers": [{"name": "prefix"}, {"name": "rolling_hash", "options": {"min_match_token": 3}}]},
@@ -67,9 +57,7 @@ MISTAKES = [
         {"endpoint": "ipc:///x", "hub": {"arena_gib": 1}},
         f"{WHERE}.endpoint names a hub that runs by itself, so {WHERE}.hub.arena_gib would change nothing",
     ),
-    ({"hub": {"arena_gb": 1}}, "unknown field `arena_gb` - at `$.hub` (did you mean 'arena_gib'?)"),
     ({"hub": {"store": {"options": {"path": 3}}}}, f"{WHERE}.hub.store: store 'disk': Expected `str`, got `int` -"),
-    ({"hub": {"listen": [{"endpoint": ""}]}}, "length >= 1 - at `$.hub.listen[0].endpoint`"),
     (
         {"hub": {"listen": [{"endpoint": "x", "transport": "zm"}]}},
         f"{WHERE}.hub.listen[0]: no transport 'zm' (did you mean 'zmq'?)",
@@ -78,23 +66,21 @@ MISTAKES = [
 
 
 @pytest.mark.parametrize("blendhub, complaint", MISTAKES)
-def test_a_mistake_is_named_with_the_path_of_its_key(capsys, blendhub, complaint):
+def test_a_mistake_is_named_with_the_path_of_its_key_and_vllm_s_start_says_the_same(capsys, blendhub, complaint):
     code, (line,) = checked(capsys, config(blendhub))
     assert code == 1 and complaint in line
+    with pytest.raises(BlendHubError) as raised:
+        read_settings({"blendhub": blendhub}, HOST, "cpu")
+    assert complaint in str(raised.value)
 
 
 @pytest.mark.parametrize(
     "argument, complaint",
     [
         ("[]", "Expected a mapping of names to values, got []"),
-        ('{"kv_connector": "B', "the configuration is not JSON: Unterminated string"),
+        ('{"kv_connector": "B', "the configuration is not JSON: Input data was truncated"),
         (json.dumps({"kv_conector": "BlendHubConnector"}), "(did you mean 'kv_connector'?)"),
         (json.dumps(config(kv_role="kv_bth")), "(did you mean 'kv_both'?)"),
-        ("{}", "kv-transfer-config: Object missing required field `kv_connector`"),
-        (
-            json.dumps(config(kv_connector_extra_config=3)),
-            "Expected `object`, got `int` - at `$.kv_connector_extra_config`",
-        ),
         (json.dumps(config(kv_connector_extra_config={"blendhb": {}})), "(did you mean 'blendhub'?)"),
         (json.dumps(config(kv_connector_extra_config={"mode": "off"})), f"; write it into {WHERE}"),
         (json.dumps(config("blend")), "Expected a mapping of names to values, got 'blend'"),
@@ -106,22 +92,19 @@ def test_what_has_another_shape_is_a_mistake_too(capsys, argument, complaint):
 
 
 def test_the_device_that_vllm_runs_on_is_looked_for_if_it_is_named(capsys):
-    assert checked(capsys, config()) == (0, [FINE])
     assert checked(capsys, config(), "--device", "cuda") == (0, [FINE])  # installed, if without a GPU
     code, lines = checked(capsys, config(), "--device", "hmm")
     assert code == 1 and lines == [f"{WHERE}.device: no device 'hmm'; installed: cpu, cuda, npu"]
     assert checked(capsys, config({"device": {"name": "cpu"}}), "--device", "hmm") == (0, [FINE])
 
 
-@pytest.mark.parametrize("name", ["flag.json", "serve.yaml", "nested.yml", "-"])
-def test_files_and_standard_input_are_read_like_the_flag_itself(capsys, tmp_path, monkeypatch, name):
-    pytest.importorskip("yaml", reason="reading YAML needs PyYAML, which comes with vLLM: `make setup` installs it")
+def test_files_and_standard_input_are_read_like_the_flag_itself(capsys, tmp_path, monkeypatch):
     wrong = json.dumps(config({"selector": {"name": "hkdv"}}))
-    text = {"serve.yaml": f"model: m\nkv-transfer-config: '{wrong}'", "nested.yml": f"kv_transfer_config: {wrong}"}
     monkeypatch.setattr("sys.stdin", io.StringIO(wrong))
-    (tmp_path / name).write_text(text.get(name, wrong))
-    code, (line,) = checked(capsys, "-" if name == "-" else str(tmp_path / name))
-    assert code == 1 and line.startswith(f"{WHERE}.selector: no selector 'hkdv'")
+    (tmp_path / "flag.json").write_text(wrong)
+    for argument in ("-", str(tmp_path / "flag.json")):
+        code, (line,) = checked(capsys, argument)
+        assert code == 1 and line.startswith(f"{WHERE}.selector: no selector 'hkdv'")
 
 
 def test_a_file_that_is_not_there_is_no_mistake_of_the_configuration(capsys, tmp_path):
@@ -135,10 +118,3 @@ def test_vllm_s_own_keys_are_those_of_vllm():
     config: Any = msgspec.inspect.type_info(TransferConfig)
     for role in config.fields[1].type.values:
         assert vllm.KVTransferConfig(kv_connector="BlendHubConnector", kv_role=role).kv_role == role
-
-
-@pytest.mark.parametrize("blendhub, complaint", MISTAKES)
-def test_vllm_s_start_refuses_what_the_check_finds_with_the_same_words(blendhub, complaint):
-    with pytest.raises(BlendHubError) as raised:
-        read_settings({"blendhub": blendhub}, HOST, "cpu")
-    assert complaint in str(raised.value)

@@ -2,6 +2,7 @@
 
 Each has its own mounts, processes, network and IPC, and runs as the user of its image. The engine is a client that
 stores KV and reads it. The hub's store is not played; ``test_containerfile.py`` starts the image with one.
+The compose file's containers have the same users, paths and volume, which ``test_manifests.py`` compares.
 """
 
 import json
@@ -13,17 +14,17 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from harness.namespaces import skip_unless_permitted
-from tests.deploy.images import ROOT, USER, command_of, variables_of
-from tests.deploy.layouts import Container, of_compose, of_kubernetes
+from tests.deploy.images import ROOT, command_of, variables_of
+from tests.deploy.layouts import of_kubernetes
 from tests.hub.processes import python_of, until
 
 pytestmark = pytest.mark.slow
 
+HUB, ENGINE = of_kubernetes()
 ADDRESS = "192.0.2.1"
 CONFIG = ROOT / "deploy" / "hub.toml"
 OWN = ("unshare", "--mount", "--net", "--ipc", "--uts", "--pid", "--fork", "--mount-proc")
@@ -86,11 +87,14 @@ def begin(home: Path) -> Iterator[Callable[..., subprocess.Popen]]:
 
     yield begin
     for process in begun:
-        if process.poll() is None:
-            # Not by `--kill-child`, which no longer works after the change of the user.
-            with suppress(IndexError, ProcessLookupError):  # it ends just now
-                os.kill(python_of(process), signal.SIGKILL)
+        kill(process)
         process.communicate()
+
+
+def kill(process: subprocess.Popen) -> None:
+    # Not by `--kill-child`, which no longer works after the change of the user.
+    with suppress(IndexError, ProcessLookupError):  # it has ended
+        os.kill(python_of(process), signal.SIGKILL)
 
 
 @pytest.fixture
@@ -101,35 +105,29 @@ def volume() -> Iterator[Path]:
         yield Path(made)
 
 
-def start_hub(begin, hub: Container, volume: Path, *more: str) -> subprocess.Popen:
-    """The hub of the image, with a small arena and without a store."""
-    given = [one for one in hub.arguments if not one.startswith(("--arena-gib", "--store"))]
-    command = [str(CONFIG) if one == "/etc/blendhub/hub.toml" else one for one in command_of("hub", "ENTRYPOINT")]
-    process = begin([*python_for(command), *given, "--arena-gib=0.05", *more], hub.user, volume)
+def start_hub(begin, volume: Path, *more: str) -> subprocess.Popen:
+    """The hub of the image with this environment's program, a small arena and without a store."""
+    program, *arguments = command_of("hub", "ENTRYPOINT")
+    assert program == "blendhub"
+    arguments = [str(CONFIG) if argument == "/etc/blendhub/hub.toml" else argument for argument in arguments]
+    own = [argument for argument in HUB.arguments if not argument.startswith(("--arena-gib", "--store"))]
+    command = [sys.executable, "-m", "blendhub.cli", *arguments, *own, "--arena-gib=0.05", *more]
+    process = begin(command, HUB.user, volume)
     assert any("--kv-transfer-config" in line for line in process.stdout), "the hub did not start"
     return process
 
 
-def python_for(command: list[str]) -> list[str]:
-    """A command of the image with this environment's program."""
-    assert command[0] == "blendhub"
-    return [sys.executable, "-m", "blendhub.cli", *command[1:]]
-
-
-def start_engine(begin, endpoint: str, user: int, volume: Path | None) -> subprocess.Popen:
-    return begin([sys.executable, "-c", CLIENT, endpoint], user, volume)
-
-
-def heard(engine: subprocess.Popen) -> Any:
-    return json.loads(engine.stdout.readline())
+def start_engine(begin, endpoint: str, user: int, volume: Path | None) -> tuple[subprocess.Popen, str]:
+    """A client as an engine is one, and what became of its registration."""
+    engine = begin([sys.executable, "-c", CLIENT, endpoint], user, volume)
+    return engine, json.loads(engine.stdout.readline())
 
 
 def store_and_read(engine: subprocess.Popen) -> int:
     """How many tokens the engine reads that it has stored."""
     engine.stdin.write("go\n")
     engine.stdin.flush()
-    tokens: int = heard(engine)
-    return tokens
+    return int(engine.stdout.readline())
 
 
 def fetched(hub: subprocess.Popen, path: str) -> str:
@@ -139,27 +137,18 @@ def fetched(hub: subprocess.Popen, path: str) -> str:
     return subprocess.run(enter, capture_output=True, text=True, check=True).stdout
 
 
-@pytest.mark.parametrize(
-    "hub, engine",
-    [
-        pytest.param(*of_compose(), id="compose", marks=pytest.mark.long),
-        pytest.param(*of_kubernetes(), id="kubernetes"),
-    ],
-)
-def test_containers_that_share_the_volume_share_kv_and_a_hub_that_returns_is_found(begin, volume, hub, engine):
-    assert [*dict(hub.volumes.items() & engine.volumes.items())] == ["/dev/shm"], "the only volume that both mount"
-    assert hub.user == engine.user == USER
-    running = start_hub(begin, hub, volume)
-    client = start_engine(begin, engine.endpoint, engine.user, volume)
-    assert heard(client) == "mapped" and store_and_read(client) == 96
-    assert fetched(running, "healthz") == "ok\n\n" and "\nblendhub_sessions 1.0\n" in fetched(running, "metrics")
-    os.kill(python_of(running), signal.SIGKILL)
-    running.wait()
-    running = start_hub(begin, hub, volume)
-    assert store_and_read(client) == 96
+def test_containers_that_share_the_volume_share_kv_and_a_hub_that_returns_is_found(begin, volume):
+    hub = start_hub(begin, volume)
+    engine, outcome = start_engine(begin, ENGINE.endpoint, ENGINE.user, volume)
+    assert outcome == "mapped" and store_and_read(engine) == 96
+    assert fetched(hub, "healthz") == "ok\n\n" and "\nblendhub_sessions 1.0\n" in fetched(hub, "metrics")
+    kill(hub)
+    hub.wait()
+    hub = start_hub(begin, volume)
+    assert store_and_read(engine) == 96
     assert len(list(volume.glob("blendhub-*"))) == 1, "the killed hub's arena is gone"
-    os.kill(python_of(client), signal.SIGKILL)
-    until(lambda: "\nblendhub_sessions 0.0\n" in fetched(running, "metrics"))
+    kill(engine)
+    until(lambda: "\nblendhub_sessions 0.0\n" in fetched(hub, "metrics"))
 
 
 @pytest.mark.parametrize(
@@ -174,8 +163,7 @@ def test_containers_that_share_the_volume_share_kv_and_a_hub_that_returns_is_fou
 )
 def test_what_happens_without(begin, volume, tmp_path, missing, outcome):
     """The rows of the table in ``docs/operate.md``; what its other rows name is not shared in the test above."""
-    hub, engine = of_kubernetes()
-    endpoint, user, memory, more = engine.endpoint, engine.user, volume, []
+    endpoint, user, memory, more = ENGINE.endpoint, ENGINE.user, volume, []
     if missing == "`/dev/shm`":
         # The socket lies in a directory that both have.
         os.chown(tmp_path, user, user)
@@ -185,6 +173,6 @@ def test_what_happens_without(begin, volume, tmp_path, missing, outcome):
         endpoint = endpoint.replace("/blendhub/", "/elsewhere/")
     else:
         user = 0 if "root" in missing else user + 1
-    start_hub(begin, hub, volume, *more)
-    assert outcome in heard(start_engine(begin, endpoint, user, memory))
+    start_hub(begin, volume, *more)
+    assert outcome in start_engine(begin, endpoint, user, memory)[1]
     assert f"\n| {missing.partition(':')[0]} |" in (ROOT / "docs" / "operate.md").read_text()

@@ -83,9 +83,12 @@ def test_the_compose_file_is_one():
         assert source in written["volumes"] if mount["type"] == "volume" else (DEPLOY / source).exists()
 
 
-def test_the_engine_s_configuration_has_no_mistake():
-    for _, engine in (of_compose(), of_kubernetes()):
+def test_hub_and_engine_share_their_user_one_volume_and_the_socket_in_it():
+    for hub, engine in (of_compose(), of_kubernetes()):
         check_transfer_config(engine.transfer_config, PluginHost.discover(), None)
+        assert [*dict(hub.volumes.items() & engine.volumes.items())] == ["/dev/shm"], "the only one that both mount"
+        assert hub.user == engine.user == USER
+    assert of_compose()[1].endpoint == of_kubernetes()[1].endpoint
 
 
 def test_the_images_have_the_versions_that_readme_names_and_do_not_run_as_root():

@@ -18,7 +18,7 @@ def test_a_corpus_is_computed_once(tmp_path, capsys):
     model = make_tiny_model(tmp_path / "model")
     add_tokenizer(model, SHAPE["vocab_size"])
     words = random.Random(1)
-    texts = [" ".join(f"w{words.randrange(2, 1000)}" for _ in range(n)) for n in (200, 150, 90, 1200, 300)]
+    texts = [" ".join(f"w{words.randrange(2, 1000)}" for _ in range(n)) for n in (200, 150, 90, 450, 300)]
     (tmp_path / "docs.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in texts))
     (tmp_path / "system.txt").write_text("w7 w8 w9")
     config = transfer_config({"hub": {"arena_gib": 0.1}})
@@ -28,10 +28,9 @@ def test_a_corpus_is_computed_once(tmp_path, capsys):
         command += ["--system", str(tmp_path / "system.txt")]
         assert main(command) == 0
         said = capsys.readouterr().out
-        # A prompt holds two parts of 510 tokens: the long document has three.
-        assert "5 documents: 14 contexts are computed" in said and "0 contexts were stored" in said
+        assert "5 documents: 10 contexts are computed" in said and "0 contexts were stored" in said
         computed = sum(len(text.split()) for text in texts)
         tokens = int(said.partition("computed, ")[2].partition(" tokens")[0].replace(",", ""))
         assert 2 * computed <= tokens <= 2.2 * computed, "what stands before a document is loaded"
         assert main(command) == 0
-        assert "0 contexts are computed, 0 tokens; 14 contexts were stored" in capsys.readouterr().out
+        assert "0 contexts are computed, 0 tokens; 10 contexts were stored" in capsys.readouterr().out

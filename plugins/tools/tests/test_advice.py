@@ -44,19 +44,15 @@ def test_what_is_advised_recomputes_least_of_all_that_certainly_hold_the_target(
     assert (advice.chosen is None) == (not certain)
     if advice.chosen:
         assert advice.chosen.ratio == min(certain) and interval(advice.chosen).low >= target
+        equal = [one for one in cases if one.ratio == min(certain) and interval(one).low >= target]
+        assert agreement(advice.chosen) == max(map(agreement, equal))
     elif advice.promising:
         assert agreement(advice.promising) == max(map(agreement, cases)) > target
 
 
-def test_of_equal_ratios_the_one_that_agrees_more_is_advised():
-    cases = [measured("a", 0.1, 190, 200), measured("b", 0.1, 199, 200), measured("b", 0.2, 200, 200)]
-    assert advise(cases, 0.9) == Advice(cases[1])
-
-
-def test_a_few_audits_that_agree_are_no_ground_for_a_ratio():
+def test_a_few_answers_that_agree_are_no_ground_for_a_ratio():
     cases = [measured("a", 0.05, 8, 8), measured("b", 0.15, 8, 8)]
     assert advise(cases, 0.95) == Advice(None, cases[0])
-    assert settings_for(advise(cases, 0.95).chosen, 0.95, 16, {}) == {"mode": "exact"}
     said = in_words(advise(cases, 0.95), 0.95, 16)
     agreed_on = "a with recompute_ratio 0.05 agreed on all 16 tokens of the answer in 8 of 8 prompts"
     assert f"{agreed_on}. That is too few to be sure of 95%" in said and "73 prompts show it" in said
@@ -91,7 +87,6 @@ def test_the_settings_to_paste_keep_what_was_given():
         (["--selectors", "hkvdd"], "no selector 'hkvdd'"),
         (["--settings", '{"selectr": 1}'], "unknown field `selectr`"),
         (["--engine", "["], "--engine '[' is not a JSON object"),
-        (["--most", "0"], "--most 0 should be"),
         (["--tokens", "0"], "--tokens 0 should be"),
         (["--card", "/nowhere/card.md"], "--card /nowhere/card.md cannot be written"),
         ([], "has no questions"),

@@ -79,11 +79,9 @@ def test_broken_lines_do_not_stop_an_analysis(analyze):
     "content, arguments, complaint",
     [
         ("", ["--bytes"], "log: no prompts, expected one a line"),
-        ("\n \n", ["--bytes"], "log: no prompts"),
         ('{"a": 1}\n', ["--bytes"], "none of 1 lines can be played; the first one, log:1 has none of the keys"),
         ("some text\n", [], "log:1 is text: name the model's tokenizer"),
         ("x\n", ["--bytes", "--tokenizer", "t"], "exclude each other"),
-        ("x\n", ["--bytes", "--arena-gib", "4,x"], "--arena-gib '4,x' should be numbers"),
         ("x\n", ["--bytes", "--arena-gib", "0"], "--arena-gib '0' should be numbers above 0"),
         ("x\n", ["--bytes", "--kv-bytes-per-token", "0"], "--kv-bytes-per-token 0 should be above 0"),
         ("x\n", ["--bytes", "--chat-template", "t"], "--chat-template is for a tokenizer"),
@@ -123,31 +121,29 @@ def test_a_tokenizer_and_a_chat_template(analyze, tokenizer):
 def test_arguments_of_tools_are_objects_for_the_template_as_in_vllm(analyze, tokenizer):
     pytest.importorskip("transformers", reason="only --tokenizer needs it: pip install transformers")
     template = Path("template.jinja")
-    template.write_text("{% for m in messages %}{% for c in m.tool_calls %}{{ c.function.arguments.city }}{% endfor %}")
-    template.write_text(template.read_text() + "{% endfor %}")
+    template.write_text("{{ messages[0].tool_calls[0].function.arguments.city }}")
     call = {"type": "function", "function": {"name": "weather", "arguments": json.dumps({"city": "Rome " * 40})}}
     log = json.dumps({"messages": [{"role": "assistant", "content": None, "tool_calls": [call]}]})
-    arguments = ("--tokenizer", tokenizer, "--chat-template", template, "--json")
-    _, printed, _ = analyze(log, *arguments)
+    _, printed, _ = analyze(log, "--tokenizer", tokenizer, "--chat-template", template, "--json")
     findings = msgspec.json.decode(printed, type=Findings)
     assert not findings.broken and findings.tokens == 40
 
 
-@pytest.mark.parametrize("output", ["text", "json", "by hand"])
+@pytest.mark.parametrize("by_hand", [False, True], ids=["script", "by hand"])
 @pytest.mark.slow
-def test_ctrl_c_prints_what_was_seen(tmp_path, output):
+def test_ctrl_c_prints_what_was_seen(tmp_path, by_hand):
     """A child of `nohup make test &` inherits that SIGINT is ignored. In a terminal, the command undoes that."""
-    handler = "SIG_IGN" if output == "by hand" else "default_int_handler"
+    handler = "SIG_IGN" if by_hand else "default_int_handler"
     start = f"import signal; signal.signal(signal.SIGINT, signal.{handler}); import blendhub.cli.__main__"
-    command = [sys.executable, "-c", start, "analyze", "--bytes", "-", *(["--json"] if output == "json" else [])]
-    terminal, stderr = os.openpty() if output == "by hand" else (None, None)
+    terminal, stderr = os.openpty() if by_hand else (None, None)
     process = subprocess.Popen(
-        command, cwd=tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, text=True
+        [sys.executable, "-c", start, "analyze", "--bytes", "-"],
+        cwd=tmp_path,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=stderr,
+        text=True,
     )
-    if terminal is not None:
-        os.close(stderr)
-        subprocess.Popen(["cat"], stdin=terminal, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        os.close(terminal)
     # More than a pipe holds; it stays open, as `tail -f` leaves it.
     for number in range(3000):
         process.stdin.write(json.dumps({"prompt": f"{'the same ' * 30}{number}"}) + "\n")
@@ -155,18 +151,15 @@ def test_ctrl_c_prints_what_was_seen(tmp_path, output):
     process.send_signal(signal.SIGINT)
     shown = process.stdout.read()
     assert process.wait(30) == 130
-    if output == "json":
-        findings = msgspec.json.decode(shown, type=Findings)
-        assert findings.interrupted and findings.prompts >= 256 and findings.anywhere > 0.5
-    else:
-        assert "interrupted: this is what was seen until then" in shown and "BlendHub would" in shown
+    assert "interrupted: this is what was seen until then" in shown and "BlendHub would" in shown
+    for file in filter(None, (terminal, stderr)):
+        os.close(file)
 
 
 @pytest.mark.parametrize(
     "config, expected",
     [
         ('{"num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "hidden_size": 4096}', 131072),
-        ('{"num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 64, "torch_dtype": "float32"}', 2048),
         ('{"text_config": {"num_hidden_layers": 1, "num_attention_heads": 2, "hidden_size": 8}}', 32),
         ('{"num_hidden_layers": 61, "kv_lora_rank": 512, "qk_rope_head_dim": 64}', 61 * 576 * 2),
         ('{"model_type": "unknown"}', None),

@@ -7,7 +7,6 @@ import lzma
 import os
 import tracemalloc
 
-import numpy as np
 import pytest
 from blendhub_tools.analysis import lines
 from blendhub_tools.analysis.formats import WITHOUT_PROMPT
@@ -22,49 +21,33 @@ CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": 
 def read(tmp_path):
     """Writes one log and reads it: its prompts, and the log."""
 
-    def read(content, name="log", **more):
-        file = tmp_path / name
+    def read(content):
+        file = tmp_path / "log"
         file.write_bytes(content if isinstance(content, bytes) else content.encode())
-        logs = Logs([str(file)], **more)
+        logs = Logs([str(file)])
         return list(logs), logs
 
     return read
 
 
-def jsonl(*requests):
-    return "".join(json.dumps(request) + "\n" for request in requests)
+PARTS = [{"type": "input_text", "text": "Why?"}, {"type": "image_url"}]
 
 
 @pytest.mark.parametrize(
-    "request_, expected",
+    "request_",
     [
-        ({"messages": CHAT}, CHAT),
-        ({"custom_id": "1", "method": "POST", "body": {"messages": CHAT}}, CHAT),
-        ({"request": json.dumps({"messages": CHAT}), "response": {}}, CHAT),
-        (
-            {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "image_url"}, "b"]}]},
-            "a\nb",
-        ),
-        ({"messages": [{"role": "assistant", "content": None, "tool_calls": []}]}, ""),
-        ({"system": "Be brief.", "messages": CHAT[1:]}, CHAT),
-        ({"instructions": "Be brief.", "input": "Why?"}, CHAT),
-        (
-            {
-                "instructions": "Be brief.",
-                "input": [{"role": "user", "content": [{"type": "input_text", "text": "Why?"}]}],
-            },
-            CHAT,
-        ),
-        ({"input": {"messages": CHAT}, "tokens": 17}, CHAT),
+        {"messages": CHAT},
+        {"custom_id": "1", "method": "POST", "body": {"messages": CHAT}},
+        {"request": json.dumps({"messages": CHAT}), "response": {}},
+        {"system": "Be brief.", "messages": CHAT[1:]},
+        {"instructions": "Be brief.", "input": "Why?"},
+        {"instructions": "Be brief.", "input": [{"role": "user", "content": PARTS}]},
+        {"input": {"messages": CHAT}, "tokens": 17},
     ],
 )
-def test_chats(read, request_, expected):
-    (prompt,), logs = read(jsonl(request_))
-    assert not logs.broken.first
-    if isinstance(expected, str):
-        assert prompt.messages[0]["content"] == expected
-    else:
-        assert prompt.messages == expected
+def test_chats(read, request_):
+    (prompt,), logs = read(json.dumps(request_))
+    assert not logs.broken.first and prompt.messages == CHAT
 
 
 @pytest.mark.parametrize(
@@ -72,7 +55,6 @@ def test_chats(read, request_, expected):
     [
         ('{"prompt": "Once upon"}', ["Once upon"]),
         ('{"prompt": ["one", "two"]}', ["one", "two"]),
-        ('{"prompt": [5, 6, 7]}', [[5, 6, 7]]),
         ('{"prompt": [[5, 6], [7]]}', [[5, 6], [7]]),
         ('{"prompt_token_ids": [5, 6], "prompt": "as text"}', [[5, 6]]),
         ('{"token_ids": [4294967295]}', [[2**32 - 1]]),
@@ -84,7 +66,6 @@ def test_completions_token_ids_and_plain_text(read, line, expected):
     prompts, logs = read(line + "\n")
     assert not logs.broken.first
     assert [prompt.text if prompt.ids is None else prompt.ids.tolist() for prompt in prompts] == expected
-    assert all(prompt.ids is None or prompt.ids.dtype == np.uint32 for prompt in prompts)
 
 
 # As a server of vLLM 0.32 prints it with the level DEBUG, but for shorter parameters.
@@ -135,17 +116,11 @@ def test_a_vllm_log_without_prompts_says_how_to_get_them(read):
     assert not prompts and logs.broken.reasons == {WITHOUT_PROMPT: 2}
 
 
-def test_compression_is_recognised(read):
-    content = '{"prompt": "Größe"}\r\n\r\n{"prompt": "ß"}'.encode()
+def test_compression_and_other_encodings_are_recognised(read):
+    content = '{"prompt": "Größe"}\r\n\r\n\ufeff{"prompt": "Größe"}\n'.encode() + b'{"prompt": "Gr\xf6\xdfe"}'
     for compress in (gzip.compress, bz2.compress, lzma.compress, bytes):
         prompts, logs = read(compress(content))
-        assert [prompt.text for prompt in prompts] == ["Größe", "ß"] and not logs.broken.first, compress
-
-
-def test_lines_of_another_encoding_among_utf_8(read):
-    content = '{"prompt": "Größe"}\n'.encode() + '\ufeff{"prompt": "Größe"}\n'.encode() + b'{"prompt": "Gr\xf6\xdfe"}\n'
-    prompts, logs = read(content)
-    assert [prompt.text for prompt in prompts] == ["Größe"] * 3 and not logs.broken.first
+        assert [prompt.text for prompt in prompts] == ["Größe"] * 3 and not logs.broken.first, compress
 
 
 def test_broken_lines_are_counted_and_named(read, monkeypatch):
@@ -185,21 +160,21 @@ def test_broken_lines_of_any_number_take_bounded_memory():
 
 
 def test_damaged_compressed_data_end_the_file(read):
-    whole = gzip.compress(jsonl(*({"prompt": os.urandom(40).hex()} for _ in range(2000))).encode())
+    whole = gzip.compress("".join(f"{os.urandom(40).hex()}\n" for _ in range(2000)).encode())
     prompts, logs = read(whole[: len(whole) // 2])
-    assert prompts and len(logs.broken.first) <= 2
-    assert any("cannot be read, nor what follows it" in reason for reason in logs.broken.reasons)
+    assert prompts and "cannot be read, nor what follows it" in logs.broken.first[-1]
 
 
-def test_logs_are_streamed(tmp_path):
-    file = tmp_path / "log"
-    file.write_text("".join(f"{number} {'x' * 15_000}\n" for number in range(2000)))
-    logs = Logs([str(file)])
+def test_logs_are_streamed_one_after_the_other(tmp_path):
+    for name in "ab":
+        (tmp_path / name).write_text("".join(f"{name}{number} {'x' * 15_000}\n" for number in range(1000)))
+    logs = Logs([str(tmp_path / "b"), str(tmp_path / "a")])
     tracemalloc.start()
-    n = sum(1 for _ in logs)
+    begins = [prompt.text.partition(" ")[0] for prompt in logs]
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert n == 2000 and peak < file.stat().st_size / 4
+    assert begins == [f"{name}{number}" for name in "ba" for number in range(1000)]
+    assert peak < (tmp_path / "a").stat().st_size / 2
 
 
 def test_what_is_not_a_log_is_refused_with_the_next_step(read, tmp_path):
@@ -212,12 +187,4 @@ def test_what_is_not_a_log_is_refused_with_the_next_step(read, tmp_path):
         with pytest.raises(InvalidInput, match="is not text in UTF-8"):
             read(raw)
     with pytest.raises(InvalidInput, match="cannot read"):
-        Logs([str(tmp_path)])
-    with pytest.raises(InvalidInput, match="cannot read"):
         Logs([str(tmp_path / "missing")])
-
-
-def test_files_follow_each_other(tmp_path):
-    for name in "ab":
-        (tmp_path / name).write_text(f"{name}1\n{name}2\n")
-    assert [prompt.text for prompt in Logs([str(tmp_path / "b"), str(tmp_path / "a")])] == ["b1", "b2", "a1", "a2"]
