@@ -127,7 +127,9 @@ def test_rows_are_shares_of_all_prompts_the_greatest_of_one_and_times_beside_ful
 
 def test_presets_are_options_that_can_be_asked_and_the_command_line_wins():
     queries = [query(number, 9) for number in range(1, 10)]
+    defaults = vars(holes.parsed([])[1])
     for name, preset in PRESETS.items():
+        assert preset.keys() <= defaults.keys()
         _, options = holes.parsed(["--preset", name, "--passes", "3"])
         assert options.passes == 3 and all(getattr(options, option) == value for option, value in preset.items())
         places = options.hole_ids, options.hole_positions
