@@ -24,7 +24,7 @@ def timed(context: int, ways: Sequence[Sequence[Span]], rounds: int) -> list[Sec
     """Runs in the engine, which has served a request."""
     from vllm.distributed.kv_transfer import get_kv_transfer_group
 
-    from blendhub.vllm.model.chosen import Chosen, Part
+    from blendhub.vllm.model.recompute_set import RecomputeSet, RequestTokens
 
     connector: Any = get_kv_transfer_group()
     model = connector._worker._context.model
@@ -36,7 +36,7 @@ def timed(context: int, ways: Sequence[Sequence[Span]], rounds: int) -> list[Sec
         _synchronize()
         started = time.perf_counter()
         for first in range(0, len(spans), model.max_spans):
-            model.forward(Chosen([Part(tokens, [blocks], spans[first : first + model.max_spans])]))
+            model.forward(RecomputeSet([RequestTokens(tokens, [blocks], spans[first : first + model.max_spans])]))
         host = time.perf_counter() - started
         _synchronize()
         return host, time.perf_counter() - started

@@ -2,8 +2,10 @@
 
 import ast
 import functools
+import re
 import statistics
 import tomllib
+from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -18,6 +20,7 @@ PACKAGES = [ROOT / "blendhub", *(folder for folder in ROOT.glob("plugins/*/blend
 LONGEST_FILE, LONGEST_MEDIAN = 400, 150
 MOST_MODULES = 14
 MOST_OPTIONS = 30
+MOST_ARGUMENTS = 7
 
 LINES = {file.relative_to(ROOT): size.lines([file]) for file in size.python_files()}
 
@@ -161,6 +164,29 @@ def test_no_folder_grows_beyond_its_bound():
 def test_files_are_short():
     assert {file: n for file, n in LINES.items() if n > LONGEST_FILE} == {}
     assert statistics.median(LINES.values()) < LONGEST_MEDIAN
+
+
+def constructors() -> Iterator[tuple[str, int]]:
+    """The number of arguments that each class needs; of a record, those that have no default and are given by position.
+
+    Records whose fields are given by name read as the tables that they are.
+    """
+    for file in MODULES.values():
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if not isinstance(node, ast.ClassDef):
+                continue
+            made = next((one for one in node.body if isinstance(one, ast.FunctionDef) and one.name == "__init__"), None)
+            if made:
+                yield node.name, len([*made.args.posonlyargs, *made.args.args, *made.args.kwonlyargs]) - 1
+                continue
+            kinds = ast.unparse(ast.Module([*map(ast.Expr, [*node.bases, *node.decorator_list])], []))
+            if re.search("Struct|NamedTuple|dataclass", kinds) and not re.search("kw_only=True", ast.unparse(node)):
+                yield node.name, sum(isinstance(one, ast.AnnAssign) and one.value is None for one in node.body)
+
+
+def test_no_constructor_takes_more_than_seven_arguments():
+    """vLLM's own signatures excepted; they are no constructors."""
+    assert {name: n for name, n in constructors() if n > MOST_ARGUMENTS} == {}
 
 
 def test_mypy_checks_each_plugin_and_its_tests():

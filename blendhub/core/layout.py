@@ -90,7 +90,8 @@ def shard_bytes_of(layouts: Sequence[KVLayout]) -> int:
 
 
 MIN_SAVED_TOKENS = 64
-"""Shorter stretches between reused ones are not stored, unless all is exact: matchers find no shorter ones."""
+"""Computed text between reused text is stored if it has so many tokens: matchers find no shorter text that has moved.
+In a prompt whose KV is all exact, shorter text is stored, too."""
 
 DEFAULT_MATCHERS = (PluginChoice("prefix"), PluginChoice("rolling_hash"))
 

@@ -69,7 +69,7 @@ class Batch(NamedTuple):
     first_layer: int
     n_layers: int
     rows: Rows
-    slices: tuple[Slice, ...]
+    slices: tuple[Slice, ...] = ()
     """The contents of staging, which are rows of the segments only; empty: the mover uses the arena itself."""
 
 
@@ -134,7 +134,7 @@ class BatchPlanner:
         table[SOURCE, :n_tokens] = _joined((piece.source_start, len(piece.span)) for piece in pieces)
         table[SPAN_BLOCK, : len(spans)] = [span.block for span in spans]
         table[SPAN_COUNT, : len(spans)] = [span.n_tokens for span in spans]
-        return Batch(table, n_tokens, spans, _is_moved(pieces[0]), 0, 0, Rows(0, 0, n_tokens), ())
+        return Batch(table, n_tokens, spans, _is_moved(pieces[0]), 0, 0, Rows(0, 0, n_tokens))
 
     def _spans(self, piece: Segment, block_ids: npt.NDArray[np.int64]) -> Iterator[BlockSpan]:
         at, size = piece.span.start, self._block_size

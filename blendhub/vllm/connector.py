@@ -39,6 +39,7 @@ from blendhub.vllm.worker.connector_worker import ConnectorWorker
 from blendhub.vllm.worker.worker_start import WorkerStart
 
 if TYPE_CHECKING:
+    from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransferResults
     from vllm.forward_context import ForwardContext
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
     from vllm.v1.core.sched.output import SchedulerOutput
@@ -121,7 +122,7 @@ class BlendHubConnector(KVConnectorBase_V1, SupportsHMA):
         """Do nothing: all layers are saved together, after the forward."""
 
     def wait_for_save(self) -> None:
-        """Do nothing: saves begin in ``get_finished``, which is called in steps without tokens, too."""
+        """Do nothing: saves begin in ``get_transfer_results``."""
 
     def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:
         # Behind a connector that answers in its place, MultiConnector does not ask BlendHub for a handshake.
@@ -130,17 +131,16 @@ class BlendHubConnector(KVConnectorBase_V1, SupportsHMA):
             assert isinstance(kv_connector_metadata, StepPlan)
             self._worker.begin_step(kv_connector_metadata)
 
-    def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
+    def get_transfer_results(self, finished_req_ids: set[str]) -> "KVConnectorTransferResults":
+        """Begin the step's saves, and say which transfers have ended."""
+        # The version of vLLM that vllm-ascend needs has no such results, and never calls this.
+        from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransferResults
+
         if not self._worker:
-            return None, None
+            return KVConnectorTransferResults()
         self._worker.save(self._plan)
         saved, loaded = self._worker.finished()
-        return saved or None, loaded or None
-
-    def get_transfer_results(self, finished_req_ids: set[str]) -> Any:
-        results = super().get_transfer_results(finished_req_ids)
-        results.failed_recving = {job.request for job in self._worker.take_failed()} if self._worker else set()
-        return results
+        return KVConnectorTransferResults(saved, loaded, {job.request for job in self._worker.take_failed()})
 
     def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
         report = self._worker.take_report() if self._worker else None

@@ -14,7 +14,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from blendhub.client.wire import Slot
 from blendhub.client.write_rights import WriteRight
 from blendhub.contracts import Segment
-from blendhub.core.layout import Namespace, Variant
+from blendhub.core.layout import Namespace
 from blendhub.core.plugin_choice import PluginChoice
 from blendhub.core.spans import Span
 from blendhub.core.tokens import Tokens
@@ -59,28 +59,40 @@ class Adapter(msgspec.Struct, frozen=True):
     """The step in which the last rank got the weights."""
 
 
+class LoadSource(msgspec.Struct, frozen=True):
+    """Where a load's KV lies, and the right to read it."""
+
+    lease: int
+    """The lease of the lookup. Workers release it when all ranks have copied; the scheduler does if the load fails."""
+    epoch: int
+    """The epoch of the hub that gave the lease."""
+    pieces: tuple[Segment, ...]
+    """What to load of the decision's matches, chunk by chunk, with the places of rank 0's shards."""
+
+
+class AuditedAnswer(msgspec.Struct, frozen=True):
+    """How much of an answer an audit compares."""
+
+    tokens: int = 1
+    """The most tokens of the answer. There are blocks for their KV behind the prompt, in its last block."""
+    stop_tokens: frozenset[int] = frozenset()
+    """The tokens that end an answer."""
+
+
 class LoadJob(msgspec.Struct, frozen=True):
     """Load the KV that was decided for a request, and compute the holes and the chosen moved tokens."""
 
     request: str
-    variant: Variant
     tokens: Tokens
     """The whole prompt: a selector may look at the question, which comes after the decision's end."""
     blocks: tuple[npt.NDArray[np.int64], ...]
     """The request's blocks in each block table that vLLM keeps for it, with those borrowed until it is loaded."""
     decision: Decision
-    lease: int = 0
-    """The lease of the lookup. Workers release it when all ranks have copied; the scheduler does if the load fails."""
-    epoch: int = 0
-    """The epoch of the hub that gave the lease."""
-    pieces: tuple[Segment, ...] = ()
-    """What to load of the decision's matches, chunk by chunk, with the places of rank 0's shards."""
+    source: LoadSource
     adapter: Adapter | None = None
     """The adapter that the KV was computed with."""
-    audit_tokens: int = 1
-    """The most tokens that an audit compares. There is room for their KV behind the prompt, in its last block."""
-    stop_tokens: frozenset[int] = frozenset()
-    """The tokens that end an answer."""
+    answer: AuditedAnswer = AuditedAnswer()
+    """For an audit."""
 
     @property
     def end(self) -> int:
@@ -100,7 +112,7 @@ class SaveJob(msgspec.Struct, frozen=True):
     """The adapter that the KV was computed with."""
 
 
-@dataclass
+@dataclass(kw_only=True)
 class StepPlan(KVConnectorMetadata):
     """The scheduler's message to the workers about one step."""
 
@@ -123,7 +135,7 @@ class StepPlan(KVConnectorMetadata):
     """Whether vLLM computes tokens in this step."""
 
 
-class LoadResult(msgspec.Struct, frozen=True):
+class LoadResult(msgspec.Struct, frozen=True, kw_only=True):
     """How a load ended."""
 
     recomputed: tuple[Span, ...] = ()
@@ -156,7 +168,7 @@ def _tells(result: LoadResult) -> tuple[bool, bool, bool]:
     return bool(result.error), not result.another_failed, result.audit is not None
 
 
-@dataclass
+@dataclass(kw_only=True)
 class WorkerReport(KVConnectorWorkerMetadata):
     """A worker's message to the scheduler; vLLM aggregates the reports of all ranks of a step."""
 

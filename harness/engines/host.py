@@ -276,7 +276,7 @@ class Host:
         if self._runner is None or not has_kv_transfer_group():
             return
         connector = self._worker_connector = get_kv_transfer_group()
-        for name in ("start_load_kv", "wait_for_save", "get_finished", "save_kv_layer", "wait_for_layer_load"):
+        for name in ("start_load_kv", "get_transfer_results", "get_finished", "save_kv_layer", "wait_for_layer_load"):
             setattr(connector, name, self._timed(getattr(connector, name)))
 
     def _timed(self, work: Any) -> Any:

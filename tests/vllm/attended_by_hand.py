@@ -9,8 +9,8 @@ import torch
 from safetensors.torch import load_file
 
 from blendhub import Span
-from blendhub.vllm.model.attention_probe import Asking
-from blendhub.vllm.model.chosen import Chosen, Part, positions_of
+from blendhub.vllm.model.attention_probe import AttentionQuery
+from blendhub.vllm.model.recompute_set import RecomputeSet, RequestTokens, positions_of
 
 
 def probed(tokens: list[int], spans: list[Span], stored: list[Span]) -> list[float]:
@@ -20,12 +20,12 @@ def probed(tokens: list[int], spans: list[Span], stored: list[Span]) -> list[flo
     connector: Any = get_kv_transfer_group()
     context = connector._worker._context
     blocks = np.arange(1, 2 + len(tokens) // context.model.block_size)[::-1].copy()
-    part = Part(np.array(tokens, np.uint32), [blocks], [Span(0, len(tokens))])
-    context.model.forward(Chosen([part]))
-    asking = Asking(part._replace(spans=spans), stored)
+    part = RequestTokens(np.array(tokens, np.uint32), [blocks], [Span(0, len(tokens))])
+    context.model.forward(RecomputeSet([part]))
+    asking = AttentionQuery(part._replace(spans=spans), stored)
     with torch.inference_mode():
         # Beside another prompt, whose numbers are not its own.
-        other = Asking(part._replace(spans=[Span(9, 13)]), [Span(0, 9)])
+        other = AttentionQuery(part._replace(spans=[Span(9, 13)]), [Span(0, 9)])
         received: list[float] = context.attention.received([other, asking])[1].tolist()
     return received
 

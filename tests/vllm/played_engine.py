@@ -173,8 +173,8 @@ class PlayedEngine:
         if n_external:
             self.step()
             for job in self.loads:
-                self.client.release(job.lease).result()
-            self.side.process_report(WorkerReport({request.request_id: LoadResult(error=error, audit=outcome)}))
+                self.client.release(job.source.lease).result()
+            self.side.process_report(WorkerReport(loads={request.request_id: LoadResult(error=error, audit=outcome)}))
         return local if error else local + n_external
 
     def end(self, request: Request, computed: int) -> None:

@@ -124,8 +124,11 @@ class PlayedWorker:
         """A request whose load is in the next step's plan. ``local``: so many of its first tokens vLLM has cached."""
         request = self.engine.request(name, prompt)
         self.engine.side.arrived(request)
-        n_external, is_asynchronous = self.engine.side.matched(request, local)
-        assert n_external and is_asynchronous
+        until, n_external = time.monotonic() + 30, None
+        while n_external is None:  # the hub may be slow on a busy machine
+            assert time.monotonic() < until
+            n_external, _ = self.engine.side.matched(request, local)
+        assert n_external
         blocks = list(range(first_block, first_block - (-(local + n_external) // BLOCK)))
         self.engine.side.allocated(request, (blocks,), n_external)
         return request

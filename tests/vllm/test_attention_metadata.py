@@ -13,7 +13,7 @@ from vllm.v1.worker.utils import AttentionGroup
 
 from blendhub.core.spans import Span
 from blendhub.vllm.model.attention_metadata import SPANS, TABLE_BYTES, AttentionMetadata
-from blendhub.vllm.model.chosen import Chosen, Part
+from blendhub.vllm.model.recompute_set import RecomputeSet, RequestTokens
 from blendhub.vllm.model.upstream import Upstream
 
 BLOCK_SIZE = 32
@@ -63,12 +63,12 @@ def largest_table(metadata, length, n_spans):
     starts = np.linspace(0, length - 4, n_spans, dtype=np.int64)
     spans = [Span(int(start), int(start) + 4) for start in starts]
     tokens, blocks = np.zeros(length, np.uint32), np.zeros(-(-length // BLOCK_SIZE), np.int64)
-    return built(metadata, Part(tokens, [blocks], spans))
+    return built(metadata, RequestTokens(tokens, [blocks], spans))
 
 
 def built(metadata, *parts):
     nothing = torch.zeros(0, dtype=torch.int64)
-    return metadata.build(Chosen(parts), nothing, [nothing])["layer"]
+    return metadata.build(RecomputeSet(parts), nothing, [nothing])["layer"]
 
 
 @pytest.mark.parametrize("length", [2**11, 2**17, 2**20])
@@ -101,8 +101,8 @@ def test_mla_gathers_no_more_contexts_than_the_engine_has_memory_for():
 def test_each_span_has_the_row_of_its_own_prompt():
     made = metadata(2**11, max_num_seqs=64)
     nothing = np.zeros(0, np.uint32)
-    first = Part(nothing, [np.array([5, 3, 9])], [Span(0, 40), Span(70, 71)])
-    second = Part(nothing, [np.array([7])], [Span(2, 10)])
+    first = RequestTokens(nothing, [np.array([5, 3, 9])], [Span(0, 40), Span(70, 71)])
+    second = RequestTokens(nothing, [np.array([7])], [Span(2, 10)])
     # The shortest spans come first.
     assert built(made, first, second)[:, :3].tolist() == [[5, 3, 9], [7, 0, 0], [5, 3, 9]]
 

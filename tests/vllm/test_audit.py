@@ -10,18 +10,18 @@ from hypothesis import strategies as st
 
 from blendhub import PluginHost, Span
 from blendhub.core.errors import Unsupported
-from blendhub.core.layout import KVLayout, Variant
+from blendhub.core.layout import KVLayout
 from blendhub.core.spans import Match
 from blendhub.outcome.report import AuditOutcome
 from blendhub.vllm.decision import Decision
-from blendhub.vllm.messages import LoadJob, LoadResult, WorkerReport
-from blendhub.vllm.model.chosen import positions_of
+from blendhub.vllm.messages import AuditedAnswer, LoadResult, WorkerReport
+from blendhub.vllm.model.recompute_set import positions_of
 from blendhub.vllm.model_support import ModelSupport
 from blendhub.vllm.worker.audit import MOST_KL, check_predictions, compare, inexact
 from blendhub.vllm.worker.recompute import Blend, BlendContext
 from blendhub.vllm.worker.worker_start import with_audits
 from tests.stand_in import Anything, StandIn
-from tests.vllm.blending import to_the_end
+from tests.vllm.blending import ONE_TOKEN, load_job, to_the_end
 from tests.vllm.two_ranks import ALONE
 
 LAYOUT = KVLayout(layers=1, kv_heads=1, key_dim=4, value_dim=4, dtype="float32", chunk_tokens=32)
@@ -50,11 +50,11 @@ class SummingModel(Anything):
         return torch.stack([hidden[:, 0] % 7, hidden[:, 0] % 5], 1) if self._says else None
 
 
-def blended(model, decision, n, budget=1000, **audit) -> tuple[Blend, list[int]]:
+def blended(model, decision, n, budget=1000, answer=ONE_TOKEN) -> tuple[Blend, list[int]]:
     """The load of a request that was blended and audited, and the cost of each of its steps."""
     context = BlendContext(model, [], (), StandIn(block_tokens=1), HOST.create("selector", "first_k"), ALONE)
     tokens = np.arange(1, n + 1, dtype=np.uint32)
-    blend = Blend(context, LoadJob("r", Variant(), tokens, (np.arange(-(-n // BLOCK)),), decision, **audit))
+    blend = Blend(context, load_job("r", tokens, (np.arange(-(-n // BLOCK)),), decision, answer))
     return blend, to_the_end(context, [blend], budget)
 
 
@@ -87,7 +87,7 @@ def test_an_audit_of_several_tokens_follows_blended_kv_and_asks_exact_kv_about_e
     exact = np.cumsum(np.arange(1, n + 1))
     model.kv[:40] = stale
     decision = Decision(0, 40, (moved(0, 40),), 0.0, audit=True)
-    blend, costs = blended(model, decision, n, budget, audit_tokens=5)
+    blend, costs = blended(model, decision, n, budget, AuditedAnswer(5))
     assert np.array_equal(model.kv[:n], exact)
     sums = {"given": stale + sum(range(41, n + 1)), "truth": exact[-1]}
     said = []
@@ -107,7 +107,7 @@ def test_an_audit_of_several_tokens_follows_blended_kv_and_asks_exact_kv_about_e
 def test_an_audit_compares_nothing_behind_a_token_that_ends_the_answer():
     decision = Decision(0, 40, (moved(0, 40),), 0.0, audit=True)
     for stop_tokens, compared in (({0, 1}, 1), ({7}, 5)):
-        blend, _ = blended(SummingModel(60), decision, 60, audit_tokens=5, stop_tokens=frozenset(stop_tokens))
+        blend, _ = blended(SummingModel(60), decision, 60, answer=AuditedAnswer(5, frozenset(stop_tokens)))
         assert blend.result.audit.tokens == compared
 
 
@@ -130,10 +130,10 @@ def test_a_rank_without_predictions_computes_the_same_and_reports_no_outcome():
     assert blend.result.audit is None and other.result.audit is not None
     assert silent.batches == telling.batches and costs == other_costs
     for reports in ([blend, other], [other, blend]):
-        first, second = (WorkerReport({"r": one.result}) for one in reports)
+        first, second = (WorkerReport(loads={"r": one.result}) for one in reports)
         assert first.aggregate(second).loads["r"].audit == other.result.audit
-    failed = WorkerReport({"r": LoadResult(error="no")})
-    told = WorkerReport({"r": other.result})
+    failed = WorkerReport(loads={"r": LoadResult(error="no")})
+    told = WorkerReport(loads={"r": other.result})
     assert failed.aggregate(told).loads["r"].error == told.aggregate(failed).loads["r"].error == "no"
 
 

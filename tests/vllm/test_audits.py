@@ -146,8 +146,8 @@ def test_as_many_tokens_are_compared_as_are_set_asked_for_and_have_room_in_the_l
         engine.side.arrived(request)
         engine.load(request, outcome=DIFFERS)
         (job,) = engine.loads
-        assert job.audit_tokens == compared and job.stop_tokens == {7}
-        assert len(prompt) + job.audit_tokens - 1 <= len(job.blocks[0]) * 16
+        assert job.answer.tokens == compared and job.answer.stop_tokens == {7}
+        assert len(prompt) + job.answer.tokens - 1 <= len(job.blocks[0]) * 16
 
 
 def test_an_audited_request_s_blocks_stay_its_own():

@@ -25,7 +25,7 @@ from vllm.v1.worker.utils import AttentionGroup
 
 from blendhub.core.spans import Span
 from blendhub.vllm.model.attention_metadata import AttentionMetadata
-from blendhub.vllm.model.chosen import Chosen, Part
+from blendhub.vllm.model.recompute_set import RecomputeSet, RequestTokens
 from blendhub.vllm.model.upstream import Upstream
 from harness.engines.shapes import DEEPSEEK, QWEN3
 from tests.stand_in import StandIn
@@ -137,9 +137,9 @@ def test_a_span_is_to_the_backend_what_a_request_is(name, monkeypatch, tmp_path)
             device=torch.device("cpu"),
         )
         metadata = AttentionMetadata(runner, Upstream(), config)
-        first = Part(np.zeros(700, np.uint32), [np.arange(20, 31)], [Span(0, 600), Span(640, 641)])
-        second = Part(np.zeros(300, np.uint32), [np.arange(40, 45)], [Span(130, 131), Span(200, 203)])
-        chosen = Chosen([first, second])
+        first = RequestTokens(np.zeros(700, np.uint32), [np.arange(20, 31)], [Span(0, 600), Span(640, 641)])
+        second = RequestTokens(np.zeros(300, np.uint32), [np.arange(40, 45)], [Span(130, 131), Span(200, 203)])
+        chosen = RecomputeSet([first, second])
         slots = torch.from_numpy(chosen.slots(PAGE))
         found = metadata.build(chosen, torch.from_numpy(chosen.positions), [slots])["layer"]
     # The spans of one token come first.

@@ -76,7 +76,7 @@ def test_an_aborted_load_is_cancelled(engine):
     assert plan.cancelled == {"b"} and not plan.loads
     engine.settle()
     assert engine.gauge("read_leases") == 1, "the workers may still copy"
-    engine.side.process_report(WorkerReport({"b": LoadResult(error="aborted")}))
+    engine.side.process_report(WorkerReport(loads={"b": LoadResult(error="aborted")}))
     engine.settle()
     assert engine.gauge("read_leases") == 0
 

@@ -42,14 +42,6 @@ def test_a_copy_runs_beside_the_forward_of_the_step_that_plans_it(worker):
     assert worker.steps not in worker.forwards, "the copy waited for a forward that came after it"
 
 
-def test_a_copy_that_ends_during_a_step_is_reported_in_it(worker, device):
-    worker.arrive("r", text(0, 96) + text(1, 32))
-    device.is_held = True
-    assert worker.step() == set()
-    device.is_held = False
-    assert worker.step() == {"r"}
-
-
 def test_a_copy_that_ends_while_a_forward_is_launched_is_reported_in_that_step(worker, device):
     worker.arrive("r", text(0, 96) + text(1, 32))
     device.is_held = True
@@ -100,10 +92,8 @@ def test_an_aborted_load_holds_up_no_step_and_keeps_its_blocks_and_lease_until_i
     device.is_held = True
     worker.step()
     assert worker.engine.side.ended(request, ([1, 2, 3, 4, 5, 6],))[0] is False
-    started = time.monotonic()
-    for _ in range(3):
+    for _ in range(3):  # a step that waited for the copy would fail in its ``wait``
         assert worker.step() == set(), "vLLM would give the blocks to others while the copy writes them"
-    assert time.monotonic() - started < 1
     assert worker.engine.gauge("read_leases") == 1
     other = worker.arrive("other", text(0, 96) + text(2, 32), first_block=20)
     worker.step()
@@ -185,27 +175,14 @@ def test_a_hub_that_is_restarted_between_lookup_and_load_costs_the_load_alone(de
     hub.kill()
 
 
-def test_the_arena_is_pinned_before_the_first_request(device):
-    with played_worker(device, text(0, 96)) as worker:
-        assert worker.engine.side.has_work
-        worker.start()
-        assert worker.steps < 1000
-        until = time.monotonic() + 30
-        while sum(map(len, device.runtime.registered)) < worker.engine.client.arena.name.size:
-            assert time.monotonic() < until, "the arena is not pinned"
-            time.sleep(0.01)
-
-
 def test_no_step_waits_for_the_registration_of_the_arena_and_requests_are_served_meanwhile():
-    """The machine may take minutes."""
+    """The machine may take minutes; here it takes until the request is served, so a step that waited would hang."""
     runtime = SlowRegistration()
     with played_worker(SideDevice(runtime), text(0, 96)) as worker:
-        started = time.monotonic()
         worker.start()
         runtime.wait_for_call()
         worker.arrive("r", text(0, 96) + text(1, 32))
-        assert worker.step() == {"r"}
-        assert time.monotonic() - started < 10 and not runtime.registered
+        assert worker.step() == {"r"} and not runtime.registered
         runtime.allow_soon(10_000)
 
 

@@ -1,4 +1,4 @@
-"""Chosen tokens that attend by the device: what is computed is what the engine's own attention would compute."""
+"""RecomputeSet tokens that attend by the device: what is computed is what the engine's own attention would compute."""
 
 import json
 from typing import Any

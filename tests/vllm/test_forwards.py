@@ -7,15 +7,14 @@ import pytest
 import torch
 
 from blendhub import PluginHost, Span
-from blendhub.core.layout import KVLayout, Variant
+from blendhub.core.layout import KVLayout
 from blendhub.core.spans import Match, total
 from blendhub.vllm.decision import Decision
-from blendhub.vllm.messages import LoadJob
 from blendhub.vllm.worker import forwards
 from blendhub.vllm.worker.forwards import Forwards
 from blendhub.vllm.worker.recompute import Blend, BlendContext, HostCopy
 from tests.stand_in import StandIn
-from tests.vllm.blending import to_the_end
+from tests.vllm.blending import load_job, to_the_end
 from tests.vllm.one_group import one_group, pages_in
 from tests.vllm.stand_in_model import BLOCK, HEADS, WIDTH, StandInModel
 from tests.vllm.two_ranks import ALONE, forward_together, on_two_ranks
@@ -64,7 +63,7 @@ def blends_of(context, numbers=range(REQUESTS), ratio=1.0):
         end = LENGTHS[number]
         matches = (Match(Span(0, 20), number, 100, False), Match(Span(24, end), 9, 300, False))
         decision = Decision(0, end, matches, ratio)
-        blends.append(Blend(context, LoadJob(f"r{number}", Variant(), TOKENS[number], (BLOCKS[number],), decision)))
+        blends.append(Blend(context, load_job(f"r{number}", TOKENS[number], (BLOCKS[number],), decision)))
     return blends
 
 
@@ -183,7 +182,7 @@ class Attention:
 
     def received(self, asking):
         self.calls.append(len(asking))
-        return [torch.from_numpy(one.part.tokens[: one.stored[-1].end].astype("float32")) / self._ranks.count
+        return [torch.from_numpy(one.asking.tokens[: one.stored[-1].end].astype("float32")) / self._ranks.count
                 for one in asking]  # fmt: skip
 
 

@@ -8,13 +8,11 @@ import numpy as np
 import pytest
 from vllm.v1.core.sched.output import SchedulerOutput
 
-from blendhub.core.layout import Variant
 from blendhub.core.spans import Match, Span, total
 from blendhub.vllm.decision import Decision
-from blendhub.vllm.messages import LoadJob
 from blendhub.vllm.worker.recompute import Blend, BlendContext
 from tests.stand_in import StandIn
-from tests.vllm.blending import to_the_end
+from tests.vllm.blending import load_job, to_the_end
 from tests.vllm.played_engine import BLOCK, HOST, text
 from tests.vllm.two_ranks import ALONE
 
@@ -53,14 +51,6 @@ def test_a_segment_stays_the_same_where_the_engine_s_own_prefix_ends_inside_it(e
     assert left.start == local and not left.holes
 
 
-def test_a_first_segment_that_is_missing_leaves_the_others_reused(engine):
-    engine.serve("a", [*FIRST, *SECOND])
-    prompt = [*text(2, 50), *SECOND, *text(3, 21), *FIRST, *text(4, 9)]
-    decision = decided(engine, prompt)
-    assert sources(decision).keys() == {*range(50, 146), *range(167, 295)}
-    assert decision.holes == [Span(0, 50), Span(146, 167)]
-
-
 def test_a_request_that_is_contiguous_reuses_what_stands_before_the_first_hole_and_stops_there(engine):
     engine.serve("a", [*SECOND, *text(5, 9), *FIRST])
     prompt = [*SECOND, *FIRST, *text(3, 21), *SECOND, *text(4, 9)]
@@ -70,12 +60,6 @@ def test_a_request_that_is_contiguous_reuses_what_stands_before_the_first_hole_a
     assert decision.moved == [Span(96, 224)]
     # vLLM's own prefix is no hole, a piece of text that it lacks is one.
     assert sources(decided(engine, [*text(6, 32), *prompt], 32, mode="contiguous")).keys() == set(range(32, 256))
-
-
-def test_one_segment_is_enough(engine):
-    engine.serve("a", SECOND)
-    decision = decided(engine, [*text(2, 20), *SECOND, *text(3, 9)])
-    assert sources(decision).keys() == set(range(20, 116)) and decision.holes == [Span(0, 20)]
 
 
 @pytest.mark.parametrize(
@@ -104,7 +88,7 @@ def test_separators_are_computed_beside_the_recomputed_share_and_not_as_a_part_o
     model = StandIn(max_tokens=4096, max_spans=64, forward=lambda chosen: computed.extend(chosen.spans))
     selector, device = HOST.create("selector", "first_k", {"k": 0}), StandIn(block_tokens=1)
     context = BlendContext(model, [], (), device, selector, ALONE)
-    blend = Blend(context, LoadJob("r", Variant(), np.zeros(decision.end, np.uint32), (np.arange(40),), decision))
+    blend = Blend(context, load_job("r", np.zeros(decision.end, np.uint32), (np.arange(40),), decision))
     to_the_end(context, [blend])
     assert total(blend.result.recomputed) == 0.25 * 5 * 40
     assert blend.result.holes == 5 * separator

@@ -2,6 +2,8 @@
 
 import time
 from concurrent.futures import Future
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +17,7 @@ from blendhub.core.plugin_choice import PluginChoice
 from blendhub.hub.config import HubConfig
 from blendhub.hub.embedded import HubInThread
 from blendhub.vllm.decision import Decision
-from blendhub.vllm.messages import LoadJob
+from blendhub.vllm.messages import LoadJob, LoadSource
 from blendhub.vllm.worker.load_task import LoadProgress, LoadTask
 from tests.vllm.standing_still import standing_still
 
@@ -45,22 +47,22 @@ class Rank:
     def __init__(self, client: HubClient, job: LoadJob, number: int) -> None:
         self.client: HubClient | None = client
         self.copy = Copy()
-        self.copies: list[HubClient] = []
-        self.loading = LoadTask(job, lambda: self.client, self.begin, PATIENCE_S, releases=number == 0)
+        adapters: Any = SimpleNamespace(check=lambda adapter, is_loaded: None)
+        copies: Any = SimpleNamespace(load=self.begin)
+        self.loading = LoadTask(job, lambda: self.client, copies, adapters, PATIENCE_S, releases=number == 0)
 
-    def begin(self, client: HubClient) -> Copy:
-        self.copies.append(client)
+    def begin(self, *segments: Any) -> Copy:
         return self.copy
 
-    def until(self, arrival: LoadProgress) -> None:
+    def until(self, progress: LoadProgress) -> None:
         """Poll as an engine's steps do; no poll may take long."""
         until = time.monotonic() + 5
-        while self.loading.arrival is not arrival and time.monotonic() < until:
+        while self.loading.progress is not progress and time.monotonic() < until:
             started = time.monotonic()
             self.loading.advance()
             assert time.monotonic() - started < 0.2, "a poll waited"
             time.sleep(1e-3)
-        assert self.loading.arrival is arrival
+        assert self.loading.progress is progress
 
 
 class Scene:
@@ -73,7 +75,7 @@ class Scene:
         decision = Decision(40, 96, tuple(match.part(40, 96) for match in found.matches), 0.0)
         pieces = decision.pieces_of(found.pieces)
         assert found.lease
-        self.job = LoadJob("r", SALTED, TOKENS, (np.arange(6),), decision, found.lease, scheduler.epoch, pieces)
+        self.job = LoadJob("r", TOKENS, (np.arange(6),), decision, LoadSource(found.lease, scheduler.epoch, pieces))
         self.ranks = [Rank(client, self.job, number) for number, client in enumerate(clients)]
 
     def begin(self) -> Rank:
@@ -106,7 +108,7 @@ def scene():
 def test_one_lease_serves_both_ranks_and_is_released_after_the_last_copy(scene):
     first, second = scene.ranks
     scene.begin()
-    assert [(piece.span, piece.row) for piece in scene.job.pieces] == [(Span(40, 64), 8), (Span(64, 96), 0)]
+    assert [(piece.span, piece.row) for piece in scene.job.source.pieces] == [(Span(40, 64), 8), (Span(64, 96), 0)]
     first.copy.ended.set_result(None)
     first.until(LoadProgress.COPIED)
     assert scene.leases() == 1, "the other rank still copies"
@@ -158,7 +160,7 @@ def test_a_load_that_fails_keeps_its_blocks_until_its_copy_has_ended_and_then_en
     else:
         first.loading.cancel()
         first.loading.advance()
-        assert first.loading.arrival is LoadProgress.PENDING and first.loading.is_cancelled
+        assert first.loading.progress is LoadProgress.PENDING and first.loading.is_cancelled
         first.copy.ended.set_result(None)
     first.until(LoadProgress.FAILED)
     assert isinstance(first.loading.error, type(error) if error else HubError)

@@ -12,7 +12,7 @@ from blendhub import Match, Span
 from blendhub.client.wire import Slot
 from blendhub.client.write_rights import WriteRight
 from blendhub.contracts import Segment
-from blendhub.core.layout import KVLayout, Namespace, Variant
+from blendhub.core.layout import KVLayout, Namespace
 from blendhub.core.plugin_choice import PluginChoice
 from blendhub.vllm.decision import Decision
 from blendhub.vllm.messages import (
@@ -21,6 +21,7 @@ from blendhub.vllm.messages import (
     LoadedAdapter,
     LoadJob,
     LoadResult,
+    LoadSource,
     SaveJob,
     StepPlan,
     WorkerProof,
@@ -68,9 +69,9 @@ def test_a_plan_survives_the_way_to_workers_in_other_processes():
     decision = Decision(0, 12, (Match(Span(2, 12), 3, 40, False),), 0.5)
     blocks = np.arange(3, dtype=np.int64)
     space = Namespace(model="m", layout=LAYOUT)
-    plan = StepPlan(HubPlace(HubAddress("ipc:///x", PluginChoice("zmq", {"max_pending": 9})), space), budget=64)
-    tokens, variant = np.arange(12, dtype=np.uint32), Variant("adapter", "salt")
-    plan.loads.append(LoadJob("r", variant, tokens, (blocks,), decision, 7, 8, (Segment(Span(2, 12), 64, 3, 40),)))
+    plan = StepPlan(hub=HubPlace(HubAddress("ipc:///x", PluginChoice("zmq", {"max_pending": 9})), space), budget=64)
+    tokens = np.arange(12, dtype=np.uint32)
+    plan.loads.append(LoadJob("r", tokens, (blocks,), decision, LoadSource(7, 8, (Segment(Span(2, 12), 64, 3, 40),))))
     right = WriteRight(5, 7, "nonce", 8)
     plan.saves.append(SaveJob("r", right, Slot(Span(0, 8), 64), (blocks,)))
     plan.cancelled.add("gone")
@@ -78,8 +79,7 @@ def test_a_plan_survives_the_way_to_workers_in_other_processes():
     given = pickle.loads(pickle.dumps(plan))
     assert (given.hub, given.budget, given.cancelled, given.ending) == (plan.hub, 64, {"gone"}, {"done"})
     (load,), (save,) = given.loads, given.saves
-    assert (load.lease, load.epoch, load.pieces) == (7, 8, plan.loads[0].pieces)
-    assert load.variant == variant
+    assert load.source == plan.loads[0].source
     assert load.decision == decision and load.tokens.dtype == np.uint32
     assert np.array_equal(load.tokens, plan.loads[0].tokens) and np.array_equal(load.blocks[0], blocks)
     assert save.right == plan.saves[0].right
@@ -89,7 +89,11 @@ def test_a_plan_survives_the_way_to_workers_in_other_processes():
 def test_what_workers_tell_survives_the_way_to_the_scheduler():
     adapters = {1: {5: LoadedAdapter("weights", 3)}}
     report = WorkerReport(
-        {"r": LoadResult((Span(3, 6),), 4, 0.5, error="no")}, 7, {"Busy": 2}, opened=1, adapters=adapters
+        loads={"r": LoadResult(recomputed=(Span(3, 6),), holes=4, load_seconds=0.5, error="no")},
+        saved_tokens=7,
+        failed_saves={"Busy": 2},
+        opened=1,
+        adapters=adapters,
     )
     report.proofs = {1: WorkerProof(1, ModelSupport((LAYOUT,), False, ("why",)), "weights", "rotary")}
     assert WorkerReport(adapters={0: {}}).aggregate(report).adapters == {0: {}} | adapters
@@ -109,7 +113,7 @@ def test_the_reason_of_the_rank_that_failed_is_told_whichever_reports_last():
         LoadResult(error="another rank failed", another_failed=True),
     )
     for first, second in ((own, other), (other, own)):
-        assert WorkerReport({"r": first}).aggregate(WorkerReport({"r": second})).loads == {"r": own}
+        assert WorkerReport(loads={"r": first}).aggregate(WorkerReport(loads={"r": second})).loads == {"r": own}
 
 
 def test_a_plan_is_pickled_without_a_look_at_other_modules():

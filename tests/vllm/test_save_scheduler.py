@@ -2,6 +2,7 @@
 
 import sys
 
+import numpy as np
 import pytest
 from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
 from vllm.v1.core.sched.output import SchedulerOutput
@@ -10,14 +11,6 @@ from blendhub import Span
 from blendhub.vllm.messages import WorkerReport
 from blendhub.vllm.scheduler.blocks.block_tables import BlockTables, Window
 from tests.vllm.played_engine import BLOCK, TEXT, played_engine, text
-
-
-def test_no_lease_is_left_when_all_requests_have_ended(engine):
-    document = text(0, 96)
-    engine.serve("a", document)
-    engine.serve("b", document + text(1, 64))
-    engine.serve("c", text(2, 40) + document)
-    assert (engine.gauge("read_leases"), engine.gauge("write_leases")) == (0, 0)
 
 
 def test_blended_text_is_never_stored_as_exact(engine):
@@ -111,6 +104,23 @@ def test_blocks_are_kept_until_a_late_reservation_is_used(engine, monkeypatch):
     monkeypatch.setattr(engine.side.saves, "_add_jobs", save_just_before_the_hub_answers)
     engine.end(request, 96)
     assert engine.found(prompt + answer, exact=True) == set(range(96))
+
+
+def test_an_answer_continues_the_run_of_its_prompt_and_begins_one_behind_a_prompt_that_is_stored(engine):
+    prompt, runs = text(0, 64), []
+    for name, answer in (("first", text(3, 33)), ("second", text(4, 33))):
+        request = engine.request(name, prompt)
+        engine.side.arrived(request)
+        there = engine.load(request)
+        engine.step(**{name: (there, 64 - there)})
+        engine.step(**{name: (64, 1)})  # the prompt is written, and committed
+        for token in answer:
+            request.append_output_token_ids(token)
+        engine.end(request, 96)
+        matches = engine.client.lookup(np.asarray(prompt + answer[:32], np.uint32), acquire=False).result().matches
+        assert matches[-1].span.end == 96
+        runs.append({match.run for match in matches})
+    assert len(runs[0]) == 1 and len(runs[1]) == 2
 
 
 def test_the_end_of_a_request_is_in_one_plan_only(engine):

@@ -95,7 +95,7 @@ def begin_blend(engine):
 
 
 def report_loaded(engine, request, **result):
-    engine.side.process_report(WorkerReport({request.request_id: LoadResult(**result)}))
+    engine.side.process_report(WorkerReport(loads={request.request_id: LoadResult(**result)}))
 
 
 @pytest.mark.parametrize("how", ["loaded", "failed", "aborted"])

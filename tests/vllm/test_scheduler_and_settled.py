@@ -177,7 +177,7 @@ def test_a_request_that_is_to_be_audited_takes_nothing_and_is_taken_by_others():
         engine.side.allocated(request, (list(range(1, 30)),), n_external)
         engine.step()
         audit = AuditOutcome(agrees=True, kl=0.0, tokens=1, agreed_tokens=1)
-        engine.side.process_report(WorkerReport({"audited": LoadResult(audit=audit)}))
+        engine.side.process_report(WorkerReport(loads={"audited": LoadResult(audit=audit)}))
         # Its KV is exact, so those may take it that ask for the most.
         following, own = arrived(engine, "next", recompute_ratio=1.0)
         assert following.block_hashes[:16] == request.block_hashes[:16] != own[:16]

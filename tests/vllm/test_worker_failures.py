@@ -9,13 +9,13 @@ import torch
 
 from blendhub import Match, PluginHost, Span
 from blendhub.client.wire import Slot
-from blendhub.core.layout import KVLayout, Variant
+from blendhub.core.layout import KVLayout
 from blendhub.vllm.decision import Decision
-from blendhub.vllm.messages import LoadJob, SaveJob, StepPlan
+from blendhub.vllm.messages import SaveJob, StepPlan
 from blendhub.vllm.worker.connector_worker import ConnectorWorker
 from blendhub.vllm.worker.recompute import Blend, BlendContext
 from tests.stand_in import Anything, StandIn
-from tests.vllm.blending import to_the_end
+from tests.vllm.blending import load_job, to_the_end
 from tests.vllm.one_group import one_group, pages_in
 from tests.vllm.stand_in_model import BLOCK, HEADS, WIDTH, StandInModel
 from tests.vllm.two_ranks import ALONE, ENDED, forward_together, on_two_ranks
@@ -51,7 +51,7 @@ class Selector(Anything):
 
 def job_of(n):
     decision = Decision(0, n, (Match(Span(0, n), 1, 100, False),), 0.5)
-    return LoadJob("r", Variant(), np.arange(n, dtype=np.uint32), (np.arange(-(-n // BLOCK)),), decision)
+    return load_job("r", np.arange(n, dtype=np.uint32), (np.arange(-(-n // BLOCK)),), decision)
 
 
 def blended(ranks, model_kind=StandInModel, fails_in=""):

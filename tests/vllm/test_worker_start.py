@@ -10,7 +10,6 @@ import torch
 from blendhub import PluginHost
 from blendhub.core.errors import InvalidInput, Unsupported
 from blendhub.core.plugin_choice import PluginChoice
-from blendhub.vllm.model.checks.model_check import groups_and_rotations
 from blendhub.vllm.model.device_memory import DeviceMemory
 from blendhub.vllm.model_support import Neighbours, neighbours_of
 from blendhub.vllm.settings import Settings
@@ -159,14 +158,6 @@ def test_an_attachment_that_fails_on_one_rank_closes_reuse_on_both(monkeypatch, 
     for layouts, (reason,), worker in on_two_ranks(work):
         assert layouts == () and worker is None
         assert "no memory for staging" in reason and reason.endswith("(rank 1 of 2)")
-
-
-@pytest.mark.parametrize("option", ["enable_sleep_mode", "enable_cumem_allocator"])
-def test_an_engine_whose_pages_may_be_unmapped_reuses_nothing(option):
-    model = model_of()
-    setattr(model.config.model_config, option, True)
-    with pytest.raises(Unsupported, match="with enable_sleep_mode or enable_cumem_allocator vLLM may unmap"):
-        groups_and_rotations(model, 32)
 
 
 class Gpu:

@@ -13,8 +13,8 @@ from vllm.config import CUDAGraphMode, VllmConfig, set_current_vllm_config
 from vllm.v1.attention.backend import CommonAttentionMetadata
 from vllm.v1.worker.utils import AttentionGroup
 
-from blendhub.vllm.model.chosen import Chosen
 from blendhub.vllm.model.platform import Platform
+from blendhub.vllm.model.recompute_set import RecomputeSet
 from blendhub.vllm.model.runner import Runner
 
 TABLE_BYTES = 2**26
@@ -43,7 +43,7 @@ class AttentionMetadata:
         """The most spans of one forward: builders have buffers for as many requests, and tables are bounded."""
         self.table_bytes = self.max_spans * row_bytes
 
-    def build(self, chosen: Chosen, positions: torch.Tensor, slots: Sequence[torch.Tensor]) -> dict[str, Any]:
+    def build(self, chosen: RecomputeSet, positions: torch.Tensor, slots: Sequence[torch.Tensor]) -> dict[str, Any]:
         """The metadata for each layer. A span is a virtual request whose context ends with its queries: the span.
 
         ``slots``: those of the tokens in each block table.
@@ -76,7 +76,7 @@ class AttentionMetadata:
             by_layer |= dict.fromkeys(group.first.layer_names, metadata)
         return by_layer
 
-    def _table(self, chosen: Chosen, number: int, end: int) -> torch.Tensor:
+    def _table(self, chosen: RecomputeSet, number: int, end: int) -> torch.Tensor:
         """A block table: each span has the row of its prompt."""
         size = self._block_sizes[number]
         needed = -(-end // size)
@@ -135,7 +135,7 @@ def keeps_host_memory(builder: Any) -> bool:
 
     It may get some when it is used, so this holds for what it has been used for.
     """
-    return any(_is_host_memory(one) for value in _members(builder) for one in (value, *_members(value)))
+    return any(_is_host_memory(member) for value in _members(builder) for member in (value, *_members(value)))
 
 
 def _members(owner: Any) -> Iterator[Any]:
@@ -146,10 +146,10 @@ def _members(owner: Any) -> Iterator[Any]:
         yield from vars(owner).values()
 
 
-def _is_host_memory(one: Any) -> bool:
-    if isinstance(one, torch.Tensor):
-        return one.device.type == "cpu" and one.numel() > 0
-    return isinstance(one, np.ndarray)
+def _is_host_memory(member: Any) -> bool:
+    if isinstance(member, torch.Tensor):
+        return member.device.type == "cpu" and member.numel() > 0
+    return isinstance(member, np.ndarray)
 
 
 def _private_groups(runner: Runner, platform: Platform, config: VllmConfig) -> Iterator[tuple[int, OwnGroup]]:

@@ -8,17 +8,17 @@ import torch
 from blendhub.core.errors import Unsupported
 from blendhub.core.spans import Span
 from blendhub.devices.chosen_attention import Keys, attend
-from blendhub.vllm.model.chosen import Chosen, Part
 from blendhub.vllm.model.engine_model import EngineModel, StopForward
 from blendhub.vllm.model.own_layers import rules_of
 from blendhub.vllm.model.pages import LayerPages, read_as_computed
+from blendhub.vllm.model.recompute_set import RecomputeSet, RequestTokens
 
 
-class Asking(NamedTuple):
+class AttentionQuery(NamedTuple):
     """Some tokens of a prompt, and the tokens that they may attend to."""
 
-    part: Part
-    """The tokens that ask."""
+    asking: RequestTokens
+    """The tokens whose queries are computed."""
     stored: Sequence[Span]
     """The tokens whose KV is read from the pages: ascending, disjoint, not empty. All others are left out."""
 
@@ -44,13 +44,13 @@ class AttentionProbe:
             raise Unsupported(f"BlendHub does not compute what tokens attend to here: {error}") from error
         self.model = model
 
-    def received(self, asking: Sequence[Asking]) -> list[torch.Tensor]:
+    def received(self, queries: Sequence[AttentionQuery]) -> list[torch.Tensor]:
         """For each prompt, the weight that each position gets from the tokens that ask: summed over the layers that
         count and the heads of this rank.
 
         Float32, up to the last stored token; 0 for what is left out. Nothing here waits for the device.
         """
-        attention = ProbeAttention(self, asking)
+        attention = ProbeAttention(self, queries)
         self.model.forward_apart(attention.chosen, list(self.layers), attention)
         return attention.received
 
@@ -68,13 +68,13 @@ def _sees_all(layer: Any) -> bool:
 class ProbeAttention:
     """The attention of one probe, called by each layer in its turn."""
 
-    def __init__(self, probe: AttentionProbe, asking: Sequence[Asking]) -> None:
-        self.chosen = Chosen([one.part for one in asking])
+    def __init__(self, probe: AttentionProbe, queries: Sequence[AttentionQuery]) -> None:
+        self.chosen = RecomputeSet([query.asking for query in queries])
         self._probe = probe
         self._last = probe.model.layer_names[probe.last]
-        self._prompts = [_Prompt(probe.model, one, self.chosen, number) for number, one in enumerate(asking)]
+        self._prompts = [_Prompt(probe.model, query, self.chosen, number) for number, query in enumerate(queries)]
         device = probe.model.device
-        self.received = [torch.zeros(one.stored[-1].end, device=device) for one in asking]
+        self.received = [torch.zeros(query.stored[-1].end, device=device) for query in queries]
 
     def __call__(
         self, layer: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, output: torch.Tensor
@@ -102,11 +102,11 @@ class ProbeAttention:
 class _Prompt:
     """Where the tokens of one prompt stand: in the forward, in the prompt and in the pages."""
 
-    def __init__(self, model: EngineModel, asking: Asking, chosen: Chosen, number: int) -> None:
+    def __init__(self, model: EngineModel, query: AttentionQuery, chosen: RecomputeSet, number: int) -> None:
         places = chosen.places(number)
         self.places = model.sent(places)
         self.positions = model.sent(chosen.positions[places])
-        stored = Chosen([asking.part._replace(spans=asking.stored)])
+        stored = RecomputeSet([query.asking._replace(spans=query.stored)])
         self.stored = model.sent(stored.positions)
         self.slots = model.slots_of_tables(stored)
         self.key_positions = torch.cat([self.stored, self.positions])

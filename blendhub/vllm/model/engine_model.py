@@ -16,9 +16,9 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec
 from blendhub.contracts import AttentionRules, ChosenAttention, ChosenTokens
 from blendhub.core.errors import Unsupported
 from blendhub.vllm.model.attention_metadata import AttentionMetadata
-from blendhub.vllm.model.chosen import Blocks, Chosen, pages_in
 from blendhub.vllm.model.own_layers import Attend, own_attention, rules_of
 from blendhub.vllm.model.platform import Platform, Tensors, keeps_latent
+from blendhub.vllm.model.recompute_set import Blocks, RecomputeSet, pages_in
 from blendhub.vllm.model.runner import Runner
 
 
@@ -105,7 +105,7 @@ class EngineModel:
         only_device = self.attention and self.attended_length == math.inf
         return 0 if only_device or not self._only_metadata else self._only_metadata.table_bytes
 
-    def _device_attention(self, chosen: Chosen) -> ChosenAttention | None:
+    def _device_attention(self, chosen: RecomputeSet) -> ChosenAttention | None:
         """The device's attention, if the tokens attend by it; the engine's takes a limited number of spans."""
         is_short = len(chosen) <= self.attended_length * len(chosen.spans)
         return self.attention if is_short or len(chosen.spans) > self._metadata.max_spans else None
@@ -113,8 +113,8 @@ class EngineModel:
     def rules(self) -> list[AttentionRules]:
         """How the tokens of each layer attend; raises Unsupported for what no attention but the engine's computes."""
         # Layers that keep no KV attend, too, and have rules that only the engine knows.
-        found = {name: rules_of(self.layer(name)) for name in self._own_layers}
-        return [found[name] for name in self.layer_names]
+        rules = {name: rules_of(self.layer(name)) for name in self._own_layers}
+        return [rules[name] for name in self.layer_names]
 
     def layer(self, name: str) -> Any:
         """vLLM's attention layer."""
@@ -129,12 +129,12 @@ class EngineModel:
         """The manager of the worker's LoRA adapters; None without LoRA."""
         return self._runner.adapters
 
-    def slots(self, chosen: Chosen, layer: int = 0) -> torch.Tensor:
+    def slots(self, chosen: RecomputeSet, layer: int = 0) -> torch.Tensor:
         """The slots of the tokens in a layer's pages, as vLLM counts, on the model's device."""
         table = self._tables[self.layer_names[layer]]
         return self._platform.slots(chosen.slots(self.block_sizes[table], table), self.device)
 
-    def slots_of_tables(self, chosen: Chosen) -> list[torch.Tensor]:
+    def slots_of_tables(self, chosen: RecomputeSet) -> list[torch.Tensor]:
         """The slots of the tokens in each block table."""
         sizes = enumerate(self.block_sizes)
         return [self._platform.slots(chosen.slots(size, table), self.device) for table, size in sizes]
@@ -150,7 +150,7 @@ class EngineModel:
         """The pages of these blocks."""
         return pages_in(blocks, self.block_size // self._page_sizes[self.layer_names[0]])
 
-    def forward(self, chosen: Chosen, *, positions: torch.Tensor | None = None) -> torch.Tensor:
+    def forward(self, chosen: RecomputeSet, *, positions: torch.Tensor | None = None) -> torch.Tensor:
         """Compute tokens anew, each with everything before it in its prompt as context, and write their KV.
 
         Keys of all tokens are written before any query is answered, so spans may build on each other. ``positions``
@@ -163,18 +163,19 @@ class EngineModel:
             slots = self.slots_of_tables(chosen)
             pretended = self.sent(chosen.positions) if positions is None else positions.to(self.device)
             by_layer = self._by_layer(slots)
+            own: AbstractContextManager[None] = nullcontext()
+            metadata: dict[str, Any] = {}
             if attention := self._device_attention(chosen):
-                nothing = dict.fromkeys(self._metadata.layer_names)
-                attend = self._over_pages(attention, chosen)
-                own = own_attention(self.layer_names, attend)
-                hidden = self._computed(chosen, pretended, nothing, by_layer, own)
+                own = own_attention(self.layer_names, self._over_pages(attention, chosen))
             else:
-                hidden = self._computed(chosen, pretended, self._metadata.build(chosen, pretended, slots), by_layer)
+                metadata = self._metadata.build(chosen, pretended, slots)
+            with self._forward_context(chosen, pretended, metadata, by_layer) as inputs, own:
+                hidden = self._runner.forward(**inputs)
             # For some draft models, the model returns the states behind several layers beside the last.
             last: torch.Tensor = hidden[0] if isinstance(hidden, tuple) else hidden
             return last
 
-    def _over_pages(self, attention: ChosenAttention, chosen: Chosen) -> Attend:
+    def _over_pages(self, attention: ChosenAttention, chosen: RecomputeSet) -> Attend:
         table = chosen.table(int(chosen.positions.max()) // self.block_size + 1)
         pages = np.stack([self.pages(row) for row in table]).astype(np.int32)
         attention.begin(ChosenTokens(chosen.positions, chosen.token_owners, pages))
@@ -185,29 +186,35 @@ class EngineModel:
 
         return attend
 
-    def forward_apart(self, chosen: Chosen, layers: Sequence[str], attend: Attend) -> None:
+    def forward_apart(self, chosen: RecomputeSet, layers: Sequence[str], attend: Attend) -> None:
         """Compute tokens with ``attend`` as the attention of these layers, and write no KV.
 
         ``attend`` raises StopForward at the last of them.
         """
         with torch.inference_mode(), suppress(StopForward):
-            nothing = dict.fromkeys(self._metadata.layer_names)
-            self._computed(chosen, self.sent(chosen.positions), nothing, {}, own_attention(layers, attend))
+            positions = self.sent(chosen.positions)
+            with self._forward_context(chosen, positions, {}, {}) as inputs, own_attention(layers, attend):
+                self._runner.forward(**inputs)
 
-    def _computed(
+    @contextmanager
+    def _forward_context(
         self,
-        chosen: Chosen,
+        chosen: RecomputeSet,
         positions: torch.Tensor,
         metadata: dict[str, Any],
         slots: dict[str, torch.Tensor],
-        attention: AbstractContextManager[None] | None = None,
-    ) -> Any:
+    ) -> Iterator[dict[str, Any]]:
+        """The context of a forward over these tokens; gives what the model is called with.
+
+        ``metadata``: by layer; those that are left out have none.
+        """
         # int32 like the runner's own buffer: compiled models do not check, and read garbage from int64.
         ids = self.sent(chosen.ids)
-        context = self._platform.forward_context(metadata, self.config, ids, positions, slots)
-        with self._without_adapters(len(chosen)), context, attention or nullcontext():
+        of_layers = dict.fromkeys(self._metadata.layer_names) | metadata
+        context = self._platform.forward_context(of_layers, self.config, ids, positions, slots)
+        with self._without_adapters(len(chosen)), context:
             placed = self._runner.dimensions(positions, self.max_tokens)
-            return self._runner.forward(**self._inputs(ids), positions=placed, intermediate_tensors=None)
+            yield {**self._inputs(ids), "positions": placed, "intermediate_tensors": None}
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor | None:
         """What the model predicts behind each of these tokens; None on a rank to which vLLM sends no predictions.
@@ -219,7 +226,7 @@ class EngineModel:
             predicted: torch.Tensor | None = module.compute_logits(hidden)
             return predicted
 
-    def forward_until(self, layer: int, chosen: Chosen) -> Tensors:
+    def forward_until(self, layer: int, chosen: RecomputeSet) -> Tensors:
         """Run ``forward`` and end it where layer ``layer`` would write its KV: returns that KV, which is not written.
 
         The layers before it are complete, and their KV is written.
@@ -228,8 +235,8 @@ class EngineModel:
         caught: list[Tensors] = []
         method, find = self._platform.write_hook(attention)
 
-        def catch(*given: Any, **named: Any) -> None:
-            keys, values = find(*given, **named)
+        def catch(*arguments: Any, **named: Any) -> None:
+            keys, values = find(*arguments, **named)
             caught.append((keys[:n].clone(), values[:n].clone()))
             raise StopForward
 

@@ -8,10 +8,10 @@ from msgspec.structs import replace
 
 from blendhub.contracts import Device, PageFormat, Rotation
 from blendhub.core.layout import KVLayout
-from blendhub.vllm.model.chosen import Blocks, pages_in
 from blendhub.vllm.model.engine_model import EngineModel
 from blendhub.vllm.model.page_trial import misplaced
 from blendhub.vllm.model.pages import LayerPages, possible_pages, shape_of
+from blendhub.vllm.model.recompute_set import Blocks, pages_in
 
 
 class LayerGroup(NamedTuple):
@@ -69,14 +69,14 @@ def pages_of(
     model: EngineModel, groups: Sequence[LayerGroup], rotations: Sequence[Rotation | None] = ()
 ) -> list[LayerPages]:
     """The pages of all layers in the model's order. ``rotations``: one for each layer; empty: none is rotated."""
-    found: dict[int, LayerPages] = {}
+    layers: dict[int, LayerPages] = {}
     for group in groups:
         for number in group.layers:
             pages = possible_pages(model, number)[group.format]
             if rotations:
                 pages = replace(pages, rotation=rotations[number])
-            found[number] = LayerPages(pages, group.layout, group.page_size)
-    return [found[number] for number in sorted(found)]
+            layers[number] = LayerPages(pages, group.layout, group.page_size)
+    return [layers[number] for number in sorted(layers)]
 
 
 def attach(device: Device, groups: Sequence[LayerGroup], layers: Sequence[LayerPages]) -> None:

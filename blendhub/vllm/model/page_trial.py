@@ -15,13 +15,13 @@ def misplaced(model: EngineModel, index: int, layer: LayerPages) -> str:
     if layer.layout.dtype == BYTES:
         return _misplaced_bytes(model, index, layer)
     layout, slots = layer.layout, torch.arange(layer.page_size, device=model.device)
-    drawn = (one.to(layer.dtype) for one in _drawn(model, layer, layout.kv_heads, layout.key_dim, layout.value_dim))
+    drawn = (rows.to(layer.dtype) for rows in _drawn(model, layer, layout.kv_heads, layout.key_dim, layout.value_dim))
     # 8-bit floats of a layer with a small scale could not keep numbers around 1.
-    keys, values = (one.to(model.dtype) for one in model.unscaled(layer.name, *drawn))
+    keys, values = (rows.to(model.dtype) for rows in model.unscaled(layer.name, *drawn))
     model.write(index, keys, values, slots)
     both = read_as_computed(model, layer, slots)
-    for what, written, found in zip(("keys", "values"), (keys, values), both, strict=True):
-        same = torch.equal(written, found) if layer.dtype is model.dtype else error_of(found, written) < COARSE
+    for what, written, kept in zip(("keys", "values"), (keys, values), both, strict=True):
+        same = torch.equal(written, kept) if layer.dtype is model.dtype else error_of(kept, written) < COARSE
         if not same:
             return what
     return ""
@@ -31,12 +31,12 @@ def _misplaced_bytes(model: EngineModel, index: int, layer: LayerPages) -> str:
     """The bytes of a token must not depend on its slot, nor on what the slots beside it hold."""
     slots, attention = torch.arange(layer.page_size, device=model.device), model.layer(layer.name)
     drawn = _drawn(model, layer, attention.num_kv_heads, attention.head_size, value_width(attention))
-    keys, values = (one.to(model.dtype) for one in drawn)
-    found = []
+    keys, values = (rows.to(model.dtype) for rows in drawn)
+    kept = []
     for order in (slots, slots.flip(0)):
         model.write(index, keys, values, order)
-        found.append(read(layer, order)[0])
-    return "" if torch.equal(*found) else "bytes"
+        kept.append(read(layer, order)[0])
+    return "" if torch.equal(*kept) else "bytes"
 
 
 def _drawn(model: EngineModel, layer: LayerPages, heads: int, *widths: int) -> list[torch.Tensor]:
@@ -45,10 +45,10 @@ def _drawn(model: EngineModel, layer: LayerPages, heads: int, *widths: int) -> l
     return [torch.rand(shape, generator=generator).to(model.device) for shape in shapes]
 
 
-def error_of(given: torch.Tensor, expected: torch.Tensor) -> float:
+def error_of(actual: torch.Tensor, expected: torch.Tensor) -> float:
     """The largest difference, relative to the largest expected value."""
-    if not given.numel():
+    if not actual.numel():
         return 0.0
     scale = float(expected.float().abs().max()) or 1.0
-    error = float((given.float() - expected.float()).abs().max()) / scale
+    error = float((actual.float() - expected.float()).abs().max()) / scale
     return error if error == error else float("inf")

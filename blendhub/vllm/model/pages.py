@@ -65,11 +65,11 @@ def possible_pages(model: EngineModel, index: int) -> dict[PageFormat, PagedLaye
         return {"latent": PagedLayer(name, "latent", (pages,))}
     if pages.ndim != 4:
         raise Unsupported(f"{name} has pages of the shape {list(pages.shape)}, which BlendHub does not know")
-    found: dict[PageFormat, PagedLayer] = {"packed_heads": PagedLayer(name, "packed_heads", (pages,))}
+    formats: dict[PageFormat, PagedLayer] = {"packed_heads": PagedLayer(name, "packed_heads", (pages,))}
     if pages[0, 0].is_contiguous() and pages.dtype is not torch.uint8:
         joint = (pages.flatten(2),)
-        found |= {format: PagedLayer(name, format, joint) for format in FORMATS_OF_CPUS}
-    return found
+        formats |= {format: PagedLayer(name, format, joint) for format in FORMATS_OF_CPUS}
+    return formats
 
 
 def _split_pages(model: EngineModel, index: int, pages: Sequence[Any]) -> Tensors:
@@ -77,7 +77,7 @@ def _split_pages(model: EngineModel, index: int, pages: Sequence[Any]) -> Tensor
 
     The layer's tensors say so, and not its backend's name, which vllm-ascend changes.
     """
-    name, shapes = model.layer_names[index], [tuple(getattr(one, "shape", ())) for one in pages]
+    name, shapes = model.layer_names[index], [tuple(getattr(part, "shape", ())) for part in pages]
     if len(pages) != 2 or any(len(shape) != 4 for shape in shapes) or len({shape[1:3] for shape in shapes}) != 1:
         raise Unsupported(
             f"{name} keeps its KV in {len(pages)} tensors of the shapes {shapes}; BlendHub knows keys and values "
@@ -87,7 +87,7 @@ def _split_pages(model: EngineModel, index: int, pages: Sequence[Any]) -> Tensor
         raise Unsupported(
             f"{name} has pages of {shapes[0][1]} tokens, and its metadata count {model.page_size_of(name)}"
         )
-    if any(one.dtype not in SPLIT_DTYPES for one in pages):
+    if any(part.dtype not in SPLIT_DTYPES for part in pages):
         raise Unsupported(f"{name} keeps quantised KV ({pages[0].dtype}, {pages[1].dtype}); serve without quantised KV")
     # With MLA the latent comes first. Only the other tensor is rotated, as keys are.
     keys, values = reversed(pages) if model.keeps_latent(index) else pages

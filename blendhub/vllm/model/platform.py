@@ -19,7 +19,7 @@ WriteHook = tuple[str, Callable[..., Tensors]]
 
 
 class Platform(ABC):
-    """Chosen once, when the model is loaded."""
+    """RecomputeSet once, when the model is loaded."""
 
     @abstractmethod
     def sent(self, numbers: npt.NDArray[Any], device: torch.device) -> torch.Tensor:

@@ -17,7 +17,7 @@ def rotations_of(module: torch.nn.Module, key_width: int, n_positions: int) -> l
     What a module says of its pairing holds for the queries and keys that it is given; the pages of MLA on Ascend NPUs
     have them in another order. Tables have at most ``n_positions`` rows, and only those that differ go to the device.
     """
-    found: dict[str, Rotation] = {}
+    rotations: dict[str, Rotation] = {}
     for part in module.modules():
         if not isinstance(part, RotaryEmbeddingBase):
             continue
@@ -26,11 +26,11 @@ def rotations_of(module: torch.nn.Module, key_width: int, n_positions: int) -> l
             continue
         offset = _offset(part, key_width, table.shape[-1])
         both = [Rotation(table, neox, offset) for neox in (bool(part.is_neox_style), not part.is_neox_style)]
-        new = {digest(rotation): rotation for rotation in both if digest(rotation) not in found}
+        new = {digest(rotation): rotation for rotation in both if digest(rotation) not in rotations}
         if new:
             placed = table.to(_device_of(part))
-            found |= {name: Rotation(placed, one.neox, one.offset) for name, one in new.items()}
-    return list(found.values())
+            rotations |= {name: Rotation(placed, rotation.neox, rotation.offset) for name, rotation in new.items()}
+    return list(rotations.values())
 
 
 def digest(rotation: Rotation | None) -> str:
@@ -81,18 +81,18 @@ def _for_positions(part: Any, n: int) -> Iterator[None]:
 
     For ten million positions vLLM's own function takes ten GiB on each rank.
     """
-    known = getattr(part, "max_position_embeddings", 0)
-    if type(part)._compute_cos_sin_cache is not RotaryEmbeddingBase._compute_cos_sin_cache or known <= n:
+    n_known = getattr(part, "max_position_embeddings", 0)
+    if type(part)._compute_cos_sin_cache is not RotaryEmbeddingBase._compute_cos_sin_cache or n_known <= n:
         yield
         return
     frequencies = part._compute_inv_freq(part.base)
     part.max_position_embeddings = n
     try:
         if not torch.equal(frequencies, part._compute_inv_freq(part.base)):
-            part.max_position_embeddings = known
+            part.max_position_embeddings = n_known
         yield
     finally:
-        part.max_position_embeddings = known
+        part.max_position_embeddings = n_known
 
 
 def _device_of(part: Any) -> torch.device:

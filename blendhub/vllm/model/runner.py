@@ -51,15 +51,15 @@ class Runner:
     def layers(self) -> dict[str, tuple[int, Any]]:
         """For each attention layer, the number of its block table, and its attention group. Raises Unsupported for
         layers that keep other things than a key and a value for each token."""
-        found: dict[str, tuple[int, Any]] = {}
+        layers: dict[str, tuple[int, Any]] = {}
         for table, groups in enumerate(self.attention_groups):
             for group in groups:
                 _check_spec(group.layer_names[0], group.kv_cache_spec)
-                found |= dict.fromkeys(group.layer_names, (table, group))
-        others = [name for group in self.block_groups for name in group.layer_names if name not in found]
+                layers |= dict.fromkeys(group.layer_names, (table, group))
+        others = [name for group in self.block_groups for name in group.layer_names if name not in layers]
         if others and len(self.block_groups) > 1:
             raise Unsupported(f"{others[0]} has blocks, and no attention layer does; {SERVED_WITHOUT}")
-        return found
+        return layers
 
     @property
     def module(self) -> torch.nn.Module:

@@ -10,7 +10,7 @@ from blendhub.client.pending_lookup import PendingLookup
 from blendhub.core.errors import BlendHubError, DeadlineExceeded
 from blendhub.outcome.reasons import Why
 from blendhub.vllm.decision import Choice, Refusal
-from blendhub.vllm.messages import LoadJob, LoadResult
+from blendhub.vllm.messages import AuditedAnswer, LoadJob, LoadResult, LoadSource
 from blendhub.vllm.scheduler.audits import Audits
 from blendhub.vllm.scheduler.blend_queue import BlendQueue
 from blendhub.vllm.scheduler.blocks.request_blocks import RequestBlocks, Tables
@@ -123,16 +123,12 @@ class LoadScheduler:
             state.salt(decision.first_approximate, self._block_size)
         return LoadJob(
             state.id,
-            state.terms.variant,
             state.tokens(),
             tuple(np.asarray(blocks, np.int64) for blocks in self._scratch.complete(state.id, tables)),
             decision,
-            reading.found.lease,
-            reading.request.epoch,
-            decision.pieces_of(reading.found.pieces),
+            LoadSource(reading.found.lease, reading.request.epoch, decision.pieces_of(reading.found.pieces)),
             state.terms.adapter,
-            self.audits.n_tokens(state.request, self._block_size),
-            state.stop_tokens,
+            AuditedAnswer(self.audits.n_tokens(state.request, self._block_size), state.stop_tokens),
         )
 
     def begin_step(self, n_scheduled: int) -> int:

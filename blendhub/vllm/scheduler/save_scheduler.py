@@ -74,8 +74,13 @@ class SaveScheduler:
         self._arena.look()
         for name, saves in list(self._open.items()):
             self._note_brought(saves)
-            if n_scheduled := step.num_scheduled_tokens.get(name):
-                self._save_running(saves, n_scheduled, plan)
+            n_scheduled = step.num_scheduled_tokens.get(name)
+            if not n_scheduled:
+                continue
+            saves.begun_in = saves.begun_in or plan.number
+            self._add_jobs(saves, self._reserve_computed(saves, n_scheduled), self._scratch.blocks.of(name), plan)
+            if saves.is_dropped or (saves.is_planned and saves.is_done and not self._has_windows):
+                del self._open[name]
         for saves in list(self._ending.values()):
             self._save_ended(saves, plan)
         while not self._failures.empty():
@@ -85,9 +90,9 @@ class SaveScheduler:
     def prepare(self, request: RequestState, are_opening: bool, within: float) -> bool:
         """Reserve slots for a request that vLLM is about to schedule; returns whether its first step can be stored.
 
-        Where vLLM frees blocks that have left a window, those of a long first step are gone in the second one: then the
-        request waits for the hub's answer, ``within`` so many seconds here and then for later steps, and for workers
-        whose sessions ``are_opening``.
+        In the second step, vLLM frees blocks of the first that have left a window. So with windows, a request waits
+        until the hub has reserved its slots, up to ``within`` seconds in each step, and until no worker's session is
+        opening.
         """
         if not self._has_windows or not request.terms.stores or request.request.lora_request:
             return True
@@ -157,22 +162,20 @@ class SaveScheduler:
             self._abandon(saves)
             self._reserve_prompt(saves)
 
-    def _save_running(self, saves: RequestSaves, n_scheduled: int, plan: StepPlan) -> None:
-        """Add the saves of a request of which this step computes so many tokens."""
-        request, vllms = saves.request, saves.request.request
-        saves.begun_in = saves.begun_in or plan.number
-        before = vllms.num_computed_tokens
+    def _reserve_computed(self, saves: RequestSaves, n_scheduled: int) -> int:
+        """Reserve slots for what a request has by the end of this step; returns up to where its KV can be written."""
+        request = saves.request.request
+        before = request.num_computed_tokens
         saves.reached = before + n_scheduled
-        if self._reserve_prompt(saves):
-            computed = min(saves.reached, vllms.num_prompt_tokens)
-            if self._has_windows:
-                # The last token that was sampled is not computed yet.
-                answered = min(before, vllms.num_tokens - 1)
-                self._reserve_answer(saves, answered // self._chunk_tokens * self._chunk_tokens)
-                computed = max(computed, answered)
-            self._add_jobs(saves, computed, self._scratch.blocks.of(request.id), plan)
-        if saves.is_dropped or (saves.is_planned and saves.is_done and not self._has_windows):
-            del self._open[request.id]
+        if not self._reserve_prompt(saves):
+            return 0
+        computed = min(saves.reached, request.num_prompt_tokens)
+        if self._has_windows:
+            # The last token that was sampled is not computed yet.
+            answered = min(before, request.num_tokens - 1)
+            self._reserve_answer(saves, answered // self._chunk_tokens * self._chunk_tokens)
+            computed = max(computed, answered)
+        return computed
 
     def _save_ended(self, saves: RequestSaves, plan: StepPlan) -> None:
         request, is_planned = saves.request, self._reserve_answer(saves, saves.computed)

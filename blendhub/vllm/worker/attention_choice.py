@@ -12,9 +12,9 @@ import torch
 from blendhub.contracts import ChosenAttention, Device
 from blendhub.core.errors import Unsupported
 from blendhub.core.spans import Span
-from blendhub.vllm.model.chosen import Chosen, Part
 from blendhub.vllm.model.engine_model import EngineModel
 from blendhub.vllm.model.page_trial import error_of
+from blendhub.vllm.model.recompute_set import RecomputeSet, RequestTokens
 from blendhub.vllm.worker.ranks import Ranks
 
 log = logging.getLogger(__name__)
@@ -91,7 +91,9 @@ def _measured(
     return times
 
 
-def _compared(model: EngineModel, attention: ChosenAttention, chosen: Chosen, allowed: float) -> tuple[float, float]:
+def _compared(
+    model: EngineModel, attention: ChosenAttention, chosen: RecomputeSet, allowed: float
+) -> tuple[float, float]:
     """The seconds by the device, and by the engine's attention. Raises Unsupported if the device's result is wrong.
 
     Both compute the same tokens over the same pages.
@@ -99,30 +101,30 @@ def _compared(model: EngineModel, attention: ChosenAttention, chosen: Chosen, al
     expected, theirs = _run(model, chosen)
     model.attention = attention
     try:
-        found, ours = _run(model, chosen)
+        hidden, ours = _run(model, chosen)
     finally:
         model.attention = None
-    if (error := error_of(found, expected)) > allowed:
+    if (error := error_of(hidden, expected)) > allowed:
         raise Unsupported(f"what the model computes with it is off by {error:.1%} (allowed {allowed:.1%})")
     return ours, theirs
 
 
-def _forwards(model: EngineModel) -> Sequence[Chosen]:
+def _forwards(model: EngineModel) -> Sequence[RecomputeSet]:
     """A prompt is computed, and then some of its tokens again, in spans of each length."""
     longest = min(model.max_tokens, model.config.model_config.max_model_len, PROMPT_TOKENS)
     blocks = np.arange(1, model.n_blocks)
     n = min(longest, len(blocks) * model.block_size)
-    part = Part(np.arange(n, dtype=np.uint32) % 97, [blocks], [Span(0, n)])
-    model.forward(Chosen([part]))
-    forwards, wanted = [], max(1, min(CHOSEN_TOKENS, n // 4))
+    part = RequestTokens(np.arange(n, dtype=np.uint32) % 97, [blocks], [Span(0, n)])
+    model.forward(RecomputeSet([part]))
+    forwards, n_chosen = [], max(1, min(CHOSEN_TOKENS, n // 4))
     for length in LENGTHS:
-        length = min(length, wanted)
-        starts = np.linspace(0, n - length, min(wanted // length, model.max_spans), dtype=np.int64).tolist()
-        forwards.append(Chosen([part._replace(spans=[Span(start, start + length) for start in starts])]))
+        length = min(length, n_chosen)
+        starts = np.linspace(0, n - length, min(n_chosen // length, model.max_spans), dtype=np.int64).tolist()
+        forwards.append(RecomputeSet([part._replace(spans=[Span(start, start + length) for start in starts])]))
     return forwards
 
 
-def _run(model: EngineModel, chosen: Chosen) -> tuple[torch.Tensor, float]:
+def _run(model: EngineModel, chosen: RecomputeSet) -> tuple[torch.Tensor, float]:
     """The hidden states, and the seconds of the last run."""
     for _ in range(RUNS):
         started = time.perf_counter()

@@ -8,8 +8,8 @@ from blendhub.core.spans import Span, gaps
 from blendhub.outcome.report import AuditOutcome
 from blendhub.vllm.decision import Decision
 from blendhub.vllm.model.checks.parts_check import trial_part
-from blendhub.vllm.model.chosen import Chosen
 from blendhub.vllm.model.engine_model import EngineModel
+from blendhub.vllm.model.recompute_set import RecomputeSet
 
 MOST_KL = 1e3
 """The divergence of predictions that cannot be compared: with NaNs, or with a token that one of them rules out."""
@@ -23,19 +23,20 @@ def inexact(decision: Decision, n_tokens: int) -> list[Span]:
 def compare(blended: torch.Tensor, exact: torch.Tensor) -> AuditOutcome:
     """The outcome of an audit, from the logits of each token, both behind the same tokens. Waits for the device."""
     with torch.inference_mode():
-        given, truth = (torch.log_softmax(rows[0].float(), 0) for rows in (blended, exact))
+        guess, truth = (torch.log_softmax(rows[0].float(), 0) for rows in (blended, exact))
         # A token that the truth rules out adds nothing.
-        terms = torch.where(truth.isneginf(), 0.0, truth.exp() * (truth - given))
+        terms = torch.where(truth.isneginf(), 0.0, truth.exp() * (truth - guess))
         kl = terms.sum().nan_to_num(MOST_KL, MOST_KL).clamp(0, MOST_KL)
         agreed = (blended.argmax(1) == exact.argmax(1)).cumprod(0).sum()
-        found = torch.stack([agreed.to(kl.dtype), kl]).tolist()
-    return AuditOutcome(agrees=found[0] == len(exact), kl=found[1], tokens=len(exact), agreed_tokens=int(found[0]))
+        n_agreed, divergence = torch.stack([agreed.to(kl.dtype), kl]).tolist()
+    n = len(exact)
+    return AuditOutcome(agrees=n_agreed == n, kl=divergence, tokens=n, agreed_tokens=int(n_agreed))
 
 
 def check_predictions(model: EngineModel) -> None:
     """Raise unless the model predicts a token behind chosen ones, as audits need it. All ranks call it together."""
     part = trial_part(model, np.arange(4, dtype=np.uint32), [Span(0, min(4, *model.block_sizes))])
-    hidden = model.forward(Chosen([part]))
+    hidden = model.forward(RecomputeSet([part]))
     if not isinstance(hidden, torch.Tensor):
         raise Unsupported(f"its forward returns a {type(hidden).__name__}, not hidden states alone")
     predicted = model.logits(hidden[:1])

@@ -1,5 +1,6 @@
 """Forwards that serve all requests of a worker that are blending, within the step's budget."""
 
+import itertools
 import logging
 import time
 from collections.abc import Iterator, Sequence
@@ -9,9 +10,9 @@ import torch
 
 from blendhub.core.errors import BlendHubError
 from blendhub.core.spans import Span, total
-from blendhub.vllm.model.attention_probe import Asking
-from blendhub.vllm.model.chosen import Chosen, Part
+from blendhub.vllm.model.attention_probe import AttentionQuery
 from blendhub.vllm.model.pages import read_as_computed
+from blendhub.vllm.model.recompute_set import RecomputeSet, RequestTokens
 from blendhub.vllm.spans import cut
 from blendhub.vllm.worker.ranks import RankFailure
 from blendhub.vllm.worker.recompute import Blend, BlendContext, Computed, HostCopy
@@ -28,91 +29,52 @@ class Forwards:
     def step(self, blends: Sequence[Blend], budget: int) -> int:
         """Take requests forward within the budget, in the order of their arrival; returns what it cost.
 
-        Requests wait for the scores of their probes, but no step does.
+        Requests wait for the scores of their probes, on all ranks, but no step does. Each round computes a share of
+        each request's work: what queries attend to first, and whole, since they are few tokens.
         """
         spent = 0
         held: list[Blend] = []
         while True:
-            self._go_on([blend for blend in blends if blend.is_waiting])
+            if waiting := [blend for blend in blends if blend.is_waiting]:
+                have_scores = self._context.ranks.least([blend.has_scores for blend in waiting])
+                for blend in itertools.compress(waiting, have_scores):
+                    with self._failing([blend]):
+                        blend.go_on()
             ready = [blend for blend in blends if blend.work and blend not in held]
             if not ready or spent >= budget:
                 return spent
-            spent += self._compute(ready, budget - spent)
+            if queries := [blend for blend in ready if blend.work and blend.work.query]:
+                spent += self._attend(queries, budget - spent)
+            else:
+                for layer, batches in self._batches(ready, budget - spent):
+                    spent += sum(self._cost(spans, layer) for _, spans in batches)
+                    self._compute(batches, layer)
             held += [blend for blend in ready if blend.work and blend.work.in_next_step]
 
-    def _go_on(self, waiting: Sequence[Blend]) -> None:
-        """Continue the requests whose scores have arrived on all ranks."""
-        if not waiting:
-            return
-        ready = self._context.ranks.least([blend.has_scores for blend in waiting])
-        for blend, is_ready in zip(waiting, ready, strict=True):
-            if is_ready:
-                with self._failing([blend]):
-                    blend.go_on()
+    def _batches(
+        self, blends: Sequence[Blend], budget: int
+    ) -> Iterator[tuple[int, Sequence[tuple[Blend, list[Span]]]]]:
+        """The forwards of a round: one for the whole model (0), and one for each layer that is probed.
 
-    def _compute(self, blends: Sequence[Blend], budget: int) -> int:
-        """Compute a share of each request's work: one forward for all, and one for all probes.
-
-        What is asked is computed first and whole, one request at least: it is a few tokens.
+        Each request computes the first tokens of its work, as many as it is given, within the limits of a forward.
         """
-        asking = [blend for blend in blends if blend.work and blend.work.asking]
-        if asking:
-            return self._ask(asking, budget)
-        spent = 0
-        works = [blend.work for blend in blends if blend.work]
+        model, works = self._context.model, [blend.work for blend in blends if blend.work]
         costs = shares([self._cost(work.spans, work.layer) for work in works], budget)
         for layer in sorted({work.layer for work in works}):
             alike = [number for number, work in enumerate(works) if work.layer == layer]
-            given = [self._affordable(costs[number], layer) for number in alike]
-            batches = self._batches([works[number].spans for number in alike], given)
-            taken = [(blends[number], batch) for number, batch in zip(alike, batches, strict=True) if batch]
-            if taken:
-                spent += sum(self._cost(batch, layer) for _, batch in taken)
-                self._forward(taken, layer)
-        return spent
+            part, whole = self._weight(layer)
+            needs = [min(total(works[number].spans), costs[number] * whole // part) for number in alike]
+            n_tokens = shares(needs, model.max_tokens)
+            firsts = [cut(works[number].spans, n) for number, n in zip(alike, n_tokens, strict=True)]
+            n_spans = shares([len(spans) for spans in firsts], model.max_spans)
+            batches = [(blends[number], spans[:n]) for number, spans, n in zip(alike, firsts, n_spans, strict=True)]
+            if taken := [(blend, spans) for blend, spans in batches if spans]:
+                yield layer, taken
 
-    def _ask(self, blends: Sequence[Blend], budget: int) -> int:
-        """Have the ends of prompts ask in one forward: of the first requests, as many as the budget pays for."""
-        taken: list[tuple[Blend, Asking]] = []
-        spent = n_tokens = 0
-        for blend in blends:
-            assert blend.work and blend.work.asking
-            cost = self._cost(blend.work.spans, blend.work.layer)
-            n_tokens += total(blend.work.spans)
-            if taken and (spent + cost > budget or n_tokens > self._context.model.max_tokens):
-                break
-            taken.append((blend, blend.work.asking))
-            spent += cost
-        received: list[HostCopy] = []
-        chosen, started = Chosen([asking.part for _, asking in taken]), time.perf_counter()
-        with self._failing([blend for blend, _ in taken]):
-            received = [HostCopy(one) for one in self._received([asking for _, asking in taken])]
-        second = (time.perf_counter() - started) / len(chosen)
-        for part, ((blend, asking), one) in enumerate(zip(taken, received, strict=False)):
-            with self._failing([blend]):
-                spans = asking.part.spans
-                blend.go_on(Computed(spans, chosen, part, total(spans) * second, scores=one))
-        return spent
-
-    def _received(self, asking: Sequence[Asking]) -> Sequence[torch.Tensor]:
-        """How much the positions of each prompt are attended to, in the whole model."""
-        context = self._context
-        assert context.attention
-        with torch.inference_mode():
-            mine = context.attention.received(asking)
-            return torch.split(context.ranks.sum(torch.cat(mine)), [len(one) for one in mine])
-
-    def _batches(self, works: Sequence[list[Span]], given: Sequence[int]) -> list[list[Span]]:
-        """The first tokens of each request's work, as many as it was given, within the limits of a forward."""
-        model = self._context.model
-        given = shares([min(total(spans), n) for spans, n in zip(works, given, strict=True)], model.max_tokens)
-        batches = [cut(spans, n) for spans, n in zip(works, given, strict=True)]
-        n_spans = shares([len(batch) for batch in batches], model.max_spans)
-        return [batch[:n] for batch, n in zip(batches, n_spans, strict=True)]
-
-    def _forward(self, taken: Sequence[tuple[Blend, list[Span]]], layer: int) -> None:
-        blends = [blend for blend, _ in taken]
-        chosen = Chosen([Part(blend.tokens, blend.job.blocks, batch) for blend, batch in taken])
+    def _compute(self, batches: Sequence[tuple[Blend, list[Span]]], layer: int) -> None:
+        """One forward: through the whole model (0), or up to a probed layer."""
+        blends = [blend for blend, _ in batches]
+        chosen = RecomputeSet([RequestTokens(blend.tokens, blend.job.blocks, spans) for blend, spans in batches])
         hidden, scores, started = None, None, time.perf_counter()
         with self._failing(blends):
             if layer:
@@ -120,12 +82,12 @@ class Forwards:
             else:
                 hidden = self._context.model.forward(chosen)
         second = (time.perf_counter() - started) / len(chosen)
-        for part, (blend, batch) in enumerate(taken):
+        for number, (blend, spans) in enumerate(batches):
             if not blend.error:
                 with self._failing([blend]):
-                    blend.go_on(Computed(batch, chosen, part, total(batch) * second, hidden, scores))
+                    blend.go_on(Computed(spans, chosen, number, total(spans) * second, hidden, scores))
 
-    def _score(self, chosen: Chosen, layer: int) -> torch.Tensor:
+    def _score(self, chosen: RecomputeSet, layer: int) -> torch.Tensor:
         """Probe tokens, and keep the computed KV in the pages."""
         context = self._context
         fresh = context.model.forward_until(layer, chosen)
@@ -137,14 +99,41 @@ class Forwards:
             context.model.write(layer, *fresh, slots)
         return scores
 
+    def _attend(self, blends: Sequence[Blend], budget: int) -> int:
+        """Find what the ends of prompts attend to, in one forward: of the first requests, as many as the budget pays
+        for, and one at least."""
+        taken: list[tuple[Blend, AttentionQuery]] = []
+        spent = n_tokens = 0
+        for blend in blends:
+            assert blend.work and blend.work.query
+            cost = self._cost(blend.work.spans, blend.work.layer)
+            n_tokens += total(blend.work.spans)
+            if taken and (spent + cost > budget or n_tokens > self._context.model.max_tokens):
+                break
+            taken.append((blend, blend.work.query))
+            spent += cost
+        weights: list[HostCopy] = []
+        chosen, started = RecomputeSet([query.asking for _, query in taken]), time.perf_counter()
+        with self._failing([blend for blend, _ in taken]):
+            weights = [HostCopy(received) for received in self._received([query for _, query in taken])]
+        second = (time.perf_counter() - started) / len(chosen)
+        for number, ((blend, query), received) in enumerate(zip(taken, weights, strict=False)):
+            with self._failing([blend]):
+                spans = query.asking.spans
+                blend.go_on(Computed(spans, chosen, number, total(spans) * second, scores=received))
+        return spent
+
+    def _received(self, queries: Sequence[AttentionQuery]) -> Sequence[torch.Tensor]:
+        """How much the positions of each prompt are attended to, in the whole model."""
+        context = self._context
+        assert context.attention
+        with torch.inference_mode():
+            mine = context.attention.received(queries)
+            return torch.split(context.ranks.sum(torch.cat(mine)), [len(received) for received in mine])
+
     def _cost(self, spans: Sequence[Span], layer: int) -> int:
         part, whole = self._weight(layer)
         return -(-total(spans) * part // whole)
-
-    def _affordable(self, cost: int, layer: int) -> int:
-        """How many tokens cost at most so much."""
-        part, whole = self._weight(layer)
-        return cost * whole // part
 
     def _weight(self, layer: int) -> tuple[int, int]:
         """The cost of a token, as a fraction: of the probed layer it goes through one half."""
@@ -178,10 +167,10 @@ def shares(needs: Sequence[int], amount: int) -> list[int]:
     if not needs:
         return []
     equal = amount // 2 // len(needs)
-    given = [min(need, equal) for need in needs]
-    left = amount - sum(given)
+    amounts = [min(need, equal) for need in needs]
+    left = amount - sum(amounts)
     for number, need in enumerate(needs):
-        more = min(need - given[number], left)
-        given[number] += more
+        more = min(need - amounts[number], left)
+        amounts[number] += more
         left -= more
-    return given
+    return amounts

@@ -1,6 +1,7 @@
 """Loads and saves of all groups of layers: each is a transfer of the device for every group."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 
 import numpy as np
 import numpy.typing as npt
@@ -9,8 +10,8 @@ from msgspec.structs import replace
 from blendhub.contracts import Device, Segment, Transfer
 from blendhub.core.layout import section_starts, shard_bytes_of
 from blendhub.vllm.messages import NULL_BLOCK
-from blendhub.vllm.model.chosen import Blocks
 from blendhub.vllm.model.layer_groups import LayerGroup
+from blendhub.vllm.model.recompute_set import Blocks
 
 
 class Transfers(Transfer):
@@ -35,42 +36,47 @@ class Transfers(Transfer):
 
 class LayerCopies:
     def __init__(self, device: Device, groups: Sequence[LayerGroup]) -> None:
-        self.device = device
         self.shard_bytes = shard_bytes_of([group.layout for group in groups])
+        self._device = device
         self._groups = list(zip(groups, section_starts([group.layout for group in groups]), strict=True))
 
     def load(self, segments: Sequence[Segment], tables: Sequence[Blocks], skip_prefix: int) -> Transfer:
         """Load tokens of shards to a request's blocks: of each group those for which vLLM has allocated blocks."""
-
-        def begin(number: int, group: LayerGroup, moved: Sequence[Segment], blocks: Blocks) -> Transfer:
-            skipped = max(skip_prefix, first_kept(blocks) * group.block_size)
-            return self.device.load(moved, group.pages(blocks), skipped, number)
-
-        return self._each(segments, tables, begin)
+        with self._all_groups() as begun:
+            for number, (group, start) in enumerate(self._groups):
+                blocks = tables[group.table]
+                skipped = max(skip_prefix, first_kept(blocks) * group.block_size)
+                begun.append(self._device.load(_in_section(segments, start), group.pages(blocks), skipped, number))
+        return Transfers(begun)
 
     def save(self, segments: Sequence[Segment], tables: Sequence[Blocks]) -> Transfer:
         """Save tokens from a request's blocks to shards."""
+        with self._all_groups() as begun:
+            for number, (group, start) in enumerate(self._groups):
+                pages = group.pages(tables[group.table])
+                begun.append(self._device.save(_in_section(segments, start), pages, number))
+        return Transfers(begun)
 
-        def begin(number: int, group: LayerGroup, moved: Sequence[Segment], blocks: Blocks) -> Transfer:
-            return self.device.save(moved, group.pages(blocks), number)
+    @contextmanager
+    def _all_groups(self) -> Iterator[list[Transfer]]:
+        """The transfers of one copy. If the transfer of a group cannot begin, those of the others end before it raises.
 
-        return self._each(segments, tables, begin)
-
-    def _each(
-        self,
-        segments: Sequence[Segment],
-        tables: Sequence[Blocks],
-        begin: Callable[[int, LayerGroup, Sequence[Segment], Blocks], Transfer],
-    ) -> Transfer:
+        On devices that copy with the engine's cores, the engine waits for the transfers.
+        """
         begun: list[Transfer] = []
         try:
-            for number, (group, start) in enumerate(self._groups):
-                moved = [replace(one, shard=one.shard + start) for one in segments] if start else segments
-                begun.append(begin(number, group, moved, tables[group.table]))
+            yield begun
         except BaseException:
             Transfers(begun).wait()
             raise
-        return begun[0] if len(begun) == 1 else Transfers(begun)
+        if not self._device.overlaps_compute:
+            with suppress(Exception):  # ``done`` and ``wait`` of the copy raise it again
+                Transfers(begun).wait()
+
+
+def _in_section(segments: Sequence[Segment], start: int) -> Sequence[Segment]:
+    """The segments in a group's section, which begins there in each shard."""
+    return [replace(segment, shard=segment.shard + start) for segment in segments] if start else segments
 
 
 def first_kept(blocks: npt.NDArray[np.int64]) -> int:

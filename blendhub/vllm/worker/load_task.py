@@ -6,17 +6,21 @@ import time
 from collections.abc import Callable
 from enum import IntEnum
 
+from msgspec.structs import replace
+
 from blendhub.client.hub_client import HubClient
 from blendhub.client.session import PendingReply
 from blendhub.client.wire import Done
 from blendhub.contracts import Transfer
-from blendhub.core.errors import DeadlineExceeded, HubError, StaleEpoch
+from blendhub.core.errors import AdapterReplaced, DeadlineExceeded, HubError, StaleEpoch
 from blendhub.vllm.messages import LoadJob
+from blendhub.vllm.worker.layer_copies import LayerCopies
+from blendhub.vllm.worker.loaded_adapters import LoadedAdapters
 from blendhub.vllm.worker.recompute import Blend
 
 log = logging.getLogger(__name__)
 Open = Callable[[], HubClient | None]
-"""The client; None while it is being registered. Raises if that failed."""
+"""The client, whose arena the device uses; None while one of both is still to come. Raises if that failed."""
 
 LONG_COPY_S = 60.0
 
@@ -39,17 +43,18 @@ class LoadTask:
     """
 
     def __init__(
-        self, job: LoadJob, open: Open, copy: Callable[[HubClient], Transfer], timeout_s: float, *, releases: bool
+        self, job: LoadJob, open: Open, copies: LayerCopies, adapters: LoadedAdapters, timeout_s: float, releases: bool
     ) -> None:
         """``releases``: whether this rank releases the lease."""
         self.job = job
         self.blend: Blend | None = None
-        self.error: Exception | None = None
         self.is_cancelled = False
         self.seconds = 0.0
         """The seconds until the KV was copied."""
+        self._error: Exception | None = None
         self._open = open
-        self._copy = copy
+        self._copies = copies
+        self._adapters = adapters
         self._releases = releases
         # One half to open the session, and one to release the lease.
         self._timeout_s = timeout_s / 2
@@ -61,11 +66,15 @@ class LoadTask:
         self._warn_at = self._begun_at + LONG_COPY_S
 
     @property
+    def error(self) -> Exception | None:
+        return self._error or (self.blend.error if self.blend else None)
+
+    @property
     def is_copying(self) -> bool:
         return self._transfer is not None
 
     @property
-    def arrival(self) -> LoadProgress:
+    def progress(self) -> LoadProgress:
         if self.error:
             return LoadProgress.PENDING if self._transfer else LoadProgress.FAILED
         if self._is_copied:
@@ -79,17 +88,29 @@ class LoadTask:
 
     def fail(self, error: Exception) -> None:
         """The load has failed; it ends when its copy has ended."""
-        self.error = self.error or error
+        self._error = self.error or error
 
     def advance(self) -> None:
         """Do what is possible without waiting."""
         try:
+            self._adapters.check(self.job.adapter, is_loaded=True)
+        except AdapterReplaced as error:
+            self.fail(error)
+        try:
+            if not (self._transfer or self.error or self._is_copied):
+                self._client = self._open()
+                if self._client:
+                    if self._client.epoch != self.job.source.epoch:
+                        raise StaleEpoch("the hub was restarted since the lookup")
+                    shard_at = self._client.shard_at
+                    segments = [replace(piece, shard=shard_at(piece.shard)) for piece in self.job.source.pieces]
+                    self._transfer = self._copies.load(segments, self.job.blocks, self.job.decision.start)
+                elif time.monotonic() - self._begun_at > self._timeout_s:
+                    raise DeadlineExceeded("the worker's session with the hub was not open in time")
             if self._transfer:
-                self._finish_copy(self._transfer)
+                self._look_at_copy(self._transfer)
             elif self._releasing and not (self.error or self._is_proven):
-                self._prove(self._releasing)
-            elif not (self.error or self._is_copied):
-                self._begin_copy()
+                self._look_at_release(self._releasing)
         except Exception as error:  # vLLM can compute the tokens after any error
             self.fail(error)
 
@@ -100,33 +121,18 @@ class LoadTask:
         try:
             client = self._client or self._open()
             if client:
-                self._releasing = client.release(self.job.lease, timeout=self._timeout_s)
+                self._releasing = client.release(self.job.source.lease, timeout=self._timeout_s)
         except Exception as error:  # then the scheduler releases it
             self.fail(error)
 
-    def _begin_copy(self) -> None:
-        self._client = self._open()
-        if self._client is None:
-            if time.monotonic() - self._begun_at > self._timeout_s:
-                raise DeadlineExceeded("the worker's session with the hub was not open in time")
-            return
-        if self._client.epoch != self.job.epoch:
-            raise StaleEpoch("the hub was restarted since the lookup")
-        self._transfer = self._copy(self._client)
-        self.advance()
-
-    def _finish_copy(self, transfer: Transfer) -> None:
-        if not transfer.done():
-            self._warn_of_copy()
-            return
-        self._transfer = None
-        transfer.wait()
-        self._is_copied = True
-        self.seconds = time.monotonic() - self._begun_at
-
-    def _warn_of_copy(self) -> None:
-        """Warn once that vLLM cannot have the blocks back while the device may still write into them."""
-        if self._warn_at < time.monotonic():
+    def _look_at_copy(self, transfer: Transfer) -> None:
+        if transfer.done():
+            self._transfer = None
+            transfer.wait()
+            self._is_copied = True
+            self.seconds = time.monotonic() - self._begun_at
+        elif self._warn_at < time.monotonic():
+            # vLLM cannot have the blocks back while the device may still write into them.
             self._warn_at = math.inf
             log.warning(
                 "the copy of request %s has not ended within %.0f s, and the request waits for it; if it never does, "
@@ -134,7 +140,7 @@ class LoadTask:
                 self.job.request, LONG_COPY_S,
             )  # fmt: skip
 
-    def _prove(self, releasing: PendingReply[Done]) -> None:
+    def _look_at_release(self, releasing: PendingReply[Done]) -> None:
         assert self._client
         if releasing.done():
             # A restarted hub does not know the lease, because leases have random ids.

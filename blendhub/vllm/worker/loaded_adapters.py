@@ -45,8 +45,8 @@ class LoadedAdapters:
         """
         if adapter is None:
             return
-        known = self._known.get(adapter.id)
-        if known is None or known.since > adapter.since:
+        loaded = self._known.get(adapter.id)
+        if loaded is None or loaded.since > adapter.since:
             raise AdapterReplaced(f"LoRA adapter {adapter.id} has other weights than when the request began")
         if is_loaded and adapter.id not in self._models:
             raise AdapterReplaced(f"vLLM has dropped LoRA adapter {adapter.id} from its memory")
@@ -59,11 +59,11 @@ class LoadedAdapters:
         return {number: self._known[number] for number in self._models if number in self._known}
 
     def _name(self, number: int, model: Any, step: int) -> None:
-        known = self._known.pop(number, None)
+        loaded = self._known.pop(number, None)
         try:
             weights = adapter_fingerprint(model)
         except Exception as error:  # a request needs its adapter, and not what is stored of it
             text = f"the weights of LoRA adapter {number} cannot be read, and its requests reuse and store nothing"
             self._warnings.warn("fingerprint", text, error)
             return
-        self._known[number] = known if known and known.weights == weights else LoadedAdapter(weights, step)
+        self._known[number] = loaded if loaded and loaded.weights == weights else LoadedAdapter(weights, step)

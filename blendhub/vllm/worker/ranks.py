@@ -70,9 +70,9 @@ class Ranks:
         longest = int(self.largest(torch.tensor([len(mine)])))
         padded = torch.zeros(longest, dtype=torch.uint8)
         padded[: len(mine)] = mine
-        found = [torch.zeros_like(padded) for _ in range(self.count)]
-        self._wait(all_gather(found, padded, group=self._group.cpu_group, async_op=True))
-        return [one.numpy().tobytes().rstrip(b"\0").decode() for one in found]
+        texts = [torch.zeros_like(padded) for _ in range(self.count)]
+        self._wait(all_gather(texts, padded, group=self._group.cpu_group, async_op=True))
+        return [text.numpy().tobytes().rstrip(b"\0").decode() for text in texts]
 
     def named(self, number: int) -> str:
         """The end of sentences about this rank."""

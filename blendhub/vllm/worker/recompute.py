@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Generator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -14,13 +14,13 @@ from blendhub.contracts import Device, Selection, Selector, checked_picks
 from blendhub.core.spans import Span, join_spans, total
 from blendhub.outcome.report import AuditOutcome
 from blendhub.vllm.messages import LoadJob, LoadResult
-from blendhub.vllm.model.attention_probe import Asking, AttentionProbe
-from blendhub.vllm.model.chosen import Chosen, positions_of
+from blendhub.vllm.model.attention_probe import AttentionProbe, AttentionQuery
 from blendhub.vllm.model.engine_model import EngineModel
 from blendhub.vllm.model.layer_groups import LayerGroup
 from blendhub.vllm.model.pages import LayerPages
+from blendhub.vllm.model.recompute_set import RecomputeSet, positions_of
 from blendhub.vllm.spans import behind, sampled, spread
-from blendhub.vllm.worker.asking import asking_of
+from blendhub.vllm.worker.attention_query import attention_query
 from blendhub.vllm.worker.audit import compare, inexact
 from blendhub.vllm.worker.ranks import Ranks
 
@@ -28,27 +28,18 @@ NO_TOKEN = 2**32
 """Stands for the token on ranks without predictions; greater than every token."""
 
 
+@dataclass
 class BlendContext:
     """What all blends of a worker share."""
 
-    def __init__(
-        self,
-        model: EngineModel,
-        layers: list[LayerPages],
-        groups: Sequence[LayerGroup],
-        device: Device,
-        selector: Selector,
-        ranks: Ranks,
-        attention: AttentionProbe | None = None,
-    ) -> None:
-        """``attention``: None if the selector does not ask what is attended to, or the model cannot be asked."""
-        self.model = model
-        self.layers = layers
-        self.groups = groups
-        self.device = device
-        self.selector = selector
-        self.ranks = ranks
-        self.attention = attention
+    model: EngineModel
+    layers: list[LayerPages]
+    groups: Sequence[LayerGroup]
+    device: Device
+    selector: Selector
+    ranks: Ranks
+    attention: AttentionProbe | None = None
+    """None if the selector does not ask what is attended to, or the model cannot be asked."""
 
 
 class HostCopy:
@@ -76,7 +67,7 @@ class Work(NamedTuple):
     """The spans to compute, in the order of their positions."""
     layer: int = 0
     """0: the whole model computes them; otherwise the layers before this one, at which the tokens are scored."""
-    asking: Asking | None = None
+    query: AttentionQuery | None = None
     """Tokens that are computed only to see what they attend to, all of them in one forward."""
     in_next_step: bool = False
     """Whether it waits for the next step: of tokens that follow from each other, a step computes one."""
@@ -86,7 +77,7 @@ class Computed(NamedTuple):
     """The result of one forward for a request."""
 
     spans: Sequence[Span]
-    chosen: Chosen
+    chosen: RecomputeSet
     """All tokens of the forward."""
     part: int
     """The number of the request's part in it."""
@@ -141,7 +132,7 @@ class Blend:
     @property
     def has_scores(self) -> bool:
         """Whether all scores that the request waits for have arrived."""
-        return all(one.scores and one.scores.numbers() is not None for one in self._probed)
+        return all(probed.scores and probed.scores.numbers() is not None for probed in self._probed)
 
     def go_on(self, computed: Computed | None = None) -> None:
         """Take what was computed of its work; None if it was waiting."""
@@ -153,8 +144,8 @@ class Blend:
             self._begin(self._phase)
             self.work = None
             self.result = LoadResult(
-                self._recomputed,
-                total(self.job.decision.holes),
+                recomputed=self._recomputed,
+                holes=total(self.job.decision.holes),
                 probe_seconds=self._seconds["probe"],
                 recompute_seconds=self._seconds["recompute"],
                 audit=self._audit,
@@ -180,13 +171,18 @@ class Blend:
                 yield from self._probe(scores)
             attended = np.zeros(n, np.float32) if self._context.attention else None
             if attended is not None and chooses:
-                yield from self._ask(attended)
+                yield from self._attend(attended)
             selection = replace(self._selection(), scores=scores, attended=attended)
             # A plugin may fail on one rank only, and the others must not begin a forward without it.
             chosen = self._context.ranks.together(lambda: checked_picks(selector, selection))
         self._recomputed = tuple(chosen)
         self._begin("recompute")
-        yield from self._compute(join_spans([*decision.holes, *chosen]))
+        spans = join_spans([*decision.holes, *chosen])
+        while spans:
+            computed = yield Work(spans)
+            assert computed
+            spans = behind(spans, computed.spans[-1].end)
+            del computed  # its hidden states take memory of the device
         if decision.audit:
             yield from self._work_through_audit()
 
@@ -196,15 +192,15 @@ class Blend:
         The request goes on with the exact KV that this leaves: vLLM overwrites the KV of the answer's tokens. All that
         it costs is counted like recomputation.
         """
-        job, n = self.job, len(self.job.tokens)
+        job, answer, n = self.job, self.job.answer, len(self.job.tokens)
         blended = [(yield from self._predict([Span(job.decision.end, n)], n - 1))]
-        while len(blended) < job.audit_tokens and (token := self._likeliest(blended[-1])) not in job.stop_tokens:
+        while len(blended) < answer.tokens and (token := self._likeliest(blended[-1])) not in answer.stop_tokens:
             self.tokens, end = np.append(self.tokens, np.uint32(token)), len(self.tokens)
             blended.append((yield from self._predict([Span(end, end + 1)], end, in_next_step=True)))
         exact = yield from self._predict(inexact(job.decision, len(self.tokens)), n - 1)
-        given = [row for row in blended if row is not None]
-        if given and exact is not None:
-            self._audit = compare(torch.cat(given), exact)
+        rows = [row for row in blended if row is not None]
+        if rows and exact is not None:
+            self._audit = compare(torch.cat(rows), exact)
 
     def _likeliest(self, predicted: torch.Tensor | None) -> int:
         """The most likely token, known to all ranks. Waits for the device."""
@@ -222,16 +218,6 @@ class Blend:
             spans = behind(spans, computed.spans[-1].end)
             del computed  # its hidden states take memory of the device
         return self._context.model.logits(torch.cat(states))
-
-    def _compute(self, spans: list[Span], layer: int = 0) -> Steps:
-        """Have all of these tokens computed."""
-        while spans:
-            computed = yield Work(spans, layer)
-            assert computed
-            if layer:
-                self._probed.append(computed)
-            spans = behind(spans, computed.spans[-1].end)
-            del computed  # its hidden states take memory of the device
 
     def _selection(self) -> Selection:
         """What the selector decides from; nothing in it differs between ranks."""
@@ -253,31 +239,36 @@ class Blend:
         selector, decision, group = self._context.selector, self.job.decision, self._context.device.block_tokens
         share = selector.probe_share
         samples = [sample for span in decision.moved for sample in sampled(span, group, share)]
-        yield from self._compute(join_spans([*samples, *decision.holes]), selector.probe_layer)
+        spans = join_spans([*samples, *decision.holes])
+        while spans:
+            computed = yield Work(spans, selector.probe_layer)
+            assert computed
+            self._probed.append(computed)
+            spans = behind(spans, computed.spans[-1].end)
         yield None
         scored = np.zeros(len(scores), bool)
         scored[positions_of(samples)] = True
         for probed in self._probed:
-            found = probed.scores.numbers() if probed.scores else None
-            assert found is not None
+            changes = probed.scores.numbers() if probed.scores else None
+            assert changes is not None
             places = probed.chosen.places(probed.part)
             at = probed.chosen.positions[places]
-            scores[at[scored[at]]] = found[places[scored[at]]]
+            scores[at[scored[at]]] = changes[places[scored[at]]]
         self._probed = []
         if share < 1:
             for span in decision.moved:
                 spread(scores[span.start : span.end], group, math.ceil(group * share))
 
-    def _ask(self, attended: npt.NDArray[np.float32]) -> Steps:
+    def _attend(self, attended: npt.NDArray[np.float32]) -> Steps:
         """Have the end of the prompt computed over the stored KV, which shows what it attends to."""
         probe = self._context.attention
         assert probe
-        asking = asking_of(self.job, self._context.selector.attending_tokens)
-        computed = yield Work(list(asking.part.spans), layer=probe.last, asking=asking)
+        query = attention_query(self.job, self._context.selector.attending_tokens)
+        computed = yield Work(list(query.asking.spans), layer=probe.last, query=query)
         assert computed
         self._probed.append(computed)
         yield None
-        found = computed.scores.numbers() if computed.scores else None
-        assert found is not None
-        attended[: len(found)] = found
+        weights = computed.scores.numbers() if computed.scores else None
+        assert weights is not None
+        attended[: len(weights)] = weights
         self._probed = []

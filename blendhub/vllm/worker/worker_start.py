@@ -150,10 +150,10 @@ def compile_kernels(
     Which way is right shows only after the model was warmed up. vLLM's monitor is armed then, and reports or refuses
     each compilation (``--jit-monitor-mode``); what was compiled stays so for the device that serves.
     """
-    for some in _variants(rotations):
+    for forms in _variants(rotations):
         device = new_device()
         try:
-            of_layers = [some[number % len(some)] for number in range(len(model.layer_names))]
+            of_layers = [forms[number % len(forms)] for number in range(len(model.layer_names))]
             attach(device, groups, pages_of(model, groups, of_layers))
             # The device that serves fails alike, and that is logged.
             with suppress(Exception):
@@ -165,11 +165,11 @@ def compile_kernels(
 def _variants(rotations: Sequence[Rotation]) -> Iterator[Sequence[Rotation | None]]:
     """Rotations to compile together: kernels depend on where in a key they rotate, not on angles or pairing.
 
-    No layer may have one, all the same, or all of those that the model has.
+    No layer may have rotation, all the same, or all of those that the model has.
     """
-    places = list({(one.cos_sin.shape[1], one.offset): one for one in rotations}.values())
+    places = list({(rotation.cos_sin.shape[1], rotation.offset): rotation for rotation in rotations}.values())
     yield [None]
-    yield from ([one] for one in places)
+    yield from ([rotation] for rotation in places)
     if len(places) > 1:
         yield places
 

@@ -25,9 +25,9 @@ from vllm_ascend.attention.attention_v1 import AscendAttentionBackend, AscendAtt
 
 from blendhub.core.spans import Span
 from blendhub.vllm.model.checks.model_check import check_model, groups_and_rotations
-from blendhub.vllm.model.chosen import Chosen, Part
 from blendhub.vllm.model.engine_model import EngineModel
 from blendhub.vllm.model.fingerprint import fingerprint
+from blendhub.vllm.model.recompute_set import RecomputeSet, RequestTokens
 from blendhub.vllm.worker.ranks import Ranks
 from harness.engines.tiny_model import make_tiny_model
 from tests.vllm.ascend.npu_tensors import NPU, NpuMemory, NpuTensor, native
@@ -146,8 +146,9 @@ def test_the_checks_at_the_start_pass(engine_model):
 
 def test_a_forward_over_spans_and_a_probe(engine_model):
     tokens, blocks = np.arange(20, 320, dtype=np.uint32), np.array([2, 1, 3], np.int64)
-    hidden = engine_model.forward(Chosen([Part(tokens, [blocks], [Span(0, 140), Span(140, 141), Span(141, 300)])]))
-    last = Chosen([Part(tokens, [blocks], [Span(130, 300)])])
+    spans = [Span(0, 140), Span(140, 141), Span(141, 300)]
+    hidden = engine_model.forward(RecomputeSet([RequestTokens(tokens, [blocks], spans)]))
+    last = RecomputeSet([RequestTokens(tokens, [blocks], [Span(130, 300)])])
     keys, values = engine_model.forward_until(1, last)
     assert {one.device.type for one in (hidden, keys, values)} == {"npu"} and keys.shape == (170, 1, 128)
     engine_model.write(1, keys, values, engine_model.slots(last))

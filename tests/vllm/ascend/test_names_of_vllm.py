@@ -22,13 +22,15 @@ SCHEDULER_OUTPUT = "vllm.v1.core.sched.output"
 NOT_IN_023 = {
     # ``Upstream`` imports it, in whose place vllm-ascend has a platform of its own.
     "vllm.v1.worker.block_table.get_block_table_width",
+    # Imported where it is returned, which is never called there.
+    "vllm.distributed.kv_transfer.kv_connector.v1.base.KVConnectorTransferResults",
 }
 NEWER_METHODS = {
     # Never called there: ``AscendConnector`` finds the manager.
     "bind_kv_cache_manager",
     # Never called there: a step follows as long as blocks are kept for saves.
     "has_pending_push_work",
-    # Never called there: ``AscendConnector`` names the blocks of failed loads.
+    # Never called there: ``AscendConnector`` has ``get_finished``, and names the blocks of failed loads.
     "get_transfer_results",
     # Never asked there: a dropped save is no failure.
     "requires_kv_delivery",
@@ -204,7 +206,7 @@ def test_what_the_adapter_reads_is_there(vllm, module, owner):
 
 
 def test_vllm_023_calls_the_connector_as_the_adapter_expects(sources_023):
-    """What makes saves in ``get_finished`` necessary, and a look at vLLM's scheduler for its manager of blocks."""
+    """Why saves begin in ``get_finished``, and a look at vLLM's scheduler for its manager of blocks."""
     mixin = (sources_023 / "vllm/v1/worker/kv_connector_model_runner_mixin.py").read_text()
     assert "wait_for_save=False" in mixin
     assert mixin.index("start_load_kv(get_forward_context())") < mixin.index("yield output")

@@ -13,14 +13,14 @@ import torch
 from blendhub.contracts import Rotation, Selector
 from blendhub.core.errors import BlendHubError, Unsupported
 from blendhub.core.spans import Span
-from blendhub.vllm.model.attention_probe import Asking, AttentionProbe, ProbeAttention
+from blendhub.vllm.model.attention_probe import AttentionProbe, AttentionQuery, ProbeAttention
 from blendhub.vllm.model.checks.parts_check import TOKEN, check_parts, tolerance, trial_part, trial_tokens
-from blendhub.vllm.model.chosen import Chosen
 from blendhub.vllm.model.engine_model import EngineModel
 from blendhub.vllm.model.layer_groups import LayerGroup, layer_groups, pages_of
 from blendhub.vllm.model.page_trial import error_of, misplaced
 from blendhub.vllm.model.pages import BYTES, LayerPages, read_as_computed
 from blendhub.vllm.model.platform import Tensors
+from blendhub.vllm.model.recompute_set import RecomputeSet
 from blendhub.vllm.model.rotary import digest, rotated, rotations_of
 from blendhub.vllm.model_support import ModelSupport, unsupported
 from blendhub.vllm.worker.ranks import Ranks
@@ -46,10 +46,10 @@ def groups_and_rotations(model: EngineModel, chunk_tokens: int) -> tuple[tuple[L
     """
     _refuse_to_reuse(model)
     groups = layer_groups(model, chunk_tokens)
-    n_positions, found = model.config.model_config.max_model_len, dict[str, Rotation]()
+    n_positions, rotations = model.config.model_config.max_model_len, dict[str, Rotation]()
     for width in {group.layout.key_dim for group in groups}:
-        found |= {digest(rotation): rotation for rotation in rotations_of(model.module, width, n_positions)}
-    return groups, list(found.values())
+        rotations |= {digest(rotation): rotation for rotation in rotations_of(model.module, width, n_positions)}
+    return groups, list(rotations.values())
 
 
 def check_model(
@@ -176,12 +176,12 @@ def _chosen_rotations(
             )
     chosen = ranks.largest(errors).argmin(1).tolist()
     for layer, mine in zip(layers, errors[range(len(layers)), chosen].tolist(), strict=True):
-        found = list(map(float, ranks.gather(str(mine))))
-        worst = found.index(max(found))
-        if found[worst] > (allowed := tolerance(layer)):
+        errors_of_ranks = list(map(float, ranks.gather(str(mine))))
+        worst = errors_of_ranks.index(max(errors_of_ranks))
+        if errors_of_ranks[worst] > (allowed := tolerance(layer)):
             raise Unsupported(
                 f"keys of {layer.name} cannot be moved: rotated to another position they are off by "
-                f"{found[worst]:.1%} (allowed {allowed:.1%}){ranks.named(worst)}"
+                f"{errors_of_ranks[worst]:.1%} (allowed {allowed:.1%}){ranks.named(worst)}"
             )
     return tuple(candidates[best] for best in chosen)
 
@@ -189,7 +189,7 @@ def _chosen_rotations(
 def _keys_of_one_token(
     model: EngineModel, layers: Sequence[LayerPages], place: int
 ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    chosen = Chosen([trial_part(model, np.array([TOKEN], np.uint32), [Span(0, 1)])])
+    chosen = RecomputeSet([trial_part(model, np.array([TOKEN], np.uint32), [Span(0, 1)])])
     model.forward(chosen, positions=torch.tensor([place]))
     both = [read_as_computed(model, layer, model.slots(chosen, number)) for number, layer in enumerate(layers)]
     return [keys for keys, _ in both], [values for _, values in both]
@@ -217,7 +217,7 @@ def _check_probe(model: EngineModel, layers: Sequence[LayerPages], probe_layer: 
             "choose a selector without a probe, such as first_k"
         )
     tokens, layer = trial_tokens(model), layers[probe_layer]
-    whole = Chosen([trial_part(model, tokens, [Span(0, len(tokens))])])
+    whole = RecomputeSet([trial_part(model, tokens, [Span(0, len(tokens))])])
     model.forward(whole)
     written = read_as_computed(model, layer, model.slots(whole, probe_layer))
     seen = model.forward_until(probe_layer, whole)
@@ -243,9 +243,9 @@ def _check_attention(model: EngineModel, layers: Sequence[LayerPages], depths: S
     probe, tokens = AttentionProbe(model, layers, depths), trial_tokens(model)
     n = len(tokens)
     whole, half = trial_part(model, tokens, [Span(0, n)]), Span(0, n // 2)
-    model.forward(Chosen([whole]))
+    model.forward(RecomputeSet([whole]))
     asked = whole._replace(spans=[Span(half.end, n)])
-    attention = ProbeAttention(probe, [Asking(asked, [half])])
+    attention = ProbeAttention(probe, [AttentionQuery(asked, [half])])
     seen: dict[str, Tensors] = {}
 
     def attend(layer: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, output: torch.Tensor) -> None:
@@ -254,11 +254,11 @@ def _check_attention(model: EngineModel, layers: Sequence[LayerPages], depths: S
 
     model.forward_apart(attention.chosen, list(probe.layers), attend)
     for number, (name, layer) in enumerate(probe.layers.items()):
-        written = read_as_computed(model, layer, model.slots(Chosen([asked]), number))
+        written = read_as_computed(model, layer, model.slots(RecomputeSet([asked]), number))
         _compare(layer, seen[name], written, "tokens that ask get KV that is off by {} from what the model computes")
 
 
-def _compare(layer: LayerPages, found: Tensors, expected: Tensors, complaint: str) -> None:
-    for one, other in zip(found, expected, strict=True):
-        if error_of(one, other) > tolerance(layer):
-            raise Unsupported(f"{layer.name}: {complaint.format(f'{error_of(one, other):.1%}')}")
+def _compare(layer: LayerPages, actual: Tensors, expected: Tensors, complaint: str) -> None:
+    for rows, expected_rows in zip(actual, expected, strict=True):
+        if error_of(rows, expected_rows) > tolerance(layer):
+            raise Unsupported(f"{layer.name}: {complaint.format(f'{error_of(rows, expected_rows):.1%}')}")

@@ -12,11 +12,11 @@ import torch
 from blendhub.core.errors import Unsupported
 from blendhub.core.spans import Span
 from blendhub.core.tokens import Tokens
-from blendhub.vllm.model.chosen import Chosen, Part
 from blendhub.vllm.model.engine_model import EngineModel
 from blendhub.vllm.model.page_trial import COARSE
 from blendhub.vllm.model.pages import LayerPages, read_as_computed
 from blendhub.vllm.model.platform import Tensors
+from blendhub.vllm.model.recompute_set import RecomputeSet, RequestTokens
 
 TOKEN = 7
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 4e-2}
@@ -30,10 +30,10 @@ def trial_tokens(model: EngineModel) -> Tokens:
     return np.arange(TOKEN, TOKEN + n, dtype=np.uint32) % 97
 
 
-def trial_part(model: EngineModel, tokens: Tokens, spans: Sequence[Span]) -> Part:
+def trial_part(model: EngineModel, tokens: Tokens, spans: Sequence[Span]) -> RequestTokens:
     """Tokens of a prompt of one block in each block table: the one that vLLM never gives to a request, and those behind
     it, because block tables share the memory of their blocks."""
-    return Part(tokens, [np.array([table]) for table in range(len(model.block_sizes))], spans)
+    return RequestTokens(tokens, [np.array([table]) for table in range(len(model.block_sizes))], spans)
 
 
 def tolerance(layer: LayerPages) -> float:
@@ -50,8 +50,8 @@ def check_parts(model: EngineModel, layers: Sequence[LayerPages]) -> None:
     noise: list[list[torch.Tensor]] = [[] for _ in layers]
     for m in range(n - 1, 1, -1):
         fewer = _computed(model, layers, [Span(0, m)])
-        for errors, some, all_at_once in zip(noise, fewer, whole, strict=True):
-            errors.append(_errors(some, all_at_once, m))
+        for errors, kv, all_at_once in zip(noise, fewer, whole, strict=True):
+            errors.append(_errors(kv, all_at_once, m))
     # Each part is computed behind the KV that the others have had at once.
     _computed(model, layers, [Span(0, n)])
     _computed(model, layers, [Span(0, 1), Span(2, 3)])
@@ -76,17 +76,17 @@ def check_parts(model: EngineModel, layers: Sequence[LayerPages]) -> None:
 def _computed(model: EngineModel, layers: Sequence[LayerPages], spans: Sequence[Span]) -> list[Tensors]:
     """The KV of all trial tokens in each layer, after these were computed."""
     tokens = trial_tokens(model)
-    model.forward(Chosen([trial_part(model, tokens, spans)]))
-    whole = Chosen([trial_part(model, tokens, [Span(0, len(tokens))])])
+    model.forward(RecomputeSet([trial_part(model, tokens, spans)]))
+    whole = RecomputeSet([trial_part(model, tokens, [Span(0, len(tokens))])])
     return [read_as_computed(model, layer, model.slots(whole, number)) for number, layer in enumerate(layers)]
 
 
-def _errors(found: Tensors, expected: Tensors, n: int) -> torch.Tensor:
+def _errors(actual: Tensors, expected: Tensors, n: int) -> torch.Tensor:
     """The error of the KV of each of the first ``n`` tokens, relative to the largest expected value."""
     worst = torch.zeros(n, dtype=torch.float64)
-    for one, other in zip(found, expected, strict=True):
-        if other.numel():
-            scale = float(other.abs().max()) or 1.0
-            errors = (one[:n].double() - other[:n].double()).abs().flatten(1).amax(1).cpu() / scale
+    for rows, expected_rows in zip(actual, expected, strict=True):
+        if expected_rows.numel():
+            scale = float(expected_rows.abs().max()) or 1.0
+            errors = (rows[:n].double() - expected_rows[:n].double()).abs().flatten(1).amax(1).cpu() / scale
             worst = torch.maximum(worst, errors.nan_to_num(nan=torch.inf))
     return worst

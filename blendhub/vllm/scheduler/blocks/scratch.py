@@ -57,7 +57,7 @@ class Scratch:
     """All methods are called by the scheduler's thread, between vLLM's own calls."""
 
     def __init__(self, blocks: RequestBlocks, tables: BlockTables, patience_s: float) -> None:
-        """``patience_s``: for how long blocks are kept after a load until the hub has room for what is stored."""
+        """``patience_s``: how long blended KV may stay in borrowed blocks after its load, until the hub has slots."""
         self.blocks = blocks
         self.tables = tables
         self._patience_s = patience_s

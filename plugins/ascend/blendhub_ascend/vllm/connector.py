@@ -33,6 +33,13 @@ class AscendConnector(BlendHubConnector):
         self.bind_kv_cache_manager(self._vllms_scheduler.kv_cache_manager)
         return super().build_connector_meta(scheduler_output)
 
+    def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
+        if not self._worker:
+            return None, None
+        self._worker.save(self._plan)
+        saved, loaded = self._worker.finished()
+        return saved or None, loaded or None
+
     def get_block_ids_with_load_errors(self) -> set[int]:
         """The blocks that were to be loaded: where there is one block table, they say which tokens are missing."""
         blocks: set[int] = set()

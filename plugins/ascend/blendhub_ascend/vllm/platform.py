@@ -142,7 +142,7 @@ class _Latent:
         slots: torch.Tensor,
     ) -> Tensors:
         n_pages = -(-len(slots) // pages[0].shape[1])
-        other_pages = tuple(one.new_empty((n_pages, *one.shape[1:])) for one in pages)
+        other_pages = tuple(part.new_empty((n_pages, *part.shape[1:])) for part in pages)
         rotated, latent = self._computed(joint, cos, sin, other_pages, torch.arange(len(slots), device=slots.device))
         return rotated.view(len(slots), 1, -1), latent.view(len(slots), 1, -1)
 

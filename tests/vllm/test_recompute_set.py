@@ -9,7 +9,7 @@ pytest.importorskip("vllm", reason="the adapter's tests need vLLM; `make setup` 
 
 from blendhub import Span
 from blendhub.core.spans import join_spans, total
-from blendhub.vllm.model.chosen import Chosen, Part
+from blendhub.vllm.model.recompute_set import RecomputeSet, RequestTokens
 
 LENGTH, BLOCK = 40, 8
 spans = st.lists(
@@ -23,10 +23,10 @@ def test_each_token_is_the_one_of_its_prompt_at_its_place(given_parts, random):
     numbers = list(range(1000))
     random.shuffle(numbers)
     made = [
-        Part(np.array(numbers[i::7][:LENGTH], np.uint32), [np.array(numbers[i::7][: LENGTH // BLOCK])], spans)
+        RequestTokens(np.array(numbers[i::7][:LENGTH], np.uint32), [np.array(numbers[i::7][: LENGTH // BLOCK])], spans)
         for i, spans in enumerate(given_parts)
     ]
-    chosen = Chosen(made)
+    chosen = RecomputeSet(made)
     expected = sorted(((s, n) for n, part in enumerate(made) for s in part.spans), key=lambda one: len(one[0]))
     assert chosen.spans == [span for span, _ in expected]
     tokens = [(number, position) for span, number in expected for position in range(span.start, span.end)]

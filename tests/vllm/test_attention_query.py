@@ -3,20 +3,19 @@
 import numpy as np
 
 from blendhub import Span
-from blendhub.core.layout import Variant
 from blendhub.core.spans import Match
 from blendhub.vllm.decision import Decision
-from blendhub.vllm.messages import LoadJob
 from blendhub.vllm.model.attention_probe import counted_layers
-from blendhub.vllm.worker.asking import asking_of
+from blendhub.vllm.worker.attention_query import attention_query
+from tests.vllm.blending import load_job
 
 MATCHES = (Match(Span(0, 30), 1, 0, True), Match(Span(30, 60), 2, 300, False), Match(Span(70, 90), 2, 500, False))
 
 
 def asking(n_tokens, most, matches=MATCHES, start=5):
     decision = Decision(start, matches[-1].span.end, matches, 0.15)
-    found = asking_of(LoadJob("r", Variant(), np.zeros(n_tokens, np.uint32), (np.arange(8),), decision), most)
-    return list(found.part.spans), list(found.stored)
+    found = attention_query(load_job("r", np.zeros(n_tokens, np.uint32), (np.arange(8),), decision), most)
+    return list(found.asking.spans), list(found.stored)
 
 
 def test_layers_of_full_attention_are_asked_where_there_are_some():

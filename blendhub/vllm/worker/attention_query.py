@@ -1,24 +1,24 @@
-"""Which tokens of a prompt ask, for a selector that wants to know what the prompt's end attends to."""
+"""The query of a selector that wants to know what the end of a prompt attends to."""
 
 from collections.abc import Sequence
 
 from blendhub.core.spans import Span, gaps, total
 from blendhub.vllm.decision import Decision
 from blendhub.vllm.messages import LoadJob
-from blendhub.vllm.model.attention_probe import Asking
-from blendhub.vllm.model.chosen import Part
+from blendhub.vllm.model.attention_probe import AttentionQuery
+from blendhub.vllm.model.recompute_set import RequestTokens
 
 FEWEST = 4
 """A shorter end that nothing stored covers is no question, but a rest, such as that of a chat template."""
 
 
-def asking_of(job: LoadJob, most: int) -> Asking:
+def attention_query(job: LoadJob, most: int) -> AttentionQuery:
     """The last ``most`` tokens of the question; without one, of all that nothing stored covers, or of the prompt."""
     decision, n = job.decision, len(job.tokens)
     # Half of a short prompt: they ask the rest.
     spans = _asking_spans(decision, n, min(most, n // 2))
     stored = gaps(Span(0, decision.end), sorted([*decision.holes, *spans]))
-    return Asking(Part(job.tokens, job.blocks, spans), list(stored))
+    return AttentionQuery(RequestTokens(job.tokens, job.blocks, spans), list(stored))
 
 
 def _asking_spans(decision: Decision, n_tokens: int, most: int) -> list[Span]:

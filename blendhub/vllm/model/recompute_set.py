@@ -17,8 +17,8 @@ def pages_in(blocks: Blocks, n: int) -> Blocks:
     return (blocks[:, None] * n + np.arange(n)).ravel()
 
 
-class Part(NamedTuple):
-    """The tokens of one prompt that a forward computes."""
+class RequestTokens(NamedTuple):
+    """The tokens of one request that a forward computes."""
 
     tokens: Tokens
     tables: Sequence[Blocks]
@@ -27,16 +27,16 @@ class Part(NamedTuple):
     """The spans of the prompt; disjoint."""
 
 
-class Chosen:
+class RecomputeSet:
     """The tokens of all parts, in the order in which a forward takes them. Each span is a virtual request.
 
     Short spans come first, because some attention backends treat the first short ones as decodes. So a part's tokens
     stand in several places.
     """
 
-    def __init__(self, parts: Sequence[Part]) -> None:
+    def __init__(self, parts: Sequence[RequestTokens]) -> None:
         owned = [(span, number) for number, part in enumerate(parts) for span in part.spans]
-        owned.sort(key=lambda one: len(one[0]))
+        owned.sort(key=lambda pair: len(pair[0]))
         self.parts = parts
         self.spans = [span for span, _ in owned]
         self.owners = np.array([number for _, number in owned], np.int64)
@@ -61,11 +61,11 @@ class Chosen:
     @property
     def ids(self) -> npt.NDArray[np.int32]:
         """The id of each token."""
-        found = np.empty(len(self), np.int32)
+        ids = np.empty(len(self), np.int32)
         for number, part in enumerate(self.parts):
             at = self.places(number)
-            found[at] = part.tokens[self.positions[at]]
-        return found
+            ids[at] = part.tokens[self.positions[at]]
+        return ids
 
     def table(self, n_blocks: int, table: int = 0) -> npt.NDArray[np.int32]:
         """The first blocks of each part in a block table, with zeros where it has fewer: a row for each."""

@@ -1,0 +1,221 @@
+"""A worker's saves: copies begin in the step that completes a chunk, and what is copied is committed."""
+
+import contextlib
+import logging
+import queue
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable
+from contextlib import ExitStack
+from functools import partial
+from typing import NamedTuple
+
+from blendhub.client.hub_client import HubClient
+from blendhub.client.write_rights import WriteRight
+from blendhub.contracts import Segment, Transfer
+from blendhub.core.errors import BlendHubError, DeadlineExceeded, HubError
+from blendhub.vllm.messages import SaveJob
+from blendhub.vllm.worker.layer_copies import LayerCopies
+from blendhub.vllm.worker.load_task import Open
+from blendhub.vllm.worker.loaded_adapters import LoadedAdapters
+
+log = logging.getLogger(__name__)
+
+RunLater = Callable[[Callable[[], None]], None]
+"""Runs functions in order on the executor's thread."""
+
+
+class WaitingSave(NamedTuple):
+    """A save that waits for the session with the hub."""
+
+    job: SaveJob
+    until: float
+
+
+class Copy(NamedTuple):
+    """A copy under way."""
+
+    job: SaveJob
+    transfer: Transfer
+    right: ExitStack
+    """The right to write is held until the copy has ended."""
+    client: HubClient
+    begun_at: float
+
+
+class FailedSave(NamedTuple):
+    """A failed save: nothing of the lease may be committed from ``start`` on."""
+
+    start: int
+    client: HubClient | None
+
+
+class Saves:
+    """The worker's thread begins copies, a thread waits for them to end, and the executor's thread commits them.
+
+    The engine waits for neither. A request's blocks can be freed when its copies have ended, before the commits.
+    """
+
+    def __init__(
+        self, open: Open, copies: LayerCopies, adapters: LoadedAdapters, run_later: RunLater, timeout_s: float
+    ) -> None:
+        self._open = open
+        self._layers = copies
+        self._adapters = adapters
+        self._run_later = run_later
+        self._timeout_s = timeout_s
+        self._waiting: list[WaitingSave] = []
+        self._copies: queue.SimpleQueue[Copy | None] = queue.SimpleQueue()
+        self._state = threading.Condition()
+        """Guards what follows, which all three threads change."""
+        self._copying: Counter[str] = Counter()
+        self._committing: Counter[str] = Counter()
+        self._saved_tokens = 0
+        self._seconds: list[float] = []
+        self._failures: Counter[str] = Counter()
+        self._logged: set[str] = set()
+        self._failed: dict[str, dict[WriteRight, FailedSave]] = {}
+        """The failed saves, by request and right."""
+        self._thread = threading.Thread(target=self._finish_copies, name="blendhub-saver", daemon=True)
+        self._thread.start()
+
+    def begin(self, jobs: Iterable[SaveJob]) -> None:
+        """Begin to copy, as soon as there is a session with the hub."""
+        until = time.monotonic() + self._timeout_s
+        saves, self._waiting = [*self._waiting, *(WaitingSave(job, until) for job in jobs)], []
+        for save in saves:
+            job, client = save.job, None
+            if self._has_failed(job):
+                continue
+            try:
+                # The saves of a lease are done in order.
+                if all(other.job.right != job.right for other in self._waiting):
+                    client = self._open()
+                if client:
+                    self._adapters.check(job.adapter, is_loaded=False)
+                    if not client.arena or job.right.arena != client.arena.name.nonce:
+                        raise HubError("the slots are of another arena than this worker has; the hub was restarted")
+                    segment = Segment(job.slot.span, client.shard_at(job.slot.slot), 0, job.slot.span.start)
+                    with ExitStack() as right:
+                        right.enter_context(client.writing(job.right))
+                        transfer = self._layers.save([segment], job.blocks)
+                        self.add(Copy(job, transfer, right.pop_all(), client, time.monotonic()))
+                elif time.monotonic() > save.until:
+                    raise DeadlineExceeded("the session with the hub was not open for too long")
+                else:
+                    self._waiting.append(save)
+            except Exception as error:  # the accelerator may fail, and the request does not need its save
+                self._fail(job, error, client)
+
+    def settle(self, freed: Collection[str] | None) -> None:
+        """Finish all reads from the blocks of these requests, which vLLM is about to reuse; None: of all requests."""
+        with self._state:
+            self._state.wait_for(lambda: not (self._copying if freed is None else self._copying.keys() & set(freed)))
+        saves, self._waiting = self._waiting, []
+        for save in saves:
+            if freed is None or save.job.request in freed:
+                error = DeadlineExceeded("vLLM freed its blocks before the session with the hub was open")
+                self._fail(save.job, error)
+            else:
+                self._waiting.append(save)
+
+    def is_copying(self) -> bool:
+        """Whether a copy is under way."""
+        with self._state:
+            return bool(self._copying)
+
+    def needs_blocks(self, request: str) -> bool:
+        """Whether a copy of this request is under way, or has yet to begin."""
+        with self._state:
+            return request in self._copying or any(save.job.request == request for save in self._waiting)
+
+    def is_committing(self, request: str) -> bool:
+        with self._state:
+            return request in self._committing
+
+    def forget(self, request: str) -> None:
+        """Forget the request, which has no more saves: end the rights of failed ones."""
+        with self._state:
+            rights = self._failed.pop(request, {})
+        for right, failed in rights.items():
+            if failed.client:
+                self._run_later(partial(_abort, failed.client, right))
+
+    def take_numbers(self) -> tuple[int, tuple[float, ...], dict[str, int]]:
+        """Tokens saved, the seconds of each save, and failures by reason, since the last time."""
+        with self._state:
+            saved, self._saved_tokens = self._saved_tokens, 0
+            seconds, self._seconds = tuple(self._seconds), []
+            failures, self._failures = dict(self._failures), Counter()
+            return saved, seconds, failures
+
+    def close(self) -> None:
+        """Finish the copies that were begun."""
+        self._copies.put(None)
+        self._thread.join()
+
+    def add(self, copy: Copy) -> None:
+        """Have a copy finished and committed that has begun."""
+        with self._state:
+            self._copying[copy.job.request] += 1
+            self._committing[copy.job.request] += 1
+        self._copies.put(copy)
+
+    def _has_failed(self, job: SaveJob) -> bool:
+        """Whether this save, or an earlier one of its lease, has failed."""
+        with self._state:
+            failed = self._failed.get(job.request, {}).get(job.right)
+            return failed is not None and job.slot.span.end > failed.start
+
+    def _fail(self, job: SaveJob, error: BaseException, client: HubClient | None = None) -> None:
+        with self._state:
+            reason = type(error).__name__
+            if reason not in self._logged:
+                self._logged.add(reason)
+                log.warning("KV of request %s is not stored: %s", job.request, error)
+            self._failures[reason] += 1
+            # Saves of a lease fail in order, except commits, which come later than copies.
+            rights, start = self._failed.setdefault(job.request, {}), job.slot.span.start
+            before = rights.get(job.right)
+            rights[job.right] = FailedSave(min(start, before.start) if before else start, client)
+
+    # On the saver's thread.
+
+    def _finish_copies(self) -> None:
+        while copy := self._copies.get():
+            try:
+                with copy.right:
+                    copy.transfer.wait()
+            except Exception as error:  # after any error the request's blocks must be freed
+                self._fail(copy.job, error, copy.client)
+            self._run_later(partial(self._commit, copy))
+            with self._state:
+                _count_down(self._copying, copy.job.request)
+                self._state.notify_all()
+
+    # On the executor's thread.
+
+    def _commit(self, copy: Copy) -> None:
+        job = copy.job
+        try:
+            if not self._has_failed(job):
+                copy.client.commit(job.right, job.slot.span.end)
+                with self._state:
+                    self._saved_tokens += len(job.slot.span)
+                    self._seconds.append(time.monotonic() - copy.begun_at)
+        except Exception as error:
+            self._fail(job, error, copy.client)
+        with self._state:
+            _count_down(self._committing, job.request)
+
+
+def _count_down(counter: Counter[str], request: str) -> None:
+    counter[request] -= 1
+    if not counter[request]:
+        del counter[request]
+
+
+def _abort(client: HubClient, right: WriteRight) -> None:
+    with contextlib.suppress(BlendHubError):
+        client.abort(right)
