@@ -22,7 +22,7 @@ from blendhub.testing import TransportSuite
 from blendhub.testing.transports import suite
 from tests.suite_runs import all_tests, proofs
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("without_shrinking")]
 SOON = 1.0
 """What the suite takes for at once in these tests."""
 LATE = 1.5 * SOON

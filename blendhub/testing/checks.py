@@ -29,7 +29,10 @@ def check_complete(prompt: TokenBuffer, matches: Sequence[Match], stored: Refere
     certain = stored.guaranteed_tokens
     tolerated = certain if stored.reach == "anywhere" else 1
     spans = [match.span for match in matches]
-    for owed in _owed(tokens, stored):
+    owed_spans = [match.span for match in stored.candidates(tokens)]
+    if stored.reach == "prefix" and owed_spans:
+        owed_spans = [Span(0, owed_spans[-1].end)]
+    for owed in owed_spans:
         missed = [gap for gap in gaps(owed, spans) if len(gap) >= tolerated]
         assert not missed, f"{missed} of the stored tokens at {owed} of the prompt not found; found only {spans}"
 
@@ -44,13 +47,8 @@ def touches(matches: Sequence[Match], span: Span) -> bool:
     return any(match.span.start < span.end and span.start < match.span.end for match in matches)
 
 
-def _owed(prompt: Tokens, stored: ReferenceMatcher) -> list[Span]:
-    spans = [match.span for match in stored.candidates(prompt)]
-    return [Span(0, spans[-1].end)] if stored.reach == "prefix" and spans else spans
-
-
 def _complaint(prompt: Tokens, match: Match, stored: ReferenceMatcher) -> str | None:
-    if any(type(number) is not int for number in (match.run, match.source_start, *_ends(match.span))):
+    if any(type(number) is not int for number in (match.run, match.source_start, match.span.start, match.span.end)):
         return "its numbers must be plain Python integers, or it cannot be sent"
     if type(match.exact) is not bool:
         return f"exact must be a bool, got {match.exact!r}"
@@ -67,10 +65,6 @@ def _complaint(prompt: Tokens, match: Match, stored: ReferenceMatcher) -> str | 
     if match.exact and not run.is_exact(match.span, prompt):
         return "marked exact, but the prompt begins otherwise or the run was stored as blended"
     return None
-
-
-def _ends(span: Span) -> tuple[int, int]:
-    return span.start, span.end
 
 
 class MatcherWithOracle:
