@@ -15,13 +15,12 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from benchmarks import bus
 from benchmarks.bus import LAYOUT, Bench, half_skipped, in_turn, over_the_bus, ratios
 from benchmarks.report import Planned, finish, parser, rows_of
-from blendhub.devices import BatchPlanner, HostArena, Runtime, read_pages
+from blendhub.devices import BatchPlanner, HostArena, read_pages
 
 Measured = dict[str, list[float]]
 BLOCKS = {"cuda": 16, "npu": 128}
@@ -175,34 +174,23 @@ def arena() -> Measured:
         os.posix_fallocate(file.fileno(), 0, gib * GIB)
         reserved = time.perf_counter()
         memory = np.frombuffer(mmap.mmap(file.fileno(), 0), np.uint8)
-        registered = registering_s(runtime, memory)
-        alone = longest_replay(lambda: None)
-        beside = longest_replay(lambda: pin(runtime, memory))
+        host_arena = HostArena(memory, runtime)
+        parts = [memory[part] for part in host_arena.parts(0, memory.size)]
+        begun = time.perf_counter()
+        errors = list(filter(None, map(runtime.register, parts)))
+        registered = time.perf_counter()
+        if errors:
+            raise RuntimeError(errors[0])
+        for part in parts:
+            runtime.unregister(part)
+        alone, beside = longest_replay(lambda: None), longest_replay(host_arena.pin)  # with pauses, as a device pins it
+        host_arena.unpin()
     return {
         "reserve_s_per_gib": [(reserved - started) / gib],
-        "register_s_per_gib": [registered / gib],
+        "register_s_per_gib": [(registered - begun) / gib],
         "replay_ms": [1000 * alone],
         "pinning_stalls_a_step_ms": [1000 * max(0.0, beside - alone)],
     }
-
-
-def registering_s(runtime: Runtime, memory: npt.NDArray[np.uint8]) -> float:
-    parts = np.split(memory, range(runtime.registration_bytes, memory.size, runtime.registration_bytes))
-    started = time.perf_counter()
-    errors = list(filter(None, map(runtime.register, parts)))
-    seconds = time.perf_counter() - started
-    if errors:
-        raise RuntimeError(errors[0])
-    for part in parts:
-        runtime.unregister(part)
-    return seconds
-
-
-def pin(runtime: Runtime, memory: npt.NDArray[np.uint8]) -> None:
-    """As a device does, with pauses."""
-    host_arena = HostArena(memory, runtime)
-    host_arena.pin()
-    host_arena.unpin()
 
 
 def longest_replay(work: Callable[[], None], steps: int = 1000) -> float:
