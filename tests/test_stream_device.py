@@ -186,16 +186,18 @@ def test_an_error_of_the_work_itself_ends_the_transfer(harness, monkeypatch):
     harness.load(harness.chunks(0, 160))
 
 
-def test_attach_raises_unsupported_where_the_accelerator_refuses(harness, monkeypatch):
+@pytest.mark.parametrize("owner, call", [(DeferredRuntime, "allocate"), (CopyingMover, "__init__")])
+def test_attach_raises_unsupported_where_the_accelerator_refuses(monkeypatch, owner, call):
     """An engine then serves without reuse, and says why."""
-    device, pages = device_on(DeferredRuntime()), (harness.layers, harness.setup.block_size, harness.layout)
+    harness, device = harness_on(DeferredRuntime()), device_on(DeferredRuntime())
+    pages = harness.layers, harness.setup.block_size, harness.layout
     with monkeypatch.context() as patch:
-        error = torch.OutOfMemoryError("0.1 of 80 GiB are free")
-        patch.setattr(DeferredRuntime, "allocate", partial(fail, error))
-        with pytest.raises(Unsupported, match=rf"{device.name}.* cannot be set up .*0\.1 of 80 GiB are free"):
+        patch.setattr(owner, call, partial(fail, torch.OutOfMemoryError("0.1 of 80 GiB are free")))
+        with pytest.raises(Unsupported, match=r"'torch' cannot be set up .*0\.1 of 80 GiB are free"):
             device.attach(*pages)
     device.attach(*pages)
     device.close()
+    harness.device.close()
 
 
 def test_a_failed_save_writes_nothing_later(harness, monkeypatch):
@@ -278,15 +280,25 @@ def test_an_arena_may_come_before_the_pages_and_lie_anywhere(harness):
     harness.load(harness.chunks(3, 60))
 
 
+def test_a_thread_sets_its_accelerator_once():
+    """One that did not would occupy half a GiB of the first GPU, and an NPU would refuse its calls."""
+    runtime = SlowPinning()
+    for number in (1, 2):
+        thread = threading.Thread(target=lambda: [runtime.enter() for _ in range(2)])
+        thread.start()
+        thread.join()
+        assert len(runtime.entered) == number
+
+
 class SlowPinning(Runtime):
     """Registers at the slowest recorded rate, half a second a GiB, and notes each call: its bytes, begin and end."""
 
     def __init__(self):
         super().__init__(torch.device("cpu"), None)
-        self.calls = []
+        self.calls, self.entered = [], []
 
     def set_device(self):
-        pass
+        self.entered.append(threading.get_ident())
 
     def register(self, memory):
         begin = time.monotonic()

@@ -1,4 +1,4 @@
-"""The runtime for NPUs: threads, order, copies in batches, and the registration of the arena."""
+"""The runtime for NPUs: order, copies in batches, and the registration of the arena."""
 
 import ctypes
 import logging
@@ -42,37 +42,36 @@ def test_kernels_run_in_the_stream_and_after_its_copies():
     assert seen == [stream] and runtime._accelerator.current_stream(CPU) is not stream
 
 
+OTHER_SCHEMA = f"{operators.COPY_MANY}(Tensor x) -> ()"
+
+
 @pytest.mark.parametrize(
-    "n_pairs, offset, batch_copies, is_loaded, expected",
+    "n_pairs, offset, batch_copies, schema, expected",
     [
-        (5, 0, True, True, [5]),
-        (1, 0, True, True, []),
-        (5, 3, True, True, []),
-        (5, 0, False, True, []),
-        (5, 0, True, False, []),
+        pytest.param(5, 0, True, None, [5], id="many"),
+        pytest.param(1, 0, True, None, [], id="one"),
+        pytest.param(5, 3, True, None, [], id="at odd addresses"),
+        pytest.param(5, 0, False, None, [], id="not allowed"),
+        pytest.param(5, 0, True, OTHER_SCHEMA, [], id="without vllm-ascend"),
     ],
-    ids=["many", "one", "at odd addresses", "not allowed", "without vllm-ascend"],
 )
-def test_many_copies_are_submitted_at_once(monkeypatch, n_pairs, offset, batch_copies, is_loaded, expected):
-    if not is_loaded:
-        monkeypatch.setitem(operators.SCHEMAS, operators.COPY_MANY, f"{operators.COPY_MANY}(Tensor x) -> ()")
+def test_many_copies_are_submitted_at_once(monkeypatch, n_pairs, offset, batch_copies, schema, expected):
+    monkeypatch.setitem(operators.SCHEMAS, operators.COPY_MANY, schema or operators.SCHEMAS[operators.COPY_MANY])
     calls, copy_at_once = [], runtime_module._copy_at_once
     monkeypatch.setattr(runtime_module, "_copy_at_once", lambda pairs: (calls.append(len(pairs)), copy_at_once(pairs)))
     source, target = aligned(n_pairs * 256).random_(), aligned(n_pairs * 256).zero_()
     parts = [slice(at * 256 + offset, at * 256 + offset + 100) for at in range(n_pairs)]
-    pairs = [(target[part], source[part]) for part in parts]
     runtime = runtime_of(batch_copies)
-    runtime.copy(runtime.create_stream(), pairs)
+    runtime.copy(runtime.create_stream(), [(target[part], source[part]) for part in parts])
     assert calls == expected
-    assert all(torch.equal(one, other) for one, other in pairs)
+    assert all(torch.equal(target[part], source[part]) for part in parts)
 
 
 class Acl:
     """CANN's library, as strict as it is about pages."""
 
     def __init__(self, status=0):
-        self.status = status
-        self.registered = {}
+        self.status, self.registered = status, {}
 
     def aclrtHostRegister(self, address, nbytes, kind, device_address):
         assert kind == 0 and isinstance(address, ctypes.c_void_p) and isinstance(nbytes, ctypes.c_uint64)

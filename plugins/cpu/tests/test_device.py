@@ -21,6 +21,10 @@ def harness_of(**fields):
     return DeviceHarness(CpuDevice(CpuOptions()), "cpu", DeviceSetup(**fields))
 
 
+def test_block_tokens_is_an_option():
+    assert CpuDevice(CpuOptions(block_tokens=5)).block_tokens == 5
+
+
 @pytest.mark.parametrize("table", [[7, 8, 9, 10, 11], [3, 4, 9, 10, 2], [9, 1, 7, 3, 5]])
 def test_blocks_that_follow_each_other_and_those_that_do_not(table):
     for start, end in ((0, 40), (8, 32), (3, 39), (17, 19)):
