@@ -26,14 +26,12 @@ BAD_PICKS = [
 
 
 class Picking(Selector):
-    """Picks what it is given, and keeps what it was asked."""
+    """Picks what it is given."""
 
     def __init__(self, picks: object) -> None:
         self.picks = picks
-        self.asked = []
 
     def select(self, selection):
-        self.asked.append(selection)
         return self.picks
 
 
