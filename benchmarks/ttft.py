@@ -116,8 +116,8 @@ def decoding(model: Path, rounds: int) -> Iterator[Row]:
         texts.store(blending)
         for _ in progress(range(rounds), "decoding"):
             others, prompt = [texts.new(16) for _ in range(3)], texts.shuffled()
-            _, ordinary = plain.call("gaps", others, prompt, {})
-            _, ours = blending.call("gaps", others, prompt, {"recompute_ratio": 0.15})
+            ordinary = plain.beside(others, None, prompt).longest_gap_s
+            ours = blending.beside(others, None, prompt, recompute_ratio=0.15).longest_gap_s
             ratios.append(ours / ordinary)
     what = f"worst gap of 3 others while a prompt blends, relative to its prefill, {STEP_TOKENS} tokens a step"
     yield row("decode_gap", what, "x", ratios, 1.5, "lower")

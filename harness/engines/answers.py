@@ -37,14 +37,14 @@ class Answer:
 
 
 class Beside:
-    """What an engine answered to one prompt while it answered another one."""
+    """What an engine answered to one prompt while it answered others."""
 
     def __init__(self, call: Callable[..., Any], answer: dict[str, Any]) -> None:
         self.answer = Answer(call, answer["answer"])
-        self.stream = Answer(call, answer["stream"])
+        self.stream = Answer(call, answer["stream"]) if answer["stream"] else None
+        """The answer to the first of the others, if it is whole."""
         self.longest_gap_s: float = answer["longest_gap_s"]
-        """Between two tokens of the other answer, after the prompt was asked."""
-        self.ended_s: float = answer["ended_s"]
+        """Between two tokens of that one, after the prompt was asked."""
 
 
 def deviation(kv: KV, expected: KV) -> float:

@@ -109,10 +109,15 @@ class Engine:
         return self.ask(prompt, tokens=tokens, **asked)[0]
 
     def beside(
-        self, stream: Sequence[int], stream_tokens: int, prompt: Sequence[int], tokens: int = 1, **asked: Any
+        self,
+        decoding: Sequence[Sequence[int]],
+        decoded: int | None,
+        prompt: Sequence[int],
+        tokens: int = 1,
+        **asked: Any,
     ) -> Beside:
-        """Ask one prompt while another request decodes so many tokens."""
-        return Beside(self.call, self.call("beside", list(stream), stream_tokens, list(prompt), asked, tokens))
+        """Ask one prompt while others decode so many tokens, or until it is answered."""
+        return Beside(self.call, self.call("beside", list(map(list, decoding)), decoded, list(prompt), asked, tokens))
 
     def forget(self) -> None:
         """Empty vLLM's own cache, so that only stored KV can help."""

@@ -30,8 +30,6 @@ class Host:
         self._runner = driver.worker.model_runner if driver else None
         self._blocks: dict[str, tuple[list[int], ...]] = {}
         self._preempted = 0
-        self._hook_s = 0.0
-        self._worker_connector: Any = None
         self._number = 0
         self._counts: Counter[str] = Counter()  # of seconds, too
         self._keeps_kv = False
@@ -39,7 +37,6 @@ class Host:
         self._remember_blocks()
         self._count_preemptions()
         self._keep_counts()
-        self._time_hooks()
         self.settle()  # BlendHub starts within the first steps
 
     def ask(
@@ -74,77 +71,52 @@ class Host:
         until = time.monotonic() + 30
         while (self._scheduler.has_requests() or self._core.batch_queue) and time.monotonic() < until:
             self._engine.step()
+        from vllm.distributed.kv_transfer import get_kv_transfer_group, has_kv_transfer_group
+
         # vLLM 0.23 makes no more steps when the blocks are free, and the hub may still hear of what they held.
-        saves = getattr(getattr(self._worker_connector, "_worker", None), "_saves", None)
+        connector = get_kv_transfer_group() if has_kv_transfer_group() else None
+        saves = getattr(getattr(connector, "_worker", None), "_saves", None)
         while saves and saves._committing and time.monotonic() < until:
             time.sleep(0.001)
 
-    def timeline(self, prompt: list[int], asked: dict[str, Any], tokens: int) -> list[tuple[float, float]]:
-        """For each step of one request: the step's time, and the connector's part of that time."""
-        steps = []
-        self._add(prompt, asked, tokens)
-        while self._engine.has_unfinished_requests():
-            self._hook_s, started = 0.0, time.perf_counter()
-            self._engine.step()
-            steps.append((time.perf_counter() - started, self._hook_s))
-        self.settle()
-        return steps
-
-    def gaps(self, decoding: list[list[int]], prompt: list[int], asked: dict[str, Any]) -> tuple[float, float]:
-        """The worst time between two tokens of requests that are decoding: alone, and while a long prompt comes in."""
-        others = [self._add(one, {"store": False, "mode": "off"}, 10_000) for one in decoding]
-        alone = 0.0
-        for number in range(16):
-            started = time.perf_counter()
-            self._engine.step()
-            if number >= 8:
-                alone = max(alone, time.perf_counter() - started)
-        long, worst = self._add(prompt, asked, 1), 0.0
-        while long:
-            started = time.perf_counter()
-            outputs = self._engine.step()
-            worst = max(worst, time.perf_counter() - started)
-            if any(output.request_id == long and output.finished for output in outputs):
-                long = ""
-        self._engine.abort_request(others)
-        self.settle()
-        return alone, worst
-
     def beside(
-        self, decoding: list[int], decoded: int, prompt: list[int], asked: dict[str, Any], tokens: int
+        self, decoding: list[list[int]], decoded: int | None, prompt: list[int], asked: dict[str, Any], tokens: int
     ) -> dict[str, Any]:
-        """A request while another one decodes: its answer, and the longest time between two tokens of the other one.
+        """A request while others decode so many tokens each, or until it has ended: its answer and that of the first of
+        the others, and the longest time between two tokens of that one after the request came.
 
         Time in which this thread could have run, and the machine had no core for it, does not count.
         """
-        watched = self._add(decoding, {"store": False, "mode": "off"}, decoded)
+        others = [self._add(one, {"store": False, "mode": "off"}, decoded or 10_000) for one in decoding]
         answer: Any = None
         stream: Any = None
-        seen, longest, added_at, first_s, ended_s = 0, 0.0, 0.0, None, None
-        other = ""
+        longest = added_at = 0.0
+        first_s: float | None = None
+        ended_s: float | None = None
+        request = ""
         last = _own_time()
         while self._engine.has_unfinished_requests():
             outputs: Any = self._engine.step()
             for output in outputs:
                 now = _own_time()
-                if output.request_id == watched:
-                    if other:
+                if output.request_id == others[0]:
+                    if request:
                         longest = max(longest, now - last)
-                    seen, last = len(output.outputs[0].token_ids), now
-                    stream = output
-                elif output.request_id == other:
+                    stream, last = output, now
+                elif output.request_id == request:
                     first_s = first_s or now - added_at
                     if output.finished:
                         answer, ended_s = output, now - added_at
-            if not other and seen > 8:
+                        if decoded is None:
+                            self._engine.abort_request(others)
+            if not request and stream and len(stream.outputs[0].token_ids) > 8:
                 added_at = _own_time()
-                other = self._add(prompt, asked, tokens)
+                request = self._add(prompt, asked, tokens)
         self.settle()  # a request's blocks are known when they are free
         return {
-            "answer": self._told(answer, first_s),
+            "answer": self._told(answer, first_s, ended_s),
             "stream": self._told(stream, None),
             "longest_gap_s": longest,
-            "ended_s": ended_s,
         }
 
     def batches_in_flight(self) -> int:
@@ -268,26 +240,6 @@ class Host:
             return stats
 
         connector.get_kv_connector_stats = taken
-
-    def _time_hooks(self) -> None:
-        """Count the time that vLLM's worker spends in the connector."""
-        from vllm.distributed.kv_transfer import get_kv_transfer_group, has_kv_transfer_group
-
-        if self._runner is None or not has_kv_transfer_group():
-            return
-        connector = self._worker_connector = get_kv_transfer_group()
-        for name in ("start_load_kv", "get_transfer_results", "get_finished", "save_kv_layer", "wait_for_layer_load"):
-            setattr(connector, name, self._timed(getattr(connector, name)))
-
-    def _timed(self, work: Any) -> Any:
-        def timed(*given: Any, **named: Any) -> Any:
-            started = time.perf_counter()
-            try:
-                return work(*given, **named)
-            finally:
-                self._hook_s += time.perf_counter() - started
-
-        return timed
 
     def _told(self, output: Any, first_token_s: float | None, ended_s: float | None = None) -> dict[str, Any] | None:
         if output is None or not output.outputs[0].token_ids:

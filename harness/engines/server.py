@@ -1,4 +1,4 @@
-"""vLLM's server with the OpenAI interface, as a person starts it."""
+"""vLLM's server with the OpenAI interface."""
 
 import json
 import os
@@ -16,6 +16,14 @@ from harness.waiting import free_port
 
 NAME = "tiny"
 PATIENCE_S = 1200
+START = """
+import multiprocessing, runpy, sys
+from vllm.utils import system_utils
+system_utils.get_mp_context = lambda: multiprocessing.get_context("fork")
+sys.argv[0] = "vllm"
+runpy.run_module("vllm.entrypoints.openai.api_server", run_name="__main__")
+"""
+"""vLLM forks an engine's processes on GPUs. On CPUs each would be spawned, and import all of vLLM."""
 
 
 class Server:
@@ -48,7 +56,7 @@ class Server:
         self._log = log
         with log.open("w") as output:
             self.process = subprocess.Popen(
-                [python, "-P", "-m", "vllm.entrypoints.openai.api_server", "--enforce-eager", *arguments],
+                [python, "-P", "-c", START, "--enforce-eager", *arguments],
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 env=os.environ | usual | (environment or {}),

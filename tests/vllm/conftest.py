@@ -1,5 +1,6 @@
 """Engines that several tests use; each is started when the first test asks for it."""
 
+import re
 from collections.abc import Iterable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness.engines import Engine
+from harness.engines import Answer, Engine
 from harness.engines.tiny_model import make_tiny_model
 
 SETTINGS: dict[str, Any] = {
@@ -38,6 +39,12 @@ ON_THE_SECOND_RUNNER: dict[str, Any] = {
 """vLLM's model runner V2, which is the usual one on GPUs."""
 
 
+NO_AMX = pytest.mark.skipif(
+    "amx_tile" in Path("/proc/cpuinfo").read_text(),
+    reason="vLLM's kernels for processors with AMX refuse this model in float32: 'expect weight to be bfloat16'",
+)
+
+
 class AdapterTests(pytest.Module):
     """A file of tests, which is skipped where it cannot be imported for want of vLLM."""
 
@@ -62,6 +69,17 @@ class Texts:
 
     def new(self, n: int) -> list[int]:
         return self._random.integers(10, 990, n).tolist()
+
+
+def reused(answer: Answer) -> int:
+    """How many of a prompt's tokens were not computed, beyond those in vLLM's own cache."""
+    return sum(answer.report[f"{fate}_tokens"] for fate in ("exact", "settled", "moved"))
+
+
+def capacity(engine: Engine) -> str:
+    """How many tokens vLLM has room for, as it says."""
+    (tokens,) = re.findall(r"KV cache size: ([\d,]+) tokens", engine.log)
+    return tokens
 
 
 @pytest.fixture

@@ -8,8 +8,7 @@ import pytest
 
 from harness.engines import Engine, largest_difference
 from harness.engines.adapters import make_adapter
-from tests.vllm.conftest import SETTINGS
-from tests.vllm.test_engine_sharing import reused
+from tests.vllm.conftest import SETTINGS, reused
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -78,17 +77,20 @@ def test_an_adapter_whose_files_were_replaced_gets_nothing_of_the_earlier_one(en
 
 
 def test_weights_decide_and_neither_name_nor_path(engine, texts, tmp_path, monkeypatch):
-    """``x y`` and ``z`` are not ``x`` and ``y z``; a copy of an adapter is the same adapter."""
+    """``x y`` and ``z`` are not ``x`` and ``y z``; a copy of an adapter is the same adapter. No adapter is blended."""
     for name, seed in (("z", 3), ("y z", 4), ("copy", 3)):
         make_adapter(tmp_path / name, seed)
         for place in [*(tmp_path / name).iterdir(), tmp_path / name]:
             os.utime(place, ns=(1, 1))
     engine.call("inside", "os:chdir", str(tmp_path))
     prompt = texts.new(300)
+    asked(engine, prompt, None)
+    assert reused(asked(engine, [*prompt, *texts.new(9)], None)) == 300, "without an adapter"
     asked(engine, prompt, ("x y", "z"))
-    for lora, found in ((("x", "y z"), 0), (("third", "copy"), 299)):
+    for lora, n_reused in ((("x", "y z"), 0), (("third", "copy"), 299)):
         asked(engine, texts.new(30), lora)
-        assert reused(asked(engine, prompt, lora)) == found
+        assert reused(asked(engine, prompt, lora)) == n_reused
+    assert reused(asked(engine, [*texts.new(40), *prompt], ("third", "copy"))) == 0
     loaded = asked(engine, prompt, ("third", "copy")).kv(299)
     assert largest_difference(loaded, computed(engine, prompt, ("x y", "z"))) < 1e-5
 

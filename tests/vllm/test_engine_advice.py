@@ -14,10 +14,9 @@ from tests.vllm.test_settings import HOST
 
 SPOKEN = list(WORDS)[3:]
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(600)]
 
 
-@pytest.mark.long
 def test_what_holds_an_agreement_is_found_and_its_configuration_is_one_that_vllm_takes(
     model, tmp_path, monkeypatch, capsys
 ):

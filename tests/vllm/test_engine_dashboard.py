@@ -1,14 +1,13 @@
 """The dashboard and the alerts over a real hub of a fleet and a real engine, scraped by a real Prometheus."""
 
 import contextlib
-import json
 import math
 import re
 import subprocess
 import sys
 import time
-import urllib.request
 
+import httpx
 import pytest
 
 from harness.engines import Server
@@ -33,18 +32,11 @@ def hub_of_a_fleet(folder, redis):
     command = [sys.executable, "-m", "blendhub.cli", "serve", "--config", config, "--endpoint", endpoint, *store]
     process = subprocess.Popen([*command, "--store-option", f"path={folder}/shared"], stdout=subprocess.DEVNULL)
     try:
-        wait_until(lambda: urllib.request.urlopen(f"http://{metrics}/healthz", timeout=10).close(), 60)
+        wait_until(lambda: httpx.get(f"http://{metrics}/healthz", timeout=10).raise_for_status(), 60)
         yield endpoint, metrics
     finally:
         process.terminate()
         process.wait(60)
-
-
-def ask(server, prompt):
-    body = json.dumps({"model": "tiny", "prompt": prompt, "max_tokens": 2, "temperature": 0}).encode()
-    address = f"http://127.0.0.1:{server.port}/v1/completions"
-    asked = urllib.request.Request(address, body, {"Content-Type": "application/json"})
-    urllib.request.urlopen(asked, timeout=60).close()
 
 
 def test_no_query_of_the_dashboard_is_empty(model, tmp_path, texts):
@@ -53,20 +45,22 @@ def test_no_query_of_the_dashboard_is_empty(model, tmp_path, texts):
         redis = closing.enter_context(RedisServer())
         endpoint, metrics = closing.enter_context(hub_of_a_fleet(tmp_path, redis))
         settings = {"endpoint": endpoint, "audit_share": 0.3, "policy": {"max_recompute_share": 1.0}}
-        server = Server(
-            model, tmp_path / "log", transfer_config(settings), skip_tokenizer_init=True, max_model_len=2048
-        )
+        config = transfer_config(settings)
+        server = Server(model, tmp_path / "log", config, skip_tokenizer_init=True, max_model_len=2048)
         closing.enter_context(server)
         server.wait_until_up()
         jobs = {"blendhub": [metrics], "vllm": [f"127.0.0.1:{server.port}"]}
         prometheus = closing.enter_context(Prometheus(jobs, rules=[ALERTS]))
         documents = [texts.new(400) for _ in range(40)]
-        asked = [*queries(), *re.findall(r"(?:vllm:|\b)blendhub_\w+|vllm:\w+", ALERTS.read_text())]
-        empty, until = asked, time.monotonic() + SHOWN_S
+        empty = [*queries(), *re.findall(r"(?:vllm:|\b)blendhub_\w+|vllm:\w+", ALERTS.read_text())]
+        until = time.monotonic() + SHOWN_S
         while empty and time.monotonic() < until:
-            for document in documents:
-                ask(server, [*texts.new(40), *document, *texts.new(9)])
-            ask(server, [*documents[0], *documents[1]])
+            for prompt in [
+                *([*texts.new(40), *document, *texts.new(9)] for document in documents),
+                [*documents[0], *documents[1]],
+            ]:
+                body = {"model": "tiny", "prompt": prompt, "max_tokens": 2, "temperature": 0}
+                httpx.post(f"{server.url}/v1/completions", json=body, timeout=60).raise_for_status()
             empty = [query for query in empty if not has_value(prometheus, query)]
         assert empty == [], server.log[-2000:]
         assert prometheus.query('up == 0 or ALERTS{alertstate="firing"}') == []

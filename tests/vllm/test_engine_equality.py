@@ -3,6 +3,13 @@
 import pytest
 
 from harness.engines import Engine, deviation, disagreement, largest_difference
+from tests.vllm.arrangements import (
+    arrange,
+    inside,
+    leave_the_sampler_uncompiled,
+    most_requests_of_a_forward,
+    note_forwards,
+)
 from tests.vllm.conftest import ON_THE_SECOND_RUNNER, PROBING, SETTINGS, TOLERANCE
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -10,7 +17,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 ROUNDING = 1e-5
 """float32 computed in another order."""
 
-COMPILED = {"enforce_eager": False, "arrange": ["tests.vllm.uncompiled_sampler:arrange"]}
+COMPILED = {"enforce_eager": False, "arrange": arrange(leave_the_sampler_uncompiled)}
 KINDS = {
     "eager": ({}, {}),
     "chunk is block, prefill in chunks, one batch at a time": (
@@ -24,12 +31,7 @@ KINDS = {
 }
 """Settings of BlendHub, and options of vLLM."""
 
-MARKS = {
-    "eager": pytest.mark.versions,
-    "no prefix caching": pytest.mark.long,
-    "second runner": pytest.mark.long,
-    "embedded by the runner, compiled": pytest.mark.long,
-}
+MARKS = {"eager": pytest.mark.versions} | dict.fromkeys(list(KINDS)[3:], pytest.mark.long)
 
 
 @pytest.fixture(
@@ -60,6 +62,11 @@ def plain(kind, model, plain):
         yield same_kind
 
 
+def difference(answer, plain, prompt, n):
+    """How far the KV of a prompt's first tokens is from that of plain vLLM."""
+    return largest_difference(answer.kv(n), plain.one(prompt).kv(n))
+
+
 def test_everything_recomputed_equals_full_prefill(engine, plain, texts):
     first, second, third = texts.new(300), texts.new(130), texts.new(300)
     engine.one([*first, *second, *third])
@@ -67,10 +74,14 @@ def test_everything_recomputed_equals_full_prefill(engine, plain, texts):
     engine.forget()
     blended = engine.one(prompt, recompute_ratio=1.0, store=False)
     assert blended.report["moved_tokens"] == blended.report["recomputed_tokens"] == 730
-    n = len(prompt) - 1
-    expected = plain.one(prompt)
-    assert largest_difference(blended.kv(n), expected.kv(n)) < ROUNDING
-    assert disagreement([blended], [expected]) < TOLERANCE
+    assert difference(blended, plain, prompt, len(prompt) - 1) < ROUNDING
+    assert disagreement([blended], [plain.one(prompt)]) < TOLERANCE
+    # And behind what vLLM has in its own cache, which ends inside a document.
+    engine.forget()
+    engine.one(prompt[:200], mode="off", store=False)
+    blended = engine.one(prompt, recompute_ratio=1.0, store=False)
+    assert blended.report["moved_tokens"] > 500
+    assert difference(blended, plain, prompt, len(prompt) - 1) < ROUNDING
 
 
 @pytest.mark.parametrize("ratio", [0.5, 1.0])
@@ -79,30 +90,17 @@ def test_requests_that_blend_together_equal_full_prefill(ratio, kind, engine, pl
     engine.one([*first, *second])
     prompts = [[*texts.new(20 + 40 * number), *second, *texts.new(7), *first, *texts.new(9)] for number in range(4)]
     engine.forget()
-    engine.call("inside", "tests.vllm.noted_forwards:note")
+    inside(engine, note_forwards)
     blended = engine.ask(*prompts, recompute_ratio=ratio, store=False, keep_kv=True)
     # One of vLLM's steps plans the loads of several.
-    assert max(engine.call("inside", "tests.vllm.noted_forwards:served")) > 1
+    assert inside(engine, most_requests_of_a_forward) > 1
     for answer, prompt in zip(blended, prompts, strict=True):
         assert answer.report["moved_tokens"] == 280
         # The default selector picks windows, and leaves the rest of its budget that is shorter than one.
         rest = 0 if "selector" in kind[0] or ratio == 1 else 11
         assert 280 * ratio - rest <= answer.report["recomputed_tokens"] <= 280 * ratio
         n = len(prompt) - 1 if ratio == 1 else 20  # which is a hole
-        assert largest_difference(answer.kv(n), plain.one(prompt).kv(n)) < ROUNDING
-
-
-def test_with_a_cached_prefix_that_ends_inside_a_document(engine, plain, texts):
-    document, other = texts.new(400), texts.new(300)
-    engine.one([*other, *document])
-    engine.forget()
-    begun = texts.new(50) + document[:200]
-    prompt = [*begun, *document[200:], *texts.new(30), *other, *texts.new(9)]
-    engine.one(begun, mode="off", store=False)  # vLLM has this much in its own cache then
-    blended = engine.one(prompt, recompute_ratio=1.0, store=False)
-    assert blended.report["moved_tokens"] > 300
-    n = len(prompt) - 1
-    assert largest_difference(blended.kv(n), plain.one(prompt).kv(n)) < ROUNDING
+        assert difference(answer, plain, prompt, n) < ROUNDING
 
 
 def test_exact_prefix_and_hole_equal_full_prefill(engine, plain, texts):
@@ -114,8 +112,7 @@ def test_exact_prefix_and_hole_equal_full_prefill(engine, plain, texts):
     blended = engine.one(prompt, recompute_ratio=0.0, store=False)
     assert blended.report["exact_tokens"] == 500 and blended.report["hole_tokens"] == 77
     assert blended.report["moved_tokens"] == 300
-    n = 577
-    assert largest_difference(blended.kv(n), plain.one(prompt).kv(n)) < ROUNDING
+    assert difference(blended, plain, prompt, 577) < ROUNDING
 
 
 def test_moved_keys_are_turned_and_values_stay(engine, plain, texts):
@@ -160,8 +157,7 @@ def test_answers_are_reused_in_the_next_turn(engine, plain, texts):
     prompt = [*question, *answer.tokens, *texts.new(30)]
     turn = engine.one(prompt)
     assert turn.report["exact_tokens"] == 259, engine.log[-3000:]
-    n = len(prompt) - 1
-    assert largest_difference(turn.kv(n), plain.one(prompt).kv(n)) < ROUNDING
+    assert difference(turn, plain, prompt, len(prompt) - 1) < ROUNDING
 
 
 def test_many_at_once_answer_as_they_did_before(kind, engine, plain, texts):

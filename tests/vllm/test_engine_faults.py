@@ -10,13 +10,9 @@ import pytest
 
 from harness.engines import Engine, disagreement
 from tests.hub.processes import HubProcess
-from tests.vllm.conftest import ON_THE_SECOND_RUNNER, SETTINGS, TOLERANCE
+from tests.vllm.conftest import ON_THE_SECOND_RUNNER, SETTINGS, TOLERANCE, reused
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
-
-
-def over(endpoint, **more):
-    return SETTINGS | {"endpoint": endpoint, "hub": {}, "lookup_timeout_s": 0.5} | more
 
 
 @pytest.fixture
@@ -37,7 +33,8 @@ def test_the_hub_is_killed_and_comes_back(asynchronous, model, plain, hub, texts
     first, second = texts.new(500), texts.new(500)
     prompts = [[*second, *texts.new(7 + n), *first, *texts.new(9)] for n in range(12)]
     expected = plain.ask(*prompts, tokens=4)
-    with Engine(model, over(hub.endpoint), async_scheduling=asynchronous) as engine:
+    settings = SETTINGS | {"endpoint": hub.endpoint, "hub": {}, "lookup_timeout_s": 0.5}
+    with Engine(model, settings, async_scheduling=asynchronous) as engine:
         engine.one([*first, *second])
         engine.forget()
         killer = threading.Timer(0.05, lambda: os.kill(hub.process.pid, signal.SIGKILL))
@@ -58,20 +55,21 @@ def test_the_hub_is_killed_and_comes_back(asynchronous, model, plain, hub, texts
             assert disagreement(again, expected) < TOLERANCE
             if all("reason" not in answer.report for answer in again):
                 break
-            time.sleep(0.5)
+            time.sleep(0.1)
         else:
             pytest.fail(f"nothing is reused after the hub is back: {again[0].report}")
 
 
 def test_an_arena_that_is_far_too_small(model, plain, texts):
     documents = [texts.new(300) for _ in range(8)]
-    settings = SETTINGS | {"hub": {"arena_gib": 0.003, "metrics": ""}}
+    settings = SETTINGS | {"hub": {"arena_gib": 0.003, "metrics": "", "embedded": "process"}}
     with Engine(model, settings) as engine:
+        assert "embedded hub in a process; arena 3" in engine.log
+        assert "less than one prompt of max_model_len 2,048" in engine.log
         for document in documents:
             engine.one(document)
         engine.forget()
-        pairs = itertools.pairwise(documents)
-        prompts = [[*texts.new(20), *one, *texts.new(20), *other] for one, other in pairs]
+        prompts = [[*texts.new(20), *one, *texts.new(20), *other] for one, other in itertools.pairwise(documents)]
         answers = engine.ask(*prompts, tokens=4, recompute_ratio=1.0)
     assert disagreement(answers, plain.ask(*prompts, tokens=4)) < TOLERANCE
 
@@ -95,9 +93,8 @@ def test_files_of_the_store_are_damaged(model, plain, texts, tmp_path):
     with Engine(model, settings) as engine:
         answers = engine.ask(*prompts, tokens=4, recompute_ratio=1.0)
     assert disagreement(answers, plain.ask(*prompts, tokens=4)) < TOLERANCE
-    reused = [answer.report["moved_tokens"] + answer.report["exact_tokens"] for answer in answers]
     # Three of the six documents are damaged, and each stands in two prompts.
-    assert sum(reused) == 2 * 3 * 300
+    assert sum(map(reused, answers)) == 2 * 3 * 300
 
 
 @pytest.mark.parametrize(
@@ -109,14 +106,17 @@ def test_files_of_the_store_are_damaged(model, plain, texts, tmp_path):
         pytest.param(ON_THE_SECOND_RUNNER, 4, 60, 47, id="second runner", marks=pytest.mark.long),
     ],
 )
-def test_preempted_requests(runner, n_prompts, tokens, blocks, model, plain, texts):
+def test_preempted_requests_at_first_and_with_settled_blocks(runner, n_prompts, tokens, blocks, model, plain, texts):
     """Few blocks for many answers: vLLM takes blocks away from requests, and computes them again."""
     shared = texts.new(300)
     prompts = [[*texts.new(20), *shared, *texts.new(20)] for _ in range(n_prompts)]
     with Engine(model, SETTINGS, num_gpu_blocks_override=blocks, max_model_len=1024, **runner) as engine:
         engine.one([*shared, *texts.new(5)])
         engine.forget()
-        answers = engine.ask(*prompts, tokens=tokens, recompute_ratio=1.0)
+        rounds = [engine.ask(*prompts, tokens=tokens, recompute_ratio=1.0) for _ in range(2)]
         assert engine.call("preemptions") > 0
+        assert any(answer.report["settled_tokens"] for answer in rounds[1])
         engine.forget()
-    assert disagreement(answers, plain.ask(*prompts, tokens=tokens)) < TOLERANCE
+    expected = plain.ask(*prompts, tokens=tokens)
+    for answers in rounds:
+        assert disagreement(answers, expected) < TOLERANCE

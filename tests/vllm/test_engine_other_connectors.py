@@ -1,14 +1,19 @@
-"""BlendHub beside another connector of vLLM, in its ``MultiConnector``."""
+"""BlendHub beside another connector of vLLM, in its ``MultiConnector``; models with one block table and with several.
 
+vLLM keeps its hybrid allocator on there if all connectors support it.
+"""
+
+import json
 from typing import Any
 
 import pytest
 
 from harness.engines import Engine, disagreement
-from tests.vllm.conftest import SETTINGS, TOLERANCE
+from harness.engines.shapes import GEMMA3, GPT_OSS
+from harness.engines.tiny_model import SHAPE
+from tests.vllm.conftest import SETTINGS, TOLERANCE, capacity
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
-
 
 OURS = {"kv_connector": "BlendHubConnector", "kv_connector_extra_config": {"blendhub": SETTINGS}}
 OFFLOADING = {
@@ -20,6 +25,9 @@ OFFLOADING = {
     },
 }
 SIMPLE = {"kv_connector": "SimpleCPUOffloadConnector", "kv_connector_extra_config": {"cpu_bytes_to_use": 2**28}}
+OFFLOADED = "tests.vllm.offloading_on_cpus"
+ALONE = {"mode": "off", "store": False}
+"""Options of a request for which BlendHub reuses and stores nothing."""
 
 
 def beside(*connectors, **changes) -> dict[str, Any]:
@@ -32,19 +40,128 @@ def beside(*connectors, **changes) -> dict[str, Any]:
     return {"kv_transfer_config": config | changes}
 
 
-def two_connectors(folder, **changes):
-    """BlendHub, and vLLM's own example, which keeps each prompt's KV in files."""
-    example = {"kv_connector": "ExampleConnector", "kv_connector_extra_config": {"shared_storage_path": str(folder)}}
-    return beside(OURS, example, **changes)
+def example(folder):
+    """vLLM's own example, which keeps each prompt's KV in files."""
+    return {"kv_connector": "ExampleConnector", "kv_connector_extra_config": {"shared_storage_path": str(folder)}}
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory):
+    def started(shape, **options):
+        path = tmp_path_factory.mktemp(shape["model_type"])
+        (path / "config.json").write_text(json.dumps(shape))
+        common = {"load_format": "dummy", "seed": 7, "disable_hybrid_kv_cache_manager": False}
+        return Engine(path, arrange=[f"{OFFLOADED}:without_cuda_and_wide"], **{**common, **options})
+
+    return started
+
+
+@pytest.fixture(scope="module", params=[SHAPE, GEMMA3, GPT_OSS], ids=["one table", "gemma3", "gpt_oss"])
+def shape(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def same_model(start, shape):
+    """vLLM without connectors."""
+    with start(shape) as engine:
+        yield engine
+
+
+def failures(engine):
+    return [name for name in engine.call("counts") if "failed" in name]
+
+
+@pytest.fixture(params=[OFFLOADING, SIMPLE], ids=["offloading", "simple"])
+def other(request, shape):
+    if shape is (GEMMA3 if request.param is SIMPLE else GPT_OSS):
+        pytest.skip("models with several block tables: one for each of the two")
+    return request.param
+
+
+def test_text_is_moved_before_a_connector_that_offloads_and_none_of_it_is_offloaded_as_exact(
+    shape, same_model, other, start, texts
+):
+    document, lead, question = texts.new(700), texts.new(130), texts.new(60)
+    blended, goes_on = [*lead, *document, *question], [*document, *texts.new(90)]
+    expected = {name: same_model.one(asked, tokens=40) for name, asked in [("blended", blended), ("on", goes_on)]}
+    with start(shape, **beside(OURS, other)) as engine:
+        assert capacity(engine) == capacity(same_model) and "text is reused anywhere" in engine.log
+        for text in (document, lead):
+            engine.one(text, tokens=4)
+            engine.forget()
+        exact = engine.one(goes_on, tokens=40, store=False)
+        assert exact.report["exact_tokens"] == 700
+        assert disagreement([exact], [expected["on"]]) < TOLERANCE
+        engine.forget()
+        whole = engine.one(blended, tokens=40, recompute_ratio=1.0, store=False)
+        assert whole.report["moved_tokens"] >= 600
+        assert disagreement([whole], [expected["blended"]]) < TOLERANCE
+        engine.forget()
+        partly = engine.one(blended, tokens=40)
+        assert partly.report["moved_tokens"] >= 600 and partly.report["approximate_from"] <= 130
+        if other is OFFLOADING and shape is SHAPE:
+            stored = f"{OFFLOADED}:stored_blocks"
+            assert all(engine.call("inside", stored, document)), "what was computed is offloaded under its hashes"
+            own = engine.call("inside", stored, [*blended, *partly.tokens])
+            assert own[:4] == [True] * 4 and not any(own[4:])
+        engine.forget()
+        # BlendHub is asked to do nothing: what is found is the other connector's.
+        offloaded = engine.one(goes_on, tokens=40, **ALONE)
+        assert offloaded.cached >= 640 and disagreement([offloaded], [expected["on"]]) < TOLERANCE
+        engine.forget()
+        computed = engine.one(blended, tokens=40, **ALONE)
+        assert computed.cached <= 128, "the other connector has no more than what was computed exactly"
+        assert disagreement([computed], [expected["blended"]]) < TOLERANCE
+        assert not failures(engine)
+
+
+def test_behind_such_a_connector_exact_text_alone_is_reused_and_what_it_loads_is_not_stored_with_gaps(
+    shape, same_model, other, start, texts
+):
+    """Of a model with windows it loads the last window of a prefix; BlendHub stores what vLLM computes behind that."""
+    document, question, rest = texts.new(700), texts.new(150), texts.new(30)
+    goes_on, moved = [*document, *question], [*texts.new(90), *document]
+    expected = [same_model.one(asked, tokens=40) for asked in (goes_on, moved, [*goes_on, *rest])]
+    with start(shape, **beside(other, OURS)) as engine:
+        assert "name BlendHubConnector before it in connectors" in engine.log
+        engine.one(document, tokens=4, store=False)
+        engine.forget()
+        brought = engine.one(goes_on, tokens=40)
+        assert brought.cached >= 640 and brought.report["exact_tokens"] == 0
+        engine.forget()
+        unmoved = engine.one(moved, tokens=40)
+        assert unmoved.report["moved_tokens"] == 0
+        engine.forget()
+        engine.one(document, **ALONE)  # for vLLM's own cache
+        # The other connector has this text, too, and is asked first, if it is allowed to load it.
+        engine.call("inside", f"{OFFLOADED}:find_nothing")
+        behind = engine.one([*goes_on, *rest], tokens=40)
+        assert behind.report["engine_tokens"] >= 640 and behind.report["exact_tokens"] >= 120
+        assert disagreement([brought, unmoved, behind], expected) < TOLERANCE
+        assert not failures(engine)
+
+
+def test_a_connector_that_does_not_support_the_allocator_ends_the_start_or_turns_it_off(start, tmp_path, texts):
+    """vLLM decides that: with its own example, which supports one block table only."""
+    connectors = beside(OURS, example(tmp_path / "kv"))
+    with pytest.raises(RuntimeError, match="support"):
+        start(GEMMA3, **connectors)
+    document = texts.new(300)
+    with start(GEMMA3, disable_hybrid_kv_cache_manager=None, **connectors) as engine:
+        assert "Turning off hybrid kv cache manager" in engine.log
+        engine.one(document)
+        engine.forget()
+        assert engine.one([*document, *texts.new(9)]).report["exact_tokens"] == 300
 
 
 def test_both_store_and_both_load(model, plain, texts, tmp_path):
     first, second = texts.new(330), texts.new(300)
     goes_on = [*first, *texts.new(9)]
-    with Engine(model, **two_connectors(tmp_path)) as engine:
+    both = beside(OURS, example(tmp_path))
+    with Engine(model, **both) as engine:
         engine.one(first)
-        stored = list(tmp_path.iterdir())
-        assert stored, "the other connector has stored the prompt"
+        assert list(tmp_path.iterdir()), "the other connector has stored the prompt"
         engine.forget()
         exact = engine.one(goes_on, tokens=4)
         assert exact.report["exact_tokens"] == 330
@@ -57,7 +174,7 @@ def test_both_store_and_both_load(model, plain, texts, tmp_path):
         assert answer.report["moved_tokens"] == 0
         assert disagreement([answer], [plain.one(moved, tokens=4)]) < TOLERANCE
     # Another engine, whose hub is empty: only the other connector has the prompt.
-    with Engine(model, **two_connectors(tmp_path)) as engine:
+    with Engine(model, **both) as engine:
         answer = engine.one(first, tokens=4)
         assert "External Cache Hit" in engine.log
         assert answer.report["exact_tokens"] == 0
@@ -68,46 +185,9 @@ def test_both_store_and_both_load(model, plain, texts, tmp_path):
 
 
 def test_loads_that_would_end_a_request_are_refused(model, texts, tmp_path):
-    with Engine(model, **two_connectors(tmp_path, kv_load_failure_policy="fail")) as engine:
+    with Engine(model, **beside(OURS, example(tmp_path), kv_load_failure_policy="fail")) as engine:
         answer = engine.one(texts.new(40))
     assert '"kv_load_failure_policy": "recompute"' in answer.report["reason"]
-
-
-@pytest.mark.parametrize("other", [OFFLOADING, SIMPLE], ids=["offloading", "simple"])
-def test_what_is_blended_is_never_offloaded_under_the_hash_of_its_text(model, plain, texts, other):
-    first, lead, question = texts.new(330), texts.new(130), texts.new(60)
-    blended = [*lead, *first, *question]
-    arrange = ["tests.vllm.offloading_on_cpus:without_cuda"]
-    with Engine(model, arrange=arrange, **beside(OURS, other)) as engine:
-        # SimpleCPUOffloadConnector offloads what earlier steps have computed.
-        engine.one(first, tokens=4)
-        engine.one(lead, tokens=4)
-        engine.forget()
-        answer = engine.one(blended, tokens=40)
-        assert answer.report["moved_tokens"] >= 256 and answer.report["approximate_from"] <= 130
-        if other is OFFLOADING:
-            stored = "tests.vllm.offloading_on_cpus:stored_blocks"
-            assert all(engine.call("inside", stored, first)), "what was computed is offloaded under its hashes"
-            own = engine.call("inside", stored, [*blended, *answer.tokens])
-            assert own[:4] == [True] * 4 and not any(own[4:])
-        engine.forget()
-        alone = {"mode": "off", "store": False}
-        found = engine.one(first, tokens=4, **alone)
-        assert found.cached >= 320, "the other connector has it"
-        assert disagreement([found], [plain.one(first, tokens=4)]) < TOLERANCE
-        engine.forget()
-        computed = engine.one(blended, tokens=4, **alone)
-        assert computed.cached <= 128, "the other connector has no more than what was computed exactly"
-        assert disagreement([computed], [plain.one(blended, tokens=4)]) < TOLERANCE
-
-
-def test_text_is_not_moved_behind_a_connector_that_keeps_hashes(model, texts):
-    first = texts.new(330)
-    with Engine(model, **beside(OFFLOADING, OURS)) as engine:
-        engine.one(first)
-        engine.forget()
-        assert engine.one([*texts.new(90), *first, *texts.new(60)]).report["moved_tokens"] == 0
-        assert "name BlendHubConnector before it in connectors" in engine.log
 
 
 def played_nixl(folder):

@@ -4,67 +4,139 @@ import itertools
 import json
 import time
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from harness.engines import Engine, disagreement
 from harness.engines.shapes import GPT_OSS
+from tests.vllm.arrangements import arrange, ranks
 from tests.vllm.conftest import ATTENDED, PROBING, SETTINGS, TOLERANCE
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
-RANKS: dict[str, Any] = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
+RANKS: dict[str, Any] = {
+    "tensor_parallel_size": 2,
+    "distributed_executor_backend": "mp",
+    "variables": {"VLLM_CPU_OMP_THREADS_BIND": "0|1"},
+}
 STOP_S = 1.0
-FORKED = RANKS | {"arrange": ["tests.vllm.forked_ranks:arrange"]}
 
 
 @pytest.fixture(scope="module")
-def environment(tmp_path_factory):
-    """Each rank on its core, and on the path a device whose copies end at other times on each rank."""
-    site = tmp_path_factory.mktemp("site")
-    facts = site / "late-1.0.dist-info"
-    facts.mkdir()
-    (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: late\nVersion: 1.0\n")
-    (facts / "entry_points.txt").write_text("[blendhub]\nlate = tests.vllm.late_device\n")
-    return {"VLLM_CPU_OMP_THREADS_BIND": "0|1", "PYTHONPATH": f"{site}:{Path(__file__).parents[2]}"}
+def orders(tmp_path_factory):
+    """A folder for orders to the ranks."""
+    return tmp_path_factory.mktemp("orders")
 
 
-@pytest.mark.parametrize(
-    ("batches", "ranks", "selector"),
-    [
-        pytest.param(2, RANKS, PROBING, id="two batches in flight", marks=[pytest.mark.long, pytest.mark.alone]),
-        pytest.param(1, FORKED, ATTENDED, id="one batch at a time"),
-    ],
-)
-def test_two_ranks_blend_as_one(batches, ranks, selector, model, plain, environment, texts):
-    first, second = texts.new(400), texts.new(400)
-    # Each begins with its own text: a late one would find the blended blocks of an early one.
-    prompts = [[*texts.new(7), *second, *texts.new(30 + n), *first, *texts.new(9)] for n in range(3)]
-    expected = [plain.one(prompt, tokens=6) for prompt in prompts]
-    with Engine(model, SETTINGS | selector, variables=environment, async_scheduling=batches == 2, **ranks) as engine:
-        assert engine.call("batches_in_flight") == batches
+@pytest.fixture(scope="module")
+def engine(model, orders):
+    """Copies to its pages end late, and at another time on each rank."""
+    settings = SETTINGS | ATTENDED | {"audit_tokens": 4}
+    engine = Engine(model, settings, arrange=arrange(ranks, str(orders)), **RANKS)
+    yield engine
+    with suppress(RuntimeError):  # a test has ended it
+        engine.close()
+
+
+@pytest.fixture
+def store_and_ask(texts):
+    """Has an engine store two documents; returns prompts of them in another order.
+
+    Each prompt begins with its own text: a late one would find the blended blocks of an early one.
+    """
+
+    def store(engine, number=3):
+        first, second = texts.new(200), texts.new(200)
         engine.one([*first, *second])
         engine.forget()
-        for ratio in (1.0, 0.3):
-            answers = engine.ask(*prompts, tokens=6, recompute_ratio=ratio, store=False)
-            reports = [answer.report for answer in answers]
-            assert all(report["moved_tokens"] == 800 for report in reports), (reports, engine.log)
-            assert all(report["recomputed_tokens"] == 800 * ratio for report in reports), (reports, engine.log)
-            engine.forget()
-            if ratio == 1.0:
-                assert disagreement(answers, expected) < TOLERANCE
+        return [[*texts.new(7), *second, *texts.new(30 + n), *first, *texts.new(9)] for n in range(number)]
+
+    return store
 
 
-def test_two_ranks_blend_a_model_with_windows(environment, texts, tmp_path):
+def check_blends(engine, plain, prompts):
+    expected = [plain.one(prompt, tokens=6) for prompt in prompts]
+    for ratio in (1.0, 0.3):
+        answers = engine.ask(*prompts, tokens=6, recompute_ratio=ratio, store=False)
+        reports = [answer.report for answer in answers]
+        assert all(report["moved_tokens"] == 400 for report in reports), (reports, engine.log)
+        assert all(report["recomputed_tokens"] == 400 * ratio for report in reports), (reports, engine.log)
+        engine.forget()
+        if ratio == 1.0:
+            assert disagreement(answers, expected) < TOLERANCE
+    return expected
+
+
+def test_two_ranks_blend_and_audit_as_one_and_no_step_waits_for_a_copy(engine, plain, store_and_ask):
+    assert engine.call("batches_in_flight") == 2
+    prompts = store_and_ask(engine)
+    expected = check_blends(engine, plain, prompts)
+    for ratio in (1.0, 0.1):
+        audited = engine.ask(*prompts, tokens=6, recompute_ratio=ratio, audit=True, store=False)
+        assert disagreement(audited, expected) < TOLERANCE
+        audits = [answer.report["audit"] for answer in audited]
+        assert [audit["tokens"] for audit in audits] == [3, 2, 1], "as many as fit into the prompt's last block"
+        assert all((audit["kl"] < 1e-5) == (ratio == 1.0) for audit in audits), audits
+        engine.forget()
+    assert "the engine waited for a copy" not in engine.log
+
+
+def test_what_one_rank_could_not_copy_is_computed_by_all(engine, plain, store_and_ask, orders):
+    (prompt,) = store_and_ask(engine, 1)
+    (orders / "1").write_text("copy fail")
+    answer = engine.one(prompt, tokens=6, recompute_ratio=1.0, store=False)
+    assert disagreement([answer], [plain.one(prompt, tokens=6)]) < TOLERANCE
+    assert answer.report["moved_tokens"] == 0 and "failed" in answer.report["reason"]
+    assert "the engine waited for a copy" not in engine.log
+    engine.forget()
+
+
+@pytest.mark.long
+def test_a_rank_that_is_stopped_in_any_stage_of_a_load_delays_its_requests_by_that_alone(
+    engine, plain, store_and_ask, orders
+):
+    """The lease of the scheduler's session holds, and nothing stored is computed."""
+    prompts = store_and_ask(engine, 2)
+    expected = [plain.one(prompt, tokens=6) for prompt in prompts]
+    moments = [f"{when} {stage}" for stage in ("copy", "recompute", "release") for when in ("before", "after")]
+    for moment, rank in itertools.product(moments, (0, 1)):
+        if "release" in moment and rank:  # one rank releases the lease of all
+            continue
+        engine.forget()
+        (orders / str(rank)).write_text(f"{moment} stop {STOP_S}")
+        started = time.monotonic()
+        answers = engine.ask(*prompts, tokens=6, recompute_ratio=1.0, store=False)
+        assert time.monotonic() - started < STOP_S + 5, moment
+        assert disagreement(answers, expected) < TOLERANCE, moment
+        assert [answer.report["moved_tokens"] for answer in answers] == [400, 400], (moment, engine.log[-3000:])
+        assert not list(orders.iterdir()), moment
+
+
+def test_a_rank_without_memory_for_a_forward_ends_the_engine_at_once(engine, store_and_ask, orders):
+    """The last test of this engine. The other rank would wait in that forward until a timeout of minutes."""
+    (prompt,) = store_and_ask(engine, 1)
+    (orders / "1").write_text("forward fail")
+    started = time.monotonic()
+    with pytest.raises(RuntimeError):
+        engine.one(prompt, recompute_ratio=1.0, store=False)
+    assert time.monotonic() - started < 150
+    assert "tried to allocate 2 GiB (rank 1 of 2); the engine ends" in engine.log
+
+
+@pytest.mark.long
+def test_ranks_that_vllm_spawns_blend_as_one(model, plain, store_and_ask):
+    with Engine(model, SETTINGS | PROBING, **RANKS) as engine:
+        check_blends(engine, plain, store_and_ask(engine))
+
+
+def test_two_ranks_blend_a_model_with_windows(texts, tmp_path):
     """With vLLM's hybrid allocator: each rank has its heads of what the borrowed blocks hold."""
     (tmp_path / "config.json").write_text(json.dumps(GPT_OSS))
     documents = [texts.new(n) for n in (300, 260)]
     prompt = [*documents[1], *texts.new(40), *documents[0], *texts.new(30)]
-    arrange = [*FORKED["arrange"], "harness.engines.wide_weights:widen"]
-    options = {"load_format": "dummy", "variables": environment, "async_scheduling": False}
-    with Engine(tmp_path, SETTINGS | ATTENDED, **RANKS | options, arrange=arrange) as engine:
+    options = {"load_format": "dummy", "async_scheduling": False, "arrange": arrange(ranks, "", "wide")}
+    with Engine(tmp_path, SETTINGS | ATTENDED, **RANKS | options) as engine:
         engine.ask(*documents)
         engine.forget()
         expected = engine.one(prompt, tokens=90, mode="off", store=False)
@@ -75,64 +147,3 @@ def test_two_ranks_blend_a_model_with_windows(environment, texts, tmp_path):
         engine.forget()
         assert engine.one(prompt, recompute_ratio=0.3, store=False).report["recomputed_tokens"] == 90
         engine.forget()
-
-
-@pytest.mark.parametrize("fails", [False, True], ids=["well", "not on all ranks"])
-def test_ranks_whose_copies_end_at_different_times_stay_in_step(fails, model, plain, environment, texts):
-    """No step waits for a copy, and what one rank does not have is computed by all."""
-    first, second = texts.new(200), texts.new(200)
-    prompts = [[*texts.new(7), *second, *texts.new(30 + n), *first, *texts.new(9)] for n in range(2)]
-    expected = [plain.one(prompt, tokens=6) for prompt in prompts]
-    settings = SETTINGS | {"device": {"name": "late", "options": {"fails": fails}}}
-    with Engine(model, settings, variables=environment, **FORKED) as engine:
-        engine.one([*first, *second])
-        engine.forget()
-        answers = engine.ask(*prompts, tokens=6, recompute_ratio=1.0, store=False)
-        assert disagreement(answers, expected) < TOLERANCE
-        assert all(answer.report["moved_tokens"] == (0 if fails else 400) for answer in answers)
-        assert all("failed" in answer.report["reason"] for answer in answers if fails)
-        assert "the engine waited for a copy" not in engine.log
-
-
-@pytest.mark.long
-@pytest.mark.alone
-def test_a_rank_that_is_stopped_in_any_stage_of_a_load_delays_its_requests_by_that_alone(
-    model, plain, environment, texts, tmp_path
-):
-    """The lease of the scheduler's session holds, and nothing stored is computed."""
-    first, second = texts.new(200), texts.new(200)
-    prompts = [[*texts.new(7), *second, *texts.new(30 + n), *first, *texts.new(9)] for n in range(2)]
-    expected = [plain.one(prompt, tokens=6) for prompt in prompts]
-    ranks = RANKS | {"arrange": ["tests.vllm.stopping_ranks:arrange", str(tmp_path)]}
-    moments = [f"{when} {stage}" for stage in ("copy", "recompute", "release") for when in ("before", "after")]
-    with Engine(model, SETTINGS, variables=environment, **ranks) as engine:
-        engine.one([*first, *second])
-        for moment, rank in itertools.product(moments, (0, 1)):
-            if "release" in moment and rank:  # one rank releases the lease of all
-                continue
-            engine.forget()
-            (tmp_path / str(rank)).write_text(f"{moment} {STOP_S}")
-            started = time.monotonic()
-            answers = engine.ask(*prompts, tokens=6, recompute_ratio=1.0, store=False)
-            assert time.monotonic() - started < STOP_S + 5, moment
-            assert disagreement(answers, expected) < TOLERANCE, moment
-            assert [answer.report["moved_tokens"] for answer in answers] == [400, 400], (moment, engine.log[-3000:])
-            assert not list(tmp_path.iterdir()), moment
-
-
-def test_a_rank_without_memory_for_a_forward_ends_the_engine_at_once(model, environment, texts):
-    """The other rank waits for it in that forward, and would do so until a timeout of minutes."""
-    first, second = texts.new(200), texts.new(200)
-    settings = SETTINGS | {"device": {"name": "late", "options": {"crowds": True}}}
-    engine = Engine(model, settings, variables=environment, **FORKED)
-    try:
-        engine.one([*first, *second])
-        engine.forget()
-        started = time.monotonic()
-        with pytest.raises(RuntimeError):
-            engine.one([*second, *texts.new(30), *first, *texts.new(9)], recompute_ratio=1.0, store=False)
-        assert time.monotonic() - started < 150
-        assert "tried to allocate 2 GiB (rank 1 of 2); the engine ends" in engine.log
-    finally:
-        with suppress(RuntimeError):
-            engine.close()

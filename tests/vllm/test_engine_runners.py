@@ -7,15 +7,17 @@ import pytest
 
 from harness.engines import Engine, largest_difference
 from harness.engines.tiny_model import make_tiny_model
+from tests.vllm.arrangements import arrange, attend_on_device
 from tests.vllm.conftest import ON_THE_SECOND_RUNNER, PROBING, SETTINGS
+from tests.vllm.test_engine_own_attention import check
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 ROUNDING = 1e-5
 """float32 computed in another order."""
 
+IN_CHUNKS = SETTINGS | PROBING | {"chunk_tokens": 32}
 FEW: dict[str, Any] = {"num_gpu_blocks_override": 24, "max_model_len": 256, "max_num_batched_tokens": 256}
-FIRST_TOKENS = {"selector": {"name": "first_k", "options": {"k": 1}}}
 
 
 @pytest.fixture(scope="module")
@@ -24,10 +26,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_model(tmp_path_factory.mktemp("model") / "two_layers", num_hidden_layers=2)
 
 
-def start(model: Path, backend: str, second: bool, kernel_block: str = "", **options):
-    arrange = ["tests.vllm.gpu_stand_ins:put_in_place", backend, str(int(second)), kernel_block]
-    settings = SETTINGS | PROBING | {"chunk_tokens": 32} | options.pop("settings", {})
-    return Engine(model, settings, arrange=arrange, **ON_THE_SECOND_RUNNER, **FEW | options)
+def start(model: Path, backend: str, second: bool, kernel_block: str = "", **settings):
+    stand_ins = ["tests.vllm.gpu_stand_ins:put_in_place", backend, str(int(second)), kernel_block]
+    return Engine(model, IN_CHUNKS | settings, arrange=stand_ins, **ON_THE_SECOND_RUNNER, **FEW)
 
 
 BACKENDS = {
@@ -41,8 +42,6 @@ BACKENDS = {
     "FlexAttention, second runner": ("FLEX_ATTENTION", True, ""),
     "Triton attention": ("TRITON_ATTN", True, ""),
 }
-
-
 IN_EVERY_RUN = ("FlashAttention, second runner", "FlashInfer", "FlexAttention")
 
 
@@ -67,20 +66,26 @@ def test_everything_recomputed_equals_full_prefill(kind, model, texts):
         assert largest_difference(blended.kv(n), expected) < ROUNDING
         engine.forget()
         # The probe of the first layers sees what the layers write.
-        some = engine.one(prompt, recompute_ratio=0.5, store=False)
-        assert some.report["recomputed_tokens"] == 71
+        half = engine.one(prompt, recompute_ratio=0.5, store=False)
+        assert half.report["recomputed_tokens"] == 71
         engine.forget()
         exact = engine.one([*first, *second, *texts.new(4)], store=False)
         assert exact.report["exact_tokens"] == 142
 
 
-@pytest.mark.parametrize("second", [False, True], ids=["first runner", "second runner"])
+def test_the_kernel_for_chosen_tokens_serves_the_second_runner(model, texts):
+    kernel = arrange(attend_on_device, "kernel", "TRITON_ATTN", "1", "")
+    with Engine(model, IN_CHUNKS, arrange=kernel, **ON_THE_SECOND_RUNNER, **FEW) as engine:
+        check(engine, texts, 70)
+
+
+@pytest.mark.parametrize("second", [False, pytest.param(True, marks=pytest.mark.long)], ids=["first runner", "second"])
 def test_runs_of_one_token_are_computed_by_the_kernels_for_one_token(second, model, texts):
-    first, second_text = texts.new(72), texts.new(70)
-    with start(model, "FLASHINFER", second, settings=FIRST_TOKENS) as engine:
-        engine.one([*first, *second_text])
+    documents = texts.new(72), texts.new(70)
+    with start(model, "FLASHINFER", second, selector={"name": "first_k", "options": {"k": 1}}) as engine:
+        engine.one([*documents[0], *documents[1]])
         engine.forget()
-        prompt = [*texts.new(7), *second_text, *first, *texts.new(4)]
+        prompt = [*texts.new(7), *documents[1], *documents[0], *texts.new(4)]
         expected = engine.full_prefill(prompt)
         before = engine.log
         blended = engine.one(prompt, recompute_ratio=0.5, store=False)

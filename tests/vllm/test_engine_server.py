@@ -1,102 +1,83 @@
 """The OpenAI-compatible server, as a person starts it: in several processes, asked over HTTP, ended by a signal."""
 
-import json
 import re
 import signal
 import time
-import urllib.request
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+import httpx
 import pytest
 
 from blendhub.client.hub_client import HubClient
 from harness.engines import Server
+from harness.engines.engine import transfer_config
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
-
-
-def connector(endpoint: str) -> dict:
-    """``endpoint``: where the embedded hub listens besides."""
-    hub = {"arena_gib": 0.25, "listen": [{"endpoint": endpoint}]}
-    return {
-        "kv_connector": "BlendHubConnector",
-        "kv_role": "kv_both",
-        "kv_connector_extra_config": {"blendhub": {"hub": hub, "selector": {"name": "hkvd"}}},
-    }
 
 
 class AskedServer(Server):
     """``vllm serve``, and what its clients ask."""
 
     hub: str
+    """Where its embedded hub listens besides."""
 
-    def get(self, path: str, body: dict | None = None) -> str:
-        data = None if body is None else json.dumps(body).encode()
-        address = f"http://127.0.0.1:{self.port}{path}"
-        asked = urllib.request.Request(address, data, {"Content-Type": "application/json"})
-        with urllib.request.urlopen(asked, timeout=60) as answer:
-            return answer.read().decode()
+    def complete(self, prompt: list[int], **options: object) -> dict:
+        body = {"model": "tiny", "prompt": prompt, "max_tokens": 1, "temperature": 0} | options
+        return httpx.post(f"{self.url}/v1/completions", json=body, timeout=60).raise_for_status().json()
 
     def ask(self, prompt: list[int], **blendhub: object) -> dict:
         """What BlendHub tells of a completion."""
-        body = {"model": "tiny", "prompt": prompt, "max_tokens": 1, "temperature": 0}
-        if blendhub:
-            body["kv_transfer_params"] = {"blendhub": blendhub}
-        return json.loads(self.get("/v1/completions", body))["kv_transfer_params"]["blendhub"]
+        said = {"kv_transfer_params": {"blendhub": blendhub}} if blendhub else {}
+        return self.complete(prompt, **said)["kv_transfer_params"]["blendhub"]
 
     def counters(self) -> Counter[str]:
         """BlendHub's counters on vLLM's metrics endpoint; those with a label as ``name:reason``."""
-        found: Counter[str] = Counter()
-        for name, labels, count in re.findall(r"^vllm:blendhub_(\w+)_total\{(.*)\} (\S+)$", self.get("/metrics"), re.M):
+        counters: Counter[str] = Counter()
+        page = httpx.get(f"{self.url}/metrics", timeout=60).raise_for_status().text
+        for name, labels, count in re.findall(r"^vllm:blendhub_(\w+)_total\{(.*)\} (\S+)$", page, re.M):
             reason = re.search(r'reason="(\w+)"', labels)
-            found[f"{name}:{reason[1]}" if reason else name] += int(float(count))
-        return found
+            counters[f"{name}:{reason[1]}" if reason else name] += int(float(count))
+        return counters
 
     def arenas(self) -> set[Path]:
         """The shared memory of BlendHub that its processes have mapped."""
-        found = set()
+        arenas = set()
         for pid in self.processes():
             with suppress(FileNotFoundError):  # it ended just now
-                found |= set(map(Path, re.findall(r"/dev/shm/blendhub-\S+", Path(f"/proc/{pid}/maps").read_text())))
-        return found
+                arenas |= set(map(Path, re.findall(r"/dev/shm/blendhub-\S+", Path(f"/proc/{pid}/maps").read_text())))
+        return arenas
+
+
+def until(condition: Callable[[], object]) -> None:
+    """The server's counters and its hub hear of a request a moment after its response."""
+    end = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.1)
 
 
 @pytest.fixture(scope="module")
 def server(model, tmp_path_factory):
     folder = tmp_path_factory.mktemp("server")
     endpoint = f"ipc://{folder}/hub.sock"
-    with AskedServer(
-        model, folder / "log", connector(endpoint), skip_tokenizer_init=True, max_model_len=2048
-    ) as server:
-        server.wait_until_up()
+    settings = {"hub": {"arena_gib": 0.25, "listen": [{"endpoint": endpoint}]}, "selector": {"name": "hkvd"}}
+    config = transfer_config(settings)
+    with AskedServer(model, folder / "log", config, skip_tokenizer_init=True, max_model_len=2048) as server:
         server.hub = endpoint
+        server.wait_until_up()
         yield server
 
 
 def test_a_response_tells_what_was_reused(server, texts):
     document = texts.new(400)
-    first = server.ask(document)
-    assert first == {
-        "engine_tokens": 0,
-        "exact_tokens": 0,
-        "settled_tokens": 0,
-        "moved_tokens": 0,
-        "recomputed_tokens": 0,
-        "hole_tokens": 0,
-        "reason": "nothing of this prompt is stored",
-    }
-    assert server.ask([*texts.new(50), *document, *texts.new(9)]) == {
-        "engine_tokens": 0,
-        "exact_tokens": 0,
-        "settled_tokens": 0,
-        "moved_tokens": 400,
-        "recomputed_tokens": 60,
-        "hole_tokens": 50,
-        "approximate_from": 50,
-    }
+    fates = ("engine", "exact", "settled", "moved", "recomputed", "hole")
+    nothing = {f"{fate}_tokens": 0 for fate in fates}
+    assert server.ask(document) == nothing | {"reason": "nothing of this prompt is stored"}
+    moved = {"moved_tokens": 400, "recomputed_tokens": 60, "hole_tokens": 50, "approximate_from": 50}
+    assert server.ask([*texts.new(50), *document, *texts.new(9)]) == nothing | moved
 
 
 def test_every_request_may_say_what_it_wants(server, texts):
@@ -115,23 +96,18 @@ def test_every_request_may_say_what_it_wants(server, texts):
 
 def test_what_a_tenant_stored_is_deleted_by_its_salt(server, texts):
     server.ask(texts.new(400))
-    tenant = {"model": "tiny", "prompt": texts.new(400), "max_tokens": 1, "cache_salt": "tenant"}
     with HubClient(server.hub) as client:
-        before = until_stored(client, lambda variants: variants > 0)
-        server.get("/v1/completions", tenant)
-        assert until_stored(client, lambda variants: variants > before) == before + 1
+
+        def salts():
+            """How many salts have stored something, no salt among them."""
+            return sum(sums["variants"] for sums in client.stats().namespaces.values())
+
+        until(lambda: salts() > 0)
+        before = salts()
+        server.complete(texts.new(400), cache_salt="tenant")
+        until(lambda: salts() == before + 1)
         client.forget("tenant")
-        assert until_stored(client, lambda variants: variants == before) == before
-
-
-def until_stored(client: HubClient, is_reached: Callable[[float], bool]) -> float:
-    """How many salts have stored something, no salt among them; the hub hears of it a moment after the response."""
-    until = time.monotonic() + 30
-    while True:
-        variants = sum(sums["variants"] for sums in client.stats().namespaces.values())
-        if is_reached(variants) or time.monotonic() > until:
-            return variants
-        time.sleep(0.1)
+        until(lambda: salts() == before)
 
 
 def test_counters_are_on_the_metrics_endpoint(server, texts):
@@ -141,34 +117,23 @@ def test_counters_are_on_the_metrics_endpoint(server, texts):
     server.ask([*texts.new(70), *document, *texts.new(9)], recompute_ratio=0.25)
     server.ask([*texts.new(70), *document, *texts.new(9)], recompute_ratio=0.25, store=False)
     server.ask([*document, *texts.new(100)], mode="off")
-    expected = Counter(
-        {
-            "requests_blended": 2,
-            "requests_with_holes": 2,
-            "tokens_moved": 600,
-            "tokens_recomputed": 150,
-            "tokens_in_holes": 140,
-            "requests_without_reuse:nothing_stored": 1,
-            "requests_without_reuse:off": 1,
-        }
-    )
-    found: Counter[str] = Counter()
-    until = time.monotonic() + 30
-    while not found >= expected and time.monotonic() < until:  # they come a moment after the responses
-        time.sleep(0.2)
-        found = server.counters() - before
-    assert {name: found[name] for name in expected} == expected
-    assert found["saved_tokens"] >= 300
-    assert not found["loads_failed"]
+    expected = {
+        "requests_blended": 2,
+        "requests_with_holes": 2,
+        "tokens_moved": 600,
+        "tokens_recomputed": 150,
+        "tokens_in_holes": 140,
+        "requests_without_reuse:nothing_stored": 1,
+        "requests_without_reuse:off": 1,
+    }
+    until(lambda: server.counters() - before >= Counter(expected | {"saved_tokens": 300}))
+    counted = server.counters() - before
+    assert {name: counted[name] for name in expected} == expected and not counted["loads_failed"]
 
 
 def test_a_signal_ends_it_and_no_shared_memory_is_left(server):
     """The last test of this server."""
-    arenas = server.arenas()
-    assert len(arenas) == 1
+    (arena,) = server.arenas()
     server.process.send_signal(signal.SIGTERM)
     assert server.process.wait(60) == 0, server.log[-3000:]
-    until = time.monotonic() + 10
-    while any(arena.exists() for arena in arenas) and time.monotonic() < until:
-        time.sleep(0.1)
-    assert not [arena for arena in arenas if arena.exists()]
+    until(lambda: not arena.exists())

@@ -4,8 +4,7 @@ import pytest
 
 from harness.engines import Engine, disagreement, largest_difference
 from harness.engines.adapters import make_adapter
-from tests.hub.processes import HubProcess
-from tests.vllm.conftest import SETTINGS, TOLERANCE
+from tests.vllm.conftest import PROBING, SETTINGS, TOLERANCE
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -13,19 +12,19 @@ BLOCK = 32
 ROUNDING = 1e-5
 """float32 computed in another order."""
 
-SETTLING = SETTINGS | {"audit_share": 0, "selector": {"name": "hkvd"}}
 ANSWER = 20
 
 
-BATCHES = [
-    pytest.param(True, id="two batches in flight"),
-    pytest.param(False, id="one batch at a time", marks=pytest.mark.long),
-]
-
-
-@pytest.fixture(scope="module", params=BATCHES)
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(True, id="two batches in flight"),
+        pytest.param(False, id="one batch at a time", marks=pytest.mark.long),
+    ],
+)
 def engine(request, model):
-    with Engine(model, SETTLING, async_scheduling=request.param) as engine:
+    options = {"async_scheduling": request.param, "enable_lora": True, "max_lora_rank": 8}
+    with Engine(model, SETTINGS | PROBING, **options) as engine:
         yield engine
 
 
@@ -113,70 +112,25 @@ def test_evicted_blocks_are_found_in_the_hub_and_what_that_lacks_is_blended_agai
     assert last["settled_tokens"] == there - 61 and last["moved_tokens"] == 320 and last["exact_tokens"] == 61
 
 
-def test_another_salt_and_an_adapter_find_nothing(model, texts, tmp_path):
-    adapter = str(make_adapter(tmp_path / "one", 0))
-    with Engine(model, SETTLING, enable_lora=True, max_lora_rank=8) as engine:
-        chat = Chat(engine, texts)
-        chat.turn()
-        for asked in ({"cache_salt": "mine"}, {"lora": adapter}):
-            other = engine.one(chat.prompt, tokens=2, **asked)
-            assert (other.report["engine_tokens"], other.report["settled_tokens"]) == (0, 0)
-            assert other.report["moved_tokens"] == 0
-        assert engine.one(chat.prompt, tokens=2).report["settled_tokens"] > 150
+def test_another_salt_and_an_adapter_find_nothing(engine, texts, tmp_path):
+    chat = Chat(engine, texts)
+    chat.turn()
+    for asked in ({"cache_salt": "mine"}, {"lora": str(make_adapter(tmp_path / "one", 0))}):
+        other = engine.one(chat.prompt, tokens=2, **asked)
+        assert (other.report["engine_tokens"], other.report["settled_tokens"]) == (0, 0)
+        assert other.report["moved_tokens"] == 0
+    assert engine.one(chat.prompt, tokens=2).report["settled_tokens"] > 150
 
 
-def test_what_one_engine_blended_another_has_as_it_is(model, plain, texts, tmp_path):
-    hub = HubProcess(tmp_path, arena_gib=0.25)
-    settings = SETTLING | {"endpoint": hub.endpoint, "hub": {}}
-    try:
-        with Engine(model, settings) as first, Engine(model, settings) as second:
-            chat = Chat(first, texts)
-            answer = chat.turn()
-            there = len(chat.prompt) + ANSWER - 1
-            before = answer.kv(there)
-            chat._engine = second
-            answer = chat.turn(answer)
-            report = answer.report
-            assert (report["engine_tokens"], report["exact_tokens"]) == (0, 61)
-            assert report["settled_tokens"] == there - 61 and report["moved_tokens"] == 160
-            assert (answer.kv(there) == before).all()
-            for mode in ("exact", "off"):
-                asked = second.one(chat.prompt, tokens=ANSWER, mode=mode, store=False)
-                assert disagreement([asked], [plain.one(chat.prompt, tokens=ANSWER)]) < TOLERANCE
-            mine = second.one(chat.prompt, cache_salt="mine")
-            assert mine.report["settled_tokens"] == mine.report["engine_tokens"] == 0
-    finally:
-        hub.kill()
-
-
-def test_an_audit_of_settled_text_ends_with_exact_kv(model, plain, texts):
-    with Engine(model, SETTLING | {"audit_share": 0}) as engine:
-        chat = Chat(engine, texts)
-        answer = chat.turn()
-        engine.forget()
-        audited = engine.one(chat.prompt, tokens=ANSWER, audit=True)
-        assert audited.report["settled_tokens"] > 150 and audited.report["moved_tokens"] == 0
-        assert audited.report["audit"]["kl"] >= 0
-        n = len(chat.prompt) - 1
-        expected = plain.one(chat.prompt, tokens=ANSWER)
-        assert largest_difference(audited.kv(n), expected.kv(n)) < ROUNDING
-        assert disagreement([audited], [expected]) < TOLERANCE
-        assert audited.report["audit"]["agrees"] == (answer.tokens[0] == expected.tokens[0])
-
-
-@pytest.mark.parametrize("asynchronous", BATCHES)
-def test_preempted_requests_with_settled_blocks(asynchronous, model, plain, texts):
-    """Few blocks for many answers. Everything is recomputed, so that what is settled can be compared with vLLM's."""
-    shared = texts.new(300)
-    prompts = [[*texts.new(20), *shared, *texts.new(20)] for _ in range(6)]
-    options = {"num_gpu_blocks_override": 60, "max_model_len": 1024, "async_scheduling": asynchronous}
-    with Engine(model, SETTLING, **options) as engine:
-        engine.one([*shared, *texts.new(5)])
-        engine.forget()
-        rounds = [engine.ask(*prompts, tokens=100, recompute_ratio=1.0) for _ in range(2)]
-        assert engine.call("preemptions") > 0
-        assert any(answer.report["settled_tokens"] for answer in rounds[1])
-        engine.forget()
-    expected = plain.ask(*prompts, tokens=100)
-    for answers in rounds:
-        assert disagreement(answers, expected) < TOLERANCE
+def test_an_audit_of_settled_text_ends_with_exact_kv(engine, plain, texts):
+    chat = Chat(engine, texts)
+    answer = chat.turn()
+    engine.forget()
+    audited = engine.one(chat.prompt, tokens=ANSWER, audit=True)
+    assert audited.report["settled_tokens"] > 150 and audited.report["moved_tokens"] == 0
+    assert audited.report["audit"]["kl"] >= 0
+    n = len(chat.prompt) - 1
+    expected = plain.one(chat.prompt, tokens=ANSWER)
+    assert largest_difference(audited.kv(n), expected.kv(n)) < ROUNDING
+    assert disagreement([audited], [expected]) < TOLERANCE
+    assert audited.report["audit"]["agrees"] == (answer.tokens[0] == expected.tokens[0])

@@ -5,9 +5,12 @@ import importlib.util
 import json
 from typing import Any
 
+import numpy as np
 import pytest
 
 from harness.engines import Engine
+from harness.engines.shapes import LLAMA
+from tests.vllm.arrangements import arrange, count_drafts, drafts, inside
 from tests.vllm.conftest import SETTINGS
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -15,23 +18,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 PROPOSED = 3
 NGRAM = {"method": "ngram", "num_speculative_tokens": PROPOSED, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
 SUFFIX = {"method": "suffix", "num_speculative_tokens": PROPOSED}
-HEAD = {
-    "model_type": "llama",
-    "hidden_size": 128,
-    "intermediate_size": 256,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 32,
-    "vocab_size": 1000,
-    "max_position_embeddings": 4096,
-    "rms_norm_eps": 1e-6,
-    "rope_theta": 10000.0,
-    "hidden_act": "silu",
-    "torch_dtype": "float32",
-    "bos_token_id": 0,
-    "eos_token_id": 1,
-}
+HEAD = LLAMA | {"num_hidden_layers": 1, "rope_scaling": None}
 
 
 def head_of(folder, method, **others):
@@ -51,62 +38,50 @@ def head_of(folder, method, **others):
 
 @pytest.fixture(scope="module")
 def prompts():
-    import numpy as np
-
+    """A document, a prompt in which it is moved, and one that goes on behind it."""
     tokens = np.random.default_rng(32).integers(2, 1000, 800).tolist()
-    first, lead, question = tokens[:330], tokens[330:460], tokens[460:520]
+    document, lead, question = tokens[:330], tokens[330:460], tokens[460:520]
     # A text that repeats itself, for what proposes from the prompt.
-    return first, [*lead, *first, *question, *question]
+    return document, [*lead, *document, *question, *question], [*document, *question[30:]]
+
+
+def answers_of(engine, prompts):
+    document, *asked = prompts
+    engine.one(document)
+    answers = []
+    for prompt in asked:
+        engine.forget()
+        answers.append(engine.one(prompt, tokens=24, store=False))
+    return answers
 
 
 @pytest.fixture(scope="module")
 def expected(model, prompts):
-    """The answer without speculation."""
-    first, blended = prompts
+    """The answers without speculation."""
     with Engine(model, SETTINGS, async_scheduling=False) as engine:
-        engine.one(first)
-        return engine.one(blended, tokens=24)
+        return answers_of(engine, prompts)
 
 
-def speculating(model, speculation):
-    arrange = ["tests.vllm.drafts:count_drafts"]
-    return Engine(model, SETTINGS, arrange=arrange, async_scheduling=False, speculative_config=speculation)
-
-
-@pytest.mark.parametrize("method", ["ngram", "suffix", "eagle", "eagle3", "eagle of another shape"])
-def test_the_answer_behind_blended_text_is_that_without_speculation(model, prompts, expected, tmp_path, method):
+@pytest.mark.parametrize("method", ["ngram", "suffix", "eagle3", "eagle of another shape", "draft_model"])
+def test_answers_behind_reused_text_are_those_without_speculation(model, prompts, expected, tmp_path, method):
     if method == "suffix" and not importlib.util.find_spec("arctic_inference"):
         pytest.skip("vLLM's suffix decoding needs arctic_inference, which `make setup` leaves out: docs/testing.md")
-    first, blended = prompts
     if method == "eagle of another shape":
         speculation = head_of(tmp_path, "eagle", num_key_value_heads=4)
+    elif method == "draft_model":
+        speculation = {"method": method, "num_speculative_tokens": PROPOSED, "model": str(model)}
     else:
         speculation = {"ngram": NGRAM, "suffix": SUFFIX}.get(method) or head_of(tmp_path, method)
-    with speculating(model, speculation) as engine:
-        engine.one(first)
-        answer = engine.one(blended, tokens=24)
-        assert answer.report["moved_tokens"] >= 256 and "blends" not in answer.report.get("reason", "")
-        assert engine.call("inside", "tests.vllm.drafts:counts")["drafted"] > 0
-    assert answer.tokens == expected.tokens
-
-
-def test_a_draft_model_s_kv_is_not_stored_and_answers_behind_reused_text_stay_the_same(model, prompts):
-    """The draft model is the model itself: behind computed text it proposes what the model says."""
-    first, blended = prompts
-    exact = [*first, *blended[-30:]]
-    with Engine(model, SETTINGS, async_scheduling=False) as engine:
-        engine.one(first)
-        expected = [engine.one(prompt, tokens=24) for prompt in (blended, exact)]
-    speculation = {"method": "draft_model", "num_speculative_tokens": PROPOSED, "model": str(model)}
-    with speculating(model, speculation) as engine:
-        engine.one(blended, tokens=24, mode="off", store=False)
-        counts = engine.call("inside", "tests.vllm.drafts:counts")
-        assert counts["accepted"] > 0.9 * counts["drafted"]
-        engine.forget()
-        engine.one(first)
-        answers = []
-        for prompt in (blended, exact):
+    options = {"async_scheduling": False, "speculative_config": speculation}
+    with Engine(model, SETTINGS, arrange=arrange(count_drafts), **options) as engine:
+        if method == "draft_model":
+            # It is the model itself: behind computed text it proposes what the model says.
+            engine.one(prompts[1], tokens=24, mode="off", store=False)
+            counts = inside(engine, drafts)
+            assert counts["accepted"] > 0.9 * counts["drafted"]
             engine.forget()
-            answers.append(engine.one(prompt, tokens=24, store=False))
-        assert answers[0].report["moved_tokens"] >= 256 and answers[1].report["exact_tokens"] >= 256
+        answers = answers_of(engine, prompts)
+        assert inside(engine, drafts)["drafted"] > 0
+    moved, exact = (answer.report for answer in answers)
+    assert moved["moved_tokens"] >= 256 and exact["exact_tokens"] >= 256
     assert [answer.tokens for answer in answers] == [answer.tokens for answer in expected]

@@ -4,7 +4,6 @@ import contextlib
 import os
 import signal
 import statistics
-import tempfile
 import threading
 import time
 from pathlib import Path
@@ -14,7 +13,8 @@ import pytest
 from blendhub.vllm.hub_executor import LEAVE_S
 from harness.engines import ONE_THREAD, Engine, disagreement
 from tests.hub.processes import HubProcess
-from tests.vllm.conftest import SETTINGS, TOLERANCE
+from tests.vllm.arrangements import arrange, stop_the_hub
+from tests.vllm.conftest import SETTINGS, TOLERANCE, Texts
 
 pytestmark = [pytest.mark.alone, pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -24,9 +24,6 @@ LATE_S = 0.1
 
 ATTEMPTS = 4
 """The machine does other things too: one undisturbed attempt is enough."""
-
-ORDER = Path(tempfile.gettempdir()) / f"stop-the-hub-{os.getpid()}"
-"""The file that says where the hub is to be stopped."""
 
 STREAM_TOKENS = 300
 STAGES = {
@@ -40,52 +37,48 @@ STAGES = {
 IN_EVERY_RUN = ("before the lookup is answered", "at the load's end", "in the save")
 
 
-def stoppable_engine(model, hub: HubProcess) -> Engine:
-    settings = SETTINGS | {"endpoint": hub.endpoint, "hub": {}, "lookup_timeout_s": TIMEOUT_S}
-    variables = {"PYTHONPATH": str(Path(__file__).parents[2]), "STOP_THE_HUB": str(ORDER)} | ONE_THREAD
-    return Engine(model, settings, variables=variables, arrange=["tests.vllm.stopping_hub:arrange"])
-
-
 class Scene:
-    """An engine, its hub, and a document that the hub has."""
+    """A hub, and an engine that has started while the hub stood still; later the hub has a document."""
 
-    def __init__(self, model, plain, texts, folder: Path) -> None:
+    def __init__(self, model: Path, plain: Engine, folder: Path) -> None:
         self.hub = HubProcess(folder, arena_gib=0.25)
-        self.engine = stoppable_engine(model, self.hub)
-        self._texts = texts
-        self.document, self._stream = texts.new(400), texts.new(20)
-        self._expected_stream = plain.one(self._stream, tokens=STREAM_TOKENS)
+        self._order = folder / "order"
         self._plain = plain
+        self._texts = Texts(12)
+        self.document, self._stream = self._texts.new(400), self._texts.new(20)
+        self._expected_stream = plain.one(self._stream, tokens=STREAM_TOKENS)
+        os.kill(self.hub.process.pid, signal.SIGSTOP)
+        settings = SETTINGS | {"endpoint": self.hub.endpoint, "hub": {}, "lookup_timeout_s": TIMEOUT_S}
+        self.engine = Engine(model, settings, variables=ONE_THREAD, arrange=arrange(stop_the_hub, str(self._order)))
+        self.first = self.engine.one(self.document, tokens=4)
+        self.thaw()
         self.ready()
         runs = [self.ask(mode) for mode in ("blend", "off", "blend", "off")]
         assert runs[0].answer.report["moved_tokens"] == 400
-        self.usual_gap_s = max(statistics.median(run.longest_gap_s for run in some) for some in (runs[::2], runs[1::2]))
-        self.usual_s = max(statistics.median(run.ended_s for run in some) for some in (runs[::2], runs[1::2]))
+        alike = (runs[::2], runs[1::2])
+        self.usual_gap_s = max(statistics.median(run.longest_gap_s for run in some) for some in alike)
+        self.usual_s = max(statistics.median(run.answer.ended_s for run in some) for some in alike)
 
     def close(self) -> None:
         with contextlib.suppress(ProcessLookupError):
-            os.kill(self.hub.process.pid, signal.SIGCONT)
+            self.thaw()
         self.engine.close()
         self.hub.kill()
 
+    def thaw(self) -> None:
+        os.kill(self.hub.process.pid, signal.SIGCONT)
+
+    def replace(self) -> None:
+        self.hub.kill()
+        self.hub.start()
+
     def ready(self) -> None:
-        """Until the hub gives the document."""
-        until = time.monotonic() + 30
-        while time.monotonic() < until:
-            self.engine.one(self.document)
-            self.engine.forget()
-            answer = self.engine.one([*self._texts.new(9), *self.document, *self._texts.new(9)], store=False)
-            self.engine.forget()
-            if answer.report["moved_tokens"] == 400:
-                return
-            time.sleep(0.1)
-        pytest.fail(f"nothing is reused any more: {answer.report}\n{self.engine.log[-3000:]}")
+        wait_until_used(self.engine, self.document, self._texts)
 
     def ask(self, mode: str = "blend"):
-        """The document in a new prompt, beside another request; its answer is held against plain vLLM's."""
+        """The document in a new prompt, beside another request; both answers are held against plain vLLM's."""
         prompt = [*self._texts.new(30), *self.document, *self._texts.new(20)]
-        run = self.engine.beside(self._stream, STREAM_TOKENS, prompt, 4, mode=mode, recompute_ratio=1.0)
-        self.engine.call("settle")
+        run = self.engine.beside([self._stream], STREAM_TOKENS, prompt, 4, mode=mode, recompute_ratio=1.0)
         self.engine.forget()
         expected = [self._plain.one(prompt, tokens=4), self._expected_stream]
         assert disagreement([run.answer, run.stream], expected) < TOLERANCE
@@ -93,11 +86,11 @@ class Scene:
 
     def stop_at(self, moment: str, then) -> threading.Thread:
         """Have the hub stopped at a moment, and do something a while after it."""
-        ORDER.write_text(f"{moment} {self.hub.process.pid}")
+        self._order.write_text(f"{moment} {self.hub.process.pid}")
 
         def wait():
             until = time.monotonic() + 60
-            while ORDER.exists() and time.monotonic() < until:
+            while self._order.exists() and time.monotonic() < until:
                 time.sleep(0.01)
             time.sleep(2 * TIMEOUT_S)
             then()
@@ -106,21 +99,31 @@ class Scene:
         thread.start()
         return thread
 
-    def thaw(self) -> None:
-        os.kill(self.hub.process.pid, signal.SIGCONT)
+
+def wait_until_used(engine, document, texts) -> None:
+    """Until the hub gives the document."""
+    until = time.monotonic() + 30
+    while time.monotonic() < until:
+        engine.one(document)
+        engine.forget()
+        answer = engine.one([*texts.new(9), *document, *texts.new(9)], store=False)
+        engine.forget()
+        if answer.report["moved_tokens"] == 400:
+            return
+        time.sleep(0.1)
+    pytest.fail(f"nothing is reused any more: {answer.report}\n{engine.log[-3000:]}")
 
 
 @pytest.fixture(scope="module")
 def scene(model, plain, tmp_path_factory):
-    from tests.vllm.conftest import Texts
-
-    made = Scene(model, plain, Texts(12), tmp_path_factory.mktemp("scene"))
+    made = Scene(model, plain, tmp_path_factory.mktemp("scene"))
     yield made
     made.close()
 
 
-def test_the_engine_has_two_batches_in_flight(scene):
+def test_an_engine_starts_beside_a_hub_that_stands_still(scene, plain):
     assert scene.engine.call("batches_in_flight") == 2
+    assert disagreement([scene.first], [plain.one(scene.document, tokens=4)]) < TOLERANCE
 
 
 def undisturbed(scene, stage, then) -> None:
@@ -131,7 +134,7 @@ def undisturbed(scene, stage, then) -> None:
         run = scene.ask()
         stopped.join()
         scene.ready()
-        gap_s, longer_s = run.longest_gap_s - scene.usual_gap_s, run.ended_s - scene.usual_s
+        gap_s, longer_s = run.longest_gap_s - scene.usual_gap_s, run.answer.ended_s - scene.usual_s
         seen.append((round(gap_s, 3), round(longer_s, 3)))
         if gap_s < LATE_S and longer_s < TIMEOUT_S + LATE_S:
             return
@@ -139,7 +142,7 @@ def undisturbed(scene, stage, then) -> None:
 
 
 @pytest.mark.parametrize(
-    "stage", [pytest.param(one, marks=() if one in IN_EVERY_RUN else pytest.mark.long) for one in STAGES]
+    "stage", [pytest.param(stage, marks=() if stage in IN_EVERY_RUN else pytest.mark.long) for stage in STAGES]
 )
 def test_a_hub_that_stops_delays_no_other_request_and_its_own_no_longer_than_the_timeout(scene, stage):
     undisturbed(scene, stage, scene.thaw)
@@ -147,56 +150,27 @@ def test_a_hub_that_stops_delays_no_other_request_and_its_own_no_longer_than_the
 
 @pytest.mark.parametrize("stage", ["at the load's end", pytest.param("in the save", marks=pytest.mark.long)])
 def test_so_does_one_that_is_killed_while_it_stands_still_and_another_one_is_used_when_it_comes(scene, stage):
-    def replace():
-        scene.hub.kill()
-        scene.hub.start()
-
-    undisturbed(scene, stage, replace)
+    undisturbed(scene, stage, scene.replace)
 
 
-@pytest.fixture
-def hub(tmp_path):
-    made = HubProcess(tmp_path, arena_gib=0.25)
-    yield made
-    if made.process.poll() is None:
-        made.kill()
-
-
-def test_an_engine_starts_without_its_hub_and_uses_it_when_it_comes(model, plain, hub, texts):
+def test_an_engine_starts_without_its_hub_uses_it_when_it_comes_and_ends_while_it_stands_still(
+    model, plain, texts, tmp_path
+):
+    hub = HubProcess(tmp_path, arena_gib=0.25)
     hub.kill()
     document = texts.new(400)
-    with stoppable_engine(model, hub) as engine:
+    engine = Engine(model, SETTINGS | {"endpoint": hub.endpoint, "hub": {}, "lookup_timeout_s": TIMEOUT_S})
+    try:
         answer = engine.one(document, tokens=4)
         assert disagreement([answer], [plain.one(document, tokens=4)]) < TOLERANCE
         assert hub.endpoint in answer.report["reason"]
-        warnings = [
-            line
-            for line in engine.log.splitlines()
-            if "BlendHub: no session with the hub" in line and "WARNING" in line
-        ]
-        assert len(warnings) == 1 and hub.endpoint in warnings[0]
+        told = [line for line in engine.log.splitlines() if "no session with the hub" in line and "WARNING" in line]
+        assert len(told) == 1 and hub.endpoint in told[0]
         hub.start()
-        until = time.monotonic() + 30
-        while True:
-            engine.one(document)
-            engine.forget()
-            if engine.one([*texts.new(9), *document], recompute_ratio=1.0).report["moved_tokens"]:
-                break
-            engine.forget()
-            assert time.monotonic() < until, f"the hub that came is not used:\n{engine.log[-3000:]}"
-
-
-def test_an_engine_starts_and_ends_beside_a_hub_that_stands_still(model, plain, hub, texts):
-    document = texts.new(400)
-    os.kill(hub.process.pid, signal.SIGSTOP)
-    engine = stoppable_engine(model, hub)
-    assert disagreement([engine.one(document, tokens=4)], [plain.one(document, tokens=4)]) < TOLERANCE
-    os.kill(hub.process.pid, signal.SIGCONT)
-    until = time.monotonic() + 30
-    while "reason" in (answer := engine.one([*document, *texts.new(9)])).report:
-        engine.forget()
-        assert time.monotonic() < until, answer.report
-    os.kill(hub.process.pid, signal.SIGSTOP)
-    without_hub = Engine(model, variables=ONE_THREAD)
-    # The scheduler and the worker each wait for the hub to end their sessions.
-    assert engine.close() < without_hub.close() + 2 * LEAVE_S + 0.5
+        wait_until_used(engine, document, texts)
+        os.kill(hub.process.pid, signal.SIGSTOP)
+    finally:
+        took_s = engine.close()
+        hub.kill()
+    # The scheduler and the worker each wait for the hub to end their sessions, and vLLM's own end takes a moment.
+    assert took_s < 2 * LEAVE_S + 1.5

@@ -3,6 +3,7 @@
 import pytest
 
 from harness.engines import Engine, disagreement
+from tests.vllm.arrangements import inside, wait_patiently
 from tests.vllm.conftest import SETTINGS, TOLERANCE
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.versions]
@@ -13,7 +14,7 @@ def test_a_later_prompt_of_many_steps_does_not_overtake_one_that_is_blended(in_a
     first, second = texts.new(400), texts.new(400)
     blended, long = [*texts.new(20), *second, *first, *texts.new(20)], texts.new(1900)
     with Engine(model, SETTINGS, max_num_batched_tokens=256, async_scheduling=in_advance) as engine:
-        engine.call("inside", "tests.vllm.patient_turns:wait")
+        inside(engine, wait_patiently)
         for document in (first, second):
             engine.one(document)
         engine.forget()

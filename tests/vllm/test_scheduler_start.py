@@ -1,7 +1,6 @@
-"""The time from vLLM's start until requests are served, alone and in vLLM's MultiConnector; tests play the worker."""
+"""The time from vLLM's start until requests are served; tests play the worker."""
 
 import time
-from typing import Any
 
 import msgspec
 import pytest
@@ -9,7 +8,6 @@ import torch
 from vllm import SamplingParams
 from vllm.config import CacheConfig, KVTransferConfig, VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
-from vllm.distributed.kv_transfer.kv_connector.v1.multi_connector import MultiConnector, MultiKVConnectorWorkerMetadata
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.output import SchedulerOutput
@@ -26,7 +24,6 @@ from blendhub.vllm.messages import LoadedAdapter, WorkerProof, WorkerReport
 from blendhub.vllm.model_support import ModelSupport, unsupported
 from blendhub.vllm.plugin import register
 from tests.stand_in import StandIn
-from tests.vllm.played_nixl import NixlConnector, Payload
 
 register()
 init_none_hash(sha256)
@@ -150,45 +147,3 @@ def test_a_hub_that_refuses_the_engine_ends_it(monkeypatch):
     with pytest.raises(BlendHubError, match="nobody"):
         steps_until_served(made)
     made.shutdown()
-
-
-@pytest.mark.parametrize("is_first", [True, False], ids=["first", "behind"])
-def test_a_connector_that_rejects_foreign_handshakes_gets_its_own_ones_whatever_the_order(tmp_path, is_first):
-    nixl = {
-        "kv_connector": "NixlConnector",
-        "kv_role": "kv_both",
-        "kv_connector_module_path": "tests.vllm.played_nixl",
-        "kv_connector_extra_config": {"folder": str(tmp_path)},
-    }
-    both = [OURS, nixl] if is_first else [nixl, OURS]
-    several = {"kv_connector": "MultiConnector", "kv_role": "kv_both", "kv_load_failure_policy": "recompute"}
-    config = config_of(several | {"kv_connector_extra_config": {"connectors": both}})
-    worker, scheduler = (
-        MultiConnector(config, role, CACHE) for role in (KVConnectorRole.WORKER, KVConnectorRole.SCHEDULER)
-    )
-    at = 0 if is_first else 1
-    ours: Any = worker._connectors[at]
-    ours._unchecked.finish = lambda neighbours: (PROOF, None)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("blendhub.vllm.connector.get_kv_transfer_group", lambda: worker)
-        met = worker.get_handshake_metadata()
-        assert met == Payload("agent")
-        scheduler.set_xfer_handshake_metadata_pp_aware({(0, 0): met})
-        # What vLLM does in its first step.
-        plan = scheduler.build_connector_meta(SchedulerOutput.make_empty())
-        worker.handle_preemptions(plan)
-        said = worker.build_connector_worker_meta()
-    assert isinstance(said, MultiKVConnectorWorkerMetadata)
-    ours = said.metadata[at]
-    assert ours.proofs == {0: PROOF}
-    assert worker.build_connector_worker_meta() is None, "a proof is reported once"
-    side: Any = scheduler._connectors[at]
-    side.bind_kv_cache_manager(MANAGER)
-    report(scheduler, said)
-    until = time.monotonic() + 30
-    while side._starting and time.monotonic() < until:
-        scheduler.build_connector_meta(SchedulerOutput.make_empty())
-    assert side._scheduler
-    (other,) = (one for one in scheduler._connectors if isinstance(one, NixlConnector))
-    assert other.has_heard
-    scheduler.shutdown()

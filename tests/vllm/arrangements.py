@@ -1,0 +1,341 @@
+"""Arrangements of a test's engine: what is called in its process, before vLLM makes the engine or while it runs.
+
+``Engine(arrange=arrange(stop_the_hub, ...))`` calls a function before the start, and ``inside(engine, fail_loads)``
+while the engine waits. Tests import this module without vLLM: each function imports what it changes.
+"""
+
+import importlib
+import math
+import multiprocessing
+import os
+import signal
+import subprocess
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+
+from blendhub import Span
+from harness.engines import Engine
+
+COUNTS: Counter[str] = Counter()
+"""Of an engine's process."""
+KEPT: dict[str, Any] = {}
+"""What functions have replaced in an engine's process, by name."""
+
+
+def arrange(function: Callable[..., Any], *arguments: str) -> list[str]:
+    """How ``Engine`` is told to call a function of this module."""
+    return [f"{__name__}:{function.__name__}", *arguments]
+
+
+def inside(engine: Engine, function: Callable[..., Any], *arguments: Any) -> Any:
+    """The result of a function of this module in an engine's process."""
+    return engine.call("inside", *arrange(function), *arguments)
+
+
+# Of vLLM
+
+
+def leave_the_sampler_uncompiled() -> None:
+    """For 20 s of a core in each engine's process; the model is compiled as everywhere."""
+    sampler: Any = importlib.import_module("vllm.v1.sample.sampler")
+    sampler.batched_count_greater_than = sampler.batched_count_greater_than._torchdynamo_orig_callable
+
+
+def count_drafts() -> None:
+    """Count what a speculating engine proposes and accepts."""
+    scheduler: Any = importlib.import_module("vllm.v1.core.sched.scheduler").Scheduler
+    make = scheduler.make_spec_decoding_stats
+
+    def counted(
+        self: Any, stats: Any, num_draft_tokens: int, num_accepted_tokens: int, *rest: Any, **named: Any
+    ) -> Any:
+        COUNTS.update(drafted=num_draft_tokens, accepted=num_accepted_tokens)
+        return make(self, stats, num_draft_tokens, num_accepted_tokens, *rest, **named)
+
+    scheduler.make_spec_decoding_stats = counted
+
+
+def drafts() -> dict[str, int]:
+    """What was counted since the last call."""
+    counts = dict(COUNTS)
+    COUNTS.clear()
+    return counts
+
+
+# Of the adapter
+
+
+def wait_patiently() -> None:
+    """Later prompts wait for a lookup and a load however long that takes: a test of order is none of speed."""
+    from blendhub.vllm.scheduler import blend_queue, lookups
+
+    blend_queue.LEAST_S = 60.0
+    lookups.LOOKUP_WAIT_S = 10.0
+
+
+def lend_blocks(share: float | None) -> None:
+    """Lend at most this share of an engine's blocks to a blend; None: as many as usual."""
+    scratch: Any = importlib.import_module("blendhub.vllm.scheduler.blocks.scratch")
+    usual = KEPT.setdefault("MOST_BORROWED", scratch.MOST_BORROWED)
+    scratch.MOST_BORROWED = usual if share is None else share
+
+
+def fail_loads(fails: bool) -> None:
+    """Whether every copy of stored KV to the engine fails from now on."""
+    layer_copies: Any = importlib.import_module("blendhub.vllm.worker.layer_copies")
+    load = KEPT.setdefault("load", layer_copies.LayerCopies.load)
+
+    def fail(*arguments: Any) -> None:
+        raise RuntimeError("the accelerator is lost")
+
+    layer_copies.LayerCopies.load = fail if fails else load
+
+
+def fail_builders() -> None:
+    """The attention backend makes no second builder of metadata, as one of a new kind may not."""
+    engine_model: Any = importlib.import_module("blendhub.vllm.model.engine_model")
+
+    def refuse(*arguments: object) -> None:
+        raise ValueError("there is one workspace only")
+
+    engine_model.AttentionMetadata = refuse
+
+
+def note_forwards() -> None:
+    """Note how many requests each of BlendHub's forwards serves. May be called again."""
+    from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+    connector: Any = get_kv_transfer_group()
+    model = connector._worker._context.model
+    if "forward" in vars(model):
+        return
+    forward = model.forward
+
+    def noted(chosen: Any, **named: Any) -> Any:
+        COUNTS["most requests"] = max(COUNTS["most requests"], len(chosen.parts))
+        return forward(chosen, **named)
+
+    model.forward = noted
+
+
+def most_requests_of_a_forward() -> int:
+    """Since the last call."""
+    return COUNTS.pop("most requests", 0)
+
+
+def attention_received(tokens: list[int], askers: list[Span], stored: list[Span]) -> list[float]:
+    """What the stored tokens receive of the attention of some tokens, as a selector is told by an engine's probe."""
+    import torch
+    from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+    from blendhub.vllm.model.attention_probe import AttentionQuery
+    from blendhub.vllm.model.recompute_set import RecomputeSet, RequestTokens
+
+    connector: Any = get_kv_transfer_group()
+    context = connector._worker._context
+    blocks = np.arange(1, 2 + len(tokens) // context.model.block_size)[::-1].copy()
+    part = RequestTokens(np.array(tokens, np.uint32), [blocks], [Span(0, len(tokens))])
+    context.model.forward(RecomputeSet([part]))  # the KV of the whole prompt is in its pages
+    with torch.inference_mode():
+        # Beside another prompt, whose numbers are not its own.
+        other = AttentionQuery(part._replace(spans=[Span(9, 13)]), [Span(0, 9)])
+        asking = AttentionQuery(part._replace(spans=askers), stored)
+        received: list[float] = context.attention.received([other, asking])[1].tolist()
+    return received
+
+
+def attend_on_device(kernel: str = "", *stand_ins: str) -> None:
+    """Chosen tokens attend by the device: in plain torch, or by the CUDA plugin's kernel in Triton's interpreter.
+
+    ``stand_ins``: how ``gpu_stand_ins`` puts vLLM's own code for GPUs in place.
+    """
+    leave_the_sampler_uncompiled()
+    from blendhub.contracts import ChosenAttention
+    from blendhub.devices import read_pages
+    from blendhub.testing.attention_reference import ReferenceAttention
+
+    device: Any = importlib.import_module("blendhub_cpu.device").CpuDevice
+    choice: Any = importlib.import_module("blendhub.vllm.worker.attention_choice")
+    if stand_ins:
+        from tests.vllm.gpu_stand_ins import put_in_place
+
+        put_in_place(*stand_ins)
+    attach = device.attach
+
+    def attach_and_remember(self: Any, *attached: Any) -> None:
+        attach(self, *attached)
+        self.attached = attached
+
+    def attention(self: Any, rules: Any, dtype: Any) -> ChosenAttention:
+        layers, block_size, layout = self.attached
+        if not kernel:
+            return ReferenceAttention(layers, block_size, layout, rules)
+        from blendhub_cuda.attention import CudaAttention
+
+        return CudaAttention(read_pages(layers, block_size, layout), layout, rules, dtype)
+
+    device.attach, device.attention = attach_and_remember, attention
+    choice.is_faster, choice.SECONDS = lambda ours, theirs: True, math.inf
+    if kernel:  # a few tokens, because both ways take seconds in the interpreter
+        choice.PROMPT_TOKENS, choice.CHOSEN_TOKENS, choice.LENGTHS = 64, 8, (1, 4)
+
+
+def attend_short_spans_on_device() -> None:
+    """The device attends for spans of up to 4 tokens; the engine's attention serves longer ones."""
+    from blendhub.vllm.worker import attention_choice
+
+    attend_on_device()
+    attention_choice.longest_attended = lambda ours, theirs: 4
+
+
+# Of the hub
+
+
+def stop_the_hub(order: str) -> None:
+    """Stop the hub's process at a moment that a test writes into the file ``order``.
+
+    "Release sent 1234": process 1234 is stopped just before the next message of that name is sent; "Release answered
+    1234": just after its answer was read.
+    """
+    from blendhub.client.hub_client import HubClient
+    from blendhub.client.session import PendingReply
+
+    client, pending = cast(Any, HubClient), cast(Any, PendingReply)
+
+    def obey(name: str, moment: str) -> None:
+        try:
+            said = Path(order).read_text().split()
+        except OSError:
+            return
+        if said[:2] == [name, moment]:
+            Path(order).unlink()
+            os.kill(int(said[2]), signal.SIGSTOP)
+
+    submit, result = client._submit, pending.result
+
+    def submit_obediently(self: Any, expected: Any, message: Any, *rest: Any, **named: Any) -> Any:
+        name = type(message).__name__
+        obey(name, "sent")
+        reply: Any = submit(self, expected, message, *rest, **named)
+        reply.name = name
+        return reply
+
+    def result_obediently(self: Any) -> Any:
+        answer = result(self)
+        obey(self.name, "answered")
+        return answer
+
+    client._submit, pending.result = submit_obediently, result_obediently
+
+
+# Of ranks
+
+
+def ranks(place: str = "", wide: str = "") -> None:
+    """Ranks are forked from the engine's process, which has imported vLLM, instead of importing it each.
+
+    ``place``: a folder in which a file named like a rank orders what happens to that rank: "before copy stop 1.5" stops
+    it for 1.5 seconds before its next copy to pages begins; "copy fail" has that copy fail; "forward fail" has its next
+    forward find no memory. Copies end late there, on each rank at another time. ``wide``: weights are large.
+    """
+    import torch
+
+    executor: Any = importlib.import_module("vllm.v1.executor.multiproc_executor")
+    if wide:
+        from harness.engines.wide_weights import widen
+
+        widen()
+    if place:
+        _obey_orders(Path(place))
+    start_worker = executor.WorkerProc.worker_main
+
+    def on_one_core(*arguments: Any, **named: Any) -> None:
+        torch.set_num_threads(1)
+        start_worker(*arguments, **named)
+
+    # vLLM spawns ranks on CPUs alone. Its variables that bind threads to cores are read by processes that start.
+    executor.get_mp_context = lambda: multiprocessing.get_context("fork")
+    executor.WorkerProc.worker_main = staticmethod(on_one_core)
+
+
+def _obey_orders(place: Path) -> None:
+    import torch
+    from blendhub_cpu.device import CpuDevice
+
+    from blendhub.client.hub_client import HubClient
+    from blendhub.contracts import Transfer
+    from blendhub.vllm.model.engine_model import EngineModel
+
+    class LateTransfer(Transfer):
+        def __init__(self, copy: Transfer, fails: bool) -> None:
+            self._copy = copy
+            self._fails = fails
+            self._asks = 3 + 6 * _rank()
+
+        def done(self) -> bool:
+            self._asks -= 1
+            return self._asks <= 0
+
+        def wait(self) -> None:
+            if self._asks > 0:
+                print("the engine waited for a copy", flush=True)
+            self._copy.wait()
+            if self._fails:
+                # As CUDA does, for any earlier error.
+                raise RuntimeError("CUDA error: a copy failed on this rank")
+
+    def obedient(owner: Any, method: str, name: str, changed: Callable[[Any], Any] = lambda result: result) -> None:
+        work = getattr(owner, method)
+
+        def obey(*arguments: Any, **named: Any) -> Any:
+            _stop(place, f"before {name}")
+            result = changed(work(*arguments, **named))
+            _stop(place, f"after {name}")
+            return result
+
+        setattr(owner, method, obey)
+
+    forward = EngineModel.forward
+
+    def forward_or_fail(*arguments: Any, **named: Any) -> Any:
+        if _order(place, "forward fail") is not None:
+            raise torch.OutOfMemoryError("tried to allocate 2 GiB")
+        return forward(*arguments, **named)
+
+    setattr(EngineModel, "forward", forward_or_fail)  # noqa: B010
+    CpuDevice.overlaps_compute = True
+    obedient(CpuDevice, "load", "copy", lambda copy: LateTransfer(copy, _order(place, "copy fail") is not None))
+    obedient(EngineModel, "forward", "recompute")
+    obedient(HubClient, "submit_release", "release")
+
+
+def _rank() -> int:
+    from vllm.distributed.parallel_state import get_tp_group
+
+    try:
+        return get_tp_group().rank_in_group
+    except AssertionError:  # the process of the scheduler has no rank
+        return -1
+
+
+def _order(place: Path, moment: str) -> str | None:
+    """What stands behind the moment in the order for this rank, which is taken then; None without such an order."""
+    try:
+        order = (place / str(_rank())).read_text()
+    except OSError:
+        return None
+    if not order.startswith(moment):
+        return None
+    (place / str(_rank())).unlink()
+    return order.removeprefix(moment).strip()
+
+
+def _stop(place: Path, moment: str) -> None:
+    seconds = _order(place, f"{moment} stop")
+    if seconds is not None:
+        subprocess.Popen(["sh", "-c", f"sleep {seconds}; kill -CONT {os.getpid()}"])
+        os.kill(os.getpid(), signal.SIGSTOP)
