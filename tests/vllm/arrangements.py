@@ -215,21 +215,18 @@ def stop_the_hub(order: str) -> None:
             Path(order).unlink()
             os.kill(int(said[2]), signal.SIGSTOP)
 
-    submit, result = client._submit, pending.result
+    send, result = client._send, pending.result
 
-    def submit_obediently(self: Any, expected: Any, message: Any, *rest: Any, **named: Any) -> Any:
-        name = type(message).__name__
-        obey(name, "sent")
-        reply: Any = submit(self, expected, message, *rest, **named)
-        reply.name = name
-        return reply
+    def send_obediently(self: Any, message: Any, *rest: Any, **named: Any) -> Any:
+        obey(type(message).__name__, "sent")
+        return send(self, message, *rest, **named)
 
     def result_obediently(self: Any) -> Any:
         answer = result(self)
-        obey(self.name, "answered")
+        obey(type(self._request).__name__, "answered")
         return answer
 
-    client._submit, pending.result = submit_obediently, result_obediently
+    client._send, pending.result = send_obediently, result_obediently
 
 
 # Of ranks
@@ -310,7 +307,7 @@ def _obey_orders(place: Path) -> None:
     CpuDevice.overlaps_compute = True
     obedient(CpuDevice, "load", "copy", lambda copy: LateTransfer(copy, _order(place, "copy fail") is not None))
     obedient(EngineModel, "forward", "recompute")
-    obedient(HubClient, "submit_release", "release")
+    obedient(HubClient, "release", "release")
 
 
 def _rank() -> int:

@@ -112,6 +112,8 @@ class PlayedEngine:
         self.saved = []
         self.loads: list[LoadJob] = []
         """What the last step has begun to load."""
+        self.last_report: dict[str, Any] = {}
+        """What the response of the last request that was served reported."""
         self.hub = hub
 
     @property
@@ -137,6 +139,12 @@ class PlayedEngine:
         known: dict[str, Any] = {"cache_salt": salt, "block_hasher": hasher, "lora_request": lora, "mm_features": media}
         request = Request(name, prompt, sampling, None, **known)
         self.blocks.own.update(request.block_hashes)
+        return request
+
+    def arrived(self, name: str, prompt: list[int], **asked: Any) -> Request:
+        """A request of which the scheduler side has heard."""
+        request = self.request(name, prompt, **asked)
+        self.side.arrived(request)
         return request
 
     def settle(self) -> None:
@@ -178,6 +186,9 @@ class PlayedEngine:
         return local if error else local + n_external
 
     def end(self, request: Request, computed: int) -> None:
+        """Its end, with an answer of one token where its whole prompt is computed and there is no other answer."""
+        if computed >= request.num_prompt_tokens and not request.num_output_tokens:
+            request.append_output_token_ids(1)
         request.num_computed_tokens = computed
         blocks = list(range(1, 1 - (-computed // BLOCK)))
         if self.side.ended(request, (blocks,))[0]:
@@ -186,23 +197,14 @@ class PlayedEngine:
             self.side.process_report(WorkerReport(committed_ranks={request.request_id: 1}))
         self.settle()
 
-    def serve(self, name: str, prompt: list[int], salt: str | None = None) -> int:
+    def serve(self, name: str, prompt: list[int], salt: str | None = None, **asked: Any) -> int:
         """A request from its arrival to its end; returns how many of its tokens were reused."""
-        return self._serve(name, prompt, salt=salt)[0]
-
-    def serve_and_report(self, name: str, prompt: list[int], **asked: Any) -> dict[str, Any]:
-        """A request from its arrival to its end; returns what its response reports."""
-        return self._serve(name, prompt, **asked)[1]
-
-    def _serve(self, name: str, prompt: list[int], **asked: Any) -> tuple[int, dict[str, Any]]:
-        request = self.request(name, prompt, **asked)
-        self.side.arrived(request)
+        request = self.arrived(name, prompt, salt=salt, **asked)
         there = self.load(request)
         self.step(**{name: (there, len(prompt) - there)})
-        facts = self.report(name)
-        request.append_output_token_ids(1)
+        self.last_report = self.report(name)
         self.end(request, len(prompt))
-        return there, facts
+        return there
 
     def report(self, name: str) -> dict[str, Any]:
         """What the response of a request would report now."""

@@ -67,14 +67,10 @@ def test_a_request_s_mode_overrides_the_engine_s(given, asked):
 
 
 @pytest.mark.parametrize("asked, ratio", [({}, 0.4), ({"recompute_ratio": 0}, 0.0), ({"recompute_ratio": 1.0}, 1.0)])
-def test_a_request_s_ratio_overrides_the_engine_s(asked, ratio):
-    assert admission(recompute_ratio=0.4).admit(request(asked))[0].ratio == ratio
-
-
-@pytest.mark.parametrize("engine", [True, False])
-@pytest.mark.parametrize("asked", [{}, {"store": True}, {"store": False}])
-def test_a_request_is_stored_if_engine_and_request_allow_it(engine, asked):
-    assert admission(store=engine).admit(request(asked))[0].stores is (engine and asked.get("store", True))
+def test_a_request_s_ratio_overrides_the_engine_s_and_both_may_forbid_to_store_it(asked, ratio):
+    for engine, stores in ((True, True), (True, False), (False, True)):
+        terms, _ = admission(recompute_ratio=0.4, store=engine).admit(request(asked | {"store": stores}))
+        assert (terms.ratio, terms.stores) == (ratio, engine and stores)
 
 
 @pytest.mark.parametrize("asked", [{"mode": "fast"}, {"recompute_ratio": 2}, {"mood": "off"}, ["blend"], "off"])

@@ -12,7 +12,6 @@ from blendhub import PluginHost, Span
 from blendhub.core.errors import Unsupported
 from blendhub.core.layout import KVLayout
 from blendhub.core.spans import Match
-from blendhub.outcome.report import AuditOutcome
 from blendhub.vllm.decision import Decision
 from blendhub.vllm.messages import AuditedAnswer, LoadResult, WorkerReport
 from blendhub.vllm.model.recompute_set import positions_of
@@ -109,17 +108,6 @@ def test_an_audit_compares_nothing_behind_a_token_that_ends_the_answer():
     for stop_tokens, compared in (({0, 1}, 1), ({7}, 5)):
         blend, _ = blended(SummingModel(60), decision, 60, answer=AuditedAnswer(5, frozenset(stop_tokens)))
         assert blend.result.audit.tokens == compared
-
-
-def test_without_an_audit_the_rest_of_the_prompt_is_left_to_vllm():
-    model = SummingModel(60)
-    blend, _ = blended(model, Decision(0, 40, (moved(0, 30), moved(35, 40)), 0.0), 60)
-    assert model.batches == [[Span(30, 35)]] and blend.result.audit is None
-
-
-def test_with_everything_recomputed_both_predictions_agree():
-    blend, _ = blended(SummingModel(60), Decision(0, 40, (moved(0, 40),), 1.0, audit=True), 60)
-    assert blend.result.audit == AuditOutcome(agrees=True, kl=0.0, tokens=1, agreed_tokens=1)
 
 
 def test_a_rank_without_predictions_computes_the_same_and_reports_no_outcome():

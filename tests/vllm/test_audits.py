@@ -95,11 +95,6 @@ def test_few_agreements_are_warned_of_once_and_again_after_they_had_recovered():
     assert sum(watch.note(False) is not None for _ in range(WATCHED)) == 1
 
 
-def test_a_few_audits_are_not_enough_for_a_warning():
-    watch = AgreementWatch(0.9)
-    assert watch.note(False) is None and watch.note(True) is None and watch.note(False) is None
-
-
 @given(st.lists(st.booleans(), max_size=60), st.floats(0, 1))
 def test_nothing_is_warned_of_while_as_many_agree_as_expected(outcomes, expected):
     watch = AgreementWatch(expected)
@@ -117,8 +112,7 @@ def test_an_audited_request_waits_for_all_of_its_prompt_and_its_outcome_reaches_
     with played_engine(settings=ALL, audits=True) as engine:
         engine.serve("stored", text(0, 96))
         prompt = text(1, 32) + text(0, 96) + text(2, 21)
-        request = engine.request("audited", prompt)
-        engine.side.arrived(request)
+        request = engine.arrived("audited", prompt)
         assert engine.load(request, outcome=DIFFERS) == len(prompt)
         (job,) = engine.loads
         assert job.decision.audit and job.end == len(prompt) > job.decision.end == 128
@@ -169,8 +163,7 @@ def test_an_audited_request_s_blocks_stay_its_own():
 def test_what_was_not_audited_to_its_end_says_nothing(error):
     with played_engine(settings=ALL, audits=True) as engine:
         engine.serve("stored", text(0, 96))
-        request = engine.request("r", text(1, 32) + text(0, 96) + text(2, 32))
-        engine.side.arrived(request)
+        request = engine.arrived("r", text(1, 32) + text(0, 96) + text(2, 32))
         engine.load(request, error=error, outcome=None if error else AGREES)
         assert len(engine.side.loads.audits.take_records()) == (0 if error else 1)
         if not error:  # vLLM preempts it: it is loaded anew, and not audited again
@@ -182,8 +175,7 @@ def test_exact_reuse_is_not_audited_nor_is_a_model_without_predictions():
     for possible, prompt in ((True, text(0, 96) + text(2, 32)), (False, text(1, 32) + text(0, 96) + text(2, 32))):
         with played_engine(settings=ALL, audits=possible) as engine:
             engine.serve("stored", text(0, 96))
-            request = engine.request("r", prompt)
-            engine.side.arrived(request)
+            request = engine.arrived("r", prompt)
             engine.load(request)
             assert engine.loads and not engine.loads[0].decision.audit
 
@@ -192,8 +184,7 @@ def test_a_warning_stands_in_vllm_s_log(caplog):
     with played_engine(settings=ALL, audits=True) as engine, caplog.at_level(logging.WARNING, "blendhub"):
         engine.serve("stored", text(0, 96))
         for number in range(12):
-            request = engine.request(f"r{number}", text(1, 32) + text(0, 96) + text(2, 32))
-            engine.side.arrived(request)
+            request = engine.arrived(f"r{number}", text(1, 32) + text(0, 96) + text(2, 32))
             engine.load(request, outcome=DIFFERS)
             engine.end(request, 0)
     assert sum("less than expected_agreement" in line for line in caplog.messages) == 1

@@ -12,7 +12,6 @@ from vllm.v1.request import Request
 from blendhub.vllm.scheduler.blend_queue import LEAST_S, SPARE_STEPS, BlendQueue
 from blendhub.vllm.scheduler.decide import Pace
 from blendhub.vllm.settings import Settings
-from tests.stand_in import StandIn
 
 ENGINE = 100
 """What vLLM computes in a step."""
@@ -38,10 +37,6 @@ def begun():
     return {}
 
 
-def begin(begun, n_tokens):
-    begun[str(n_tokens)] = SimpleNamespace(left_to_engine=n_tokens)
-
-
 def held_for(queue, later):
     """How many steps a request waits."""
     for steps in range(100):
@@ -51,21 +46,20 @@ def held_for(queue, later):
     raise AssertionError("it waits for ever")
 
 
-def test_an_earlier_request_does_not_wait(queue):
-    queue.begin(request(2), 100)
-    assert not queue.must_wait(request(1), LONG)
-
-
-def test_the_order_is_that_of_vllm_which_may_be_by_priority(queue):
+def test_who_comes_earlier_by_vllm_s_order_which_may_be_by_priority_does_not_wait(queue):
     queue.begin(request(1, priority=1), 100)
+    assert not queue.must_wait(request(0, priority=1), LONG)
     assert not queue.must_wait(request(2, priority=0), LONG)
     assert queue.must_wait(request(2, priority=1), LONG)
 
 
-def test_nobody_waits_longer_than_recomputation_should_take(queue):
-    """The hub, or the copy, may take any time."""
-    queue.begin(request(1), 250)
-    assert held_for(queue, request(2)) == 3 + SPARE_STEPS + 1
+@pytest.mark.parametrize("n_blended, n_computed, steps", [(1, 0, 3), (4, 0, 10), (1, 6 * ENGINE, 7)])
+def test_nobody_waits_longer_than_recomputation_should_take(queue, begun, n_blended, n_computed, steps):
+    """Of all requests together, beside prompts that vLLM has begun. The hub, or the copy, may take any time."""
+    begun["computed"] = SimpleNamespace(left_to_engine=n_computed)
+    for number in range(n_blended):
+        queue.begin(request(number), 250)
+    assert held_for(queue, request(9)) == steps + SPARE_STEPS + 1
 
 
 def test_steps_of_an_engine_that_has_nothing_else_to_do_are_not_counted():
@@ -74,18 +68,6 @@ def test_steps_of_an_engine_that_has_nothing_else_to_do_are_not_counted():
     while queue.must_wait(request(2), LONG):
         queue.next_step()
     assert time.monotonic() - started >= LEAST_S
-
-
-def test_requests_that_are_blended_together_take_as_long_as_all_of_them(queue):
-    for number in range(4):
-        queue.begin(request(number), 250)
-    assert held_for(queue, request(9)) == 10 + SPARE_STEPS + 1
-
-
-def test_recomputation_beside_prompts_that_vllm_has_begun_takes_longer(queue, begun):
-    begin(begun, 6 * ENGINE)
-    queue.begin(request(1), 250)
-    assert held_for(queue, request(2)) == 7 + SPARE_STEPS + 1
 
 
 paces = st.builds(Pace, *[st.integers(1, 20)] * 3, st.integers(0, 9))
@@ -119,12 +101,6 @@ def test_a_prompt_takes_as_many_steps_as_its_tokens_need(pace, n):
 )
 def test_recomputation_has_a_share_of_every_step(settings, scheduled, budget):
     assert BlendQueue(Settings(**settings), 8192, {}).budget(scheduled) == budget
-
-
-def test_32_000_moved_tokens_are_blended_while_vllm_computes_other_prompts():
-    """With 256 tokens a step they took 19 steps, in a queue that vLLM would have passed in 4."""
-    pace = BlendQueue(Settings(), 8192, {"other": StandIn(left_to_engine=10**6)}).pace()
-    assert pace.steps_to_compute(32_000) == 4 > pace.steps_to_recompute(4_800) == 3
 
 
 @given(st.integers(1, 10_000), st.integers(0, 10_000))

@@ -2,9 +2,7 @@
 
 import re
 import signal
-import time
 from collections import Counter
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -14,8 +12,12 @@ import pytest
 from blendhub.client.hub_client import HubClient
 from harness.engines import Server
 from harness.engines.engine import transfer_config
+from harness.waiting import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+SOON_S = 30.0
+"""The server's counters and its hub hear of a request a moment after its response."""
 
 
 class AskedServer(Server):
@@ -49,14 +51,6 @@ class AskedServer(Server):
             with suppress(FileNotFoundError):  # it ended just now
                 arenas |= set(map(Path, re.findall(r"/dev/shm/blendhub-\S+", Path(f"/proc/{pid}/maps").read_text())))
         return arenas
-
-
-def until(condition: Callable[[], object]) -> None:
-    """The server's counters and its hub hear of a request a moment after its response."""
-    end = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.1)
 
 
 @pytest.fixture(scope="module")
@@ -102,12 +96,12 @@ def test_what_a_tenant_stored_is_deleted_by_its_salt(server, texts):
             """How many salts have stored something, no salt among them."""
             return sum(sums["variants"] for sums in client.stats().namespaces.values())
 
-        until(lambda: salts() > 0)
+        wait_until(lambda: salts() > 0, SOON_S)
         before = salts()
         server.complete(texts.new(400), cache_salt="tenant")
-        until(lambda: salts() == before + 1)
+        wait_until(lambda: salts() == before + 1, SOON_S)
         client.forget("tenant")
-        until(lambda: salts() == before)
+        wait_until(lambda: salts() == before, SOON_S)
 
 
 def test_counters_are_on_the_metrics_endpoint(server, texts):
@@ -126,7 +120,7 @@ def test_counters_are_on_the_metrics_endpoint(server, texts):
         "requests_without_reuse:nothing_stored": 1,
         "requests_without_reuse:off": 1,
     }
-    until(lambda: server.counters() - before >= Counter(expected | {"saved_tokens": 300}))
+    wait_until(lambda: server.counters() - before >= Counter(expected | {"saved_tokens": 300}), SOON_S)
     counted = server.counters() - before
     assert {name: counted[name] for name in expected} == expected and not counted["loads_failed"]
 
@@ -136,4 +130,4 @@ def test_a_signal_ends_it_and_no_shared_memory_is_left(server):
     (arena,) = server.arenas()
     server.process.send_signal(signal.SIGTERM)
     assert server.process.wait(60) == 0, server.log[-3000:]
-    until(lambda: not arena.exists())
+    wait_until(lambda: not arena.exists(), SOON_S)

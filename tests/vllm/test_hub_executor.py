@@ -2,17 +2,15 @@
 
 import logging
 import os
-import signal
 import threading
 import time
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import pytest
 
 from blendhub import PluginHost, Span
-from blendhub.core.errors import BlendHubError, DeadlineExceeded, PeerGone
+from blendhub.core.errors import DeadlineExceeded, PeerGone
 from blendhub.core.layout import KVLayout, Namespace, Variant
 from blendhub.core.plugin_choice import PluginChoice
 from blendhub.hub.config import HubConfig
@@ -76,14 +74,6 @@ def test_ten_thousand_salts_take_one_session_one_connection_and_one_thread(hub, 
         assert not executor.client().lookup(TOKENS, Variant(cache_salt=f"salt {number}")).result().matches
     assert not used() - before and executor.client().stats().gauges["sessions"] == 1
     assert not hub.hub.service.state.indexes
-
-
-def test_a_first_namespace_that_the_hub_refuses_is_an_error_at_once(hub):
-    strange = msgspec.structs.replace(HOME, matchers=(PluginChoice("nobody"),))
-    refused = start(HubAddress(hub.endpoint, hub.transport), strange)
-    with pytest.raises(BlendHubError, match="nobody"):
-        refused.reach()
-    refused.close()
 
 
 def test_while_the_hub_stands_still_everything_fails_at_once(hub, executor):
@@ -167,16 +157,3 @@ def test_a_hub_that_comes_later_is_found_and_both_are_said_once(away, caplog):
         made.close()
     said = [record for record in caplog.records if away.endpoint in record.message]
     assert [record.levelname for record in said] == ["WARNING", "INFO"]
-
-
-@pytest.mark.slow
-def test_a_hub_that_stands_still_does_not_keep_a_process_from_ending(away):
-    away.start()
-    made = start(HubAddress(away.endpoint, PluginChoice("zmq")))
-    made.reach()
-    made.run(lambda client: client).result(10)
-    os.kill(away.process.pid, signal.SIGSTOP)
-    made.run(store)
-    started = time.monotonic()
-    made.close()
-    assert time.monotonic() - started < 3.5

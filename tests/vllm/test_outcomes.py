@@ -151,14 +151,12 @@ def test_the_hub_knows_why_a_stretch_was_not_reused():
 def test_what_vllm_has_is_neither_unused_nor_computed():
     with played_engine() as engine:
         engine.serve("a", text(0, 64))
-        request = engine.request("b", text(0, 64), mode="exact")
-        engine.side.arrived(request)
+        request = engine.arrived("b", text(0, 64), mode="exact")
         engine.load(request, local=32)
         engine.step(b=(63, 1))
         engine.end(request, 64)
         assert reported(engine, "b") == [(63, 64, Why.LAST)]
-        off = engine.request("c", text(0, 64), mode="off")
-        engine.side.arrived(off)
+        off = engine.arrived("c", text(0, 64), mode="off")
         engine.load(off)
         engine.step(c=(0, 64))
         engine.end(off, 64)
@@ -173,8 +171,7 @@ def answer(engine: PlayedEngine, request: str):
 
 def test_the_hub_knows_what_became_of_a_prompt_when_its_request_has_ended(engine):
     engine.serve("a", text(0, 96))
-    reuse = engine.request("b", text(1, 32) + text(0, 96))
-    engine.side.arrived(reuse)
+    reuse = engine.arrived("b", text(1, 32) + text(0, 96))
     there = engine.load(reuse)
     assert engine.client.explain("b").outcome is None
     engine.step(b=(there, 128 - there))
@@ -199,8 +196,7 @@ def test_a_prompt_of_which_nothing_was_reused_is_reported_with_the_reason(engine
 
 def test_a_failed_load_is_reported_as_computed(engine):
     engine.serve("a", text(0, 96))
-    failing = engine.request("b", text(1, 32) + text(0, 96))
-    engine.side.arrived(failing)
+    failing = engine.arrived("b", text(1, 32) + text(0, 96))
     engine.load(failing, error="the lease expired")
     engine.step(b=(0, 128))
     engine.end(failing, 128)

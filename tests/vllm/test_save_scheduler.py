@@ -20,6 +20,7 @@ def test_blended_text_is_never_stored_as_exact(engine):
     # Before the first moved token all is as the model alone computes it.
     assert engine.found(prompt, exact=True) == set(range(64))
     assert set(range(160, 224)) <= engine.found(prompt, exact=False)
+    assert (engine.gauge("read_leases"), engine.gauge("write_leases")) == (0, 0)
 
 
 def test_of_a_prompt_with_images_the_text_before_the_first_is_stored_and_found(engine):
@@ -29,21 +30,20 @@ def test_of_a_prompt_with_images_the_text_before_the_first_is_stored_and_found(e
         for name, at in (("second", 200), ("first", 110))
     ]
     before, behind = text(0, 110), [7] * 40 + text(1, 50) + [7] * 40 + text(2, 30)
-    report = engine.serve_and_report("a", before + behind, media=images, audit=True)
+    engine.serve("a", before + behind, media=images, audit=True)
     assert engine.found(before + behind, exact=True) == set(range(110))
-    assert report["exact_tokens"] == 0
+    assert engine.last_report["exact_tokens"] == 0
     # In another place, before another image, and in a prompt without images.
-    moved = engine.serve_and_report("b", text(3, 40) + before[:96] + behind, media=images[:1], audit=True)
-    assert (moved["moved_tokens"], moved.get("audit")) == (96, None)
-    assert engine.serve_and_report("c", before + text(4, 64))["exact_tokens"] == 110
+    engine.serve("b", text(3, 40) + before[:96] + behind, media=images[:1], audit=True)
+    assert (engine.last_report["moved_tokens"], engine.last_report.get("audit")) == (96, None)
+    assert engine.serve("c", before + text(4, 64)) == 110
     # What stands behind the image was not stored: not even text that is the same.
-    assert engine.serve_and_report("d", text(1, 50) + text(2, 30) + text(5, 16))["moved_tokens"] == 0
+    assert engine.serve("d", text(1, 50) + text(2, 30) + text(5, 16)) == 0
 
 
 def test_only_the_computed_part_of_an_aborted_request_is_stored(engine):
     prompt = text(0, 200)
-    request = engine.request("a", prompt)
-    engine.side.arrived(request)
+    request = engine.arrived("a", prompt)
     engine.load(request)
     engine.step(a=(0, 64))
     engine.end(request, 64)
@@ -56,8 +56,7 @@ def test_a_preempted_request_that_comes_back_blended_stores_nothing_more_as_exac
     beginning, document = text(0, 64), text(1, 96)
     engine.serve("beginning", beginning)
     prompt = beginning + document + text(2, 64)
-    request = engine.request("a", prompt)
-    engine.side.arrived(request)
+    request = engine.arrived("a", prompt)
     assert engine.load(request) == 64
     engine.step(a=(64, 16))
     engine.step(a=(80, 16))
@@ -65,7 +64,6 @@ def test_a_preempted_request_that_comes_back_blended_stores_nothing_more_as_exac
     engine.serve("document", text(3, 32) + document)
     assert engine.load(request) == 160
     engine.step(a=(160, 64))
-    request.append_output_token_ids(1)
     engine.end(request, 224)
     assert engine.found(prompt, exact=True) <= set(range(96))
 
@@ -74,8 +72,7 @@ def test_a_failed_load_does_not_make_earlier_blended_text_exact(engine):
     document, answer = text(1, 96), text(3, 33)
     engine.serve("document", document)
     prompt = text(0, 64) + document + text(2, 64)
-    request = engine.request("a", prompt)
-    engine.side.arrived(request)
+    request = engine.arrived("a", prompt)
     assert engine.load(request) == 160
     engine.step(a=(160, 64))
     # It is preempted and comes back: vLLM's cache still has its first blended blocks, the rest fails to load.
@@ -89,8 +86,7 @@ def test_a_failed_load_does_not_make_earlier_blended_text_exact(engine):
 
 def test_blocks_are_kept_until_a_late_reservation_is_used(engine, monkeypatch):
     prompt, answer = text(0, 64), text(3, 33)
-    request = engine.request("a", prompt)
-    engine.side.arrived(request)
+    request = engine.arrived("a", prompt)
     engine.load(request)
     engine.step(a=(0, 64))
     for token in answer:
@@ -125,8 +121,7 @@ def test_an_answer_continues_the_run_of_its_prompt_and_begins_one_behind_a_promp
 
 def test_the_end_of_a_request_is_in_one_plan_only(engine):
     """With two batches in flight there is a plan between the one that says it and the answer to that."""
-    request = engine.request("a", text(0, 64))
-    engine.side.arrived(request)
+    request = engine.arrived("a", text(0, 64))
     engine.load(request)
     engine.step(a=(0, 64))
     request.append_output_token_ids(1)
@@ -146,12 +141,10 @@ def test_blocks_that_vllm_has_freed_are_not_stored(engine):
     """Attention with a window: vLLM has block 0 in the place of those that the window has left."""
     engine.blocks.blocks = [0, 0, 3, 4]
     prompt = text(0, 64)
-    request = engine.request("a", prompt)
-    engine.side.arrived(request)
+    request = engine.arrived("a", prompt)
     engine.load(request)
     engine.step(a=(0, 64))
     assert not engine.step(a=(64, 1))
-    request.append_output_token_ids(1)
     engine.end(request, 64)
     assert engine.found(prompt, exact=True) == set()
     assert engine.gauge("write_leases") == 0
@@ -183,8 +176,7 @@ def test_with_windows_a_request_is_scheduled_when_its_first_step_can_be_stored(w
     """Its blocks may be gone in the second step."""
     engine, _ = windowed
     prompt = text(0, 96)
-    request = engine.request("a", prompt)
-    engine.side.arrived(request)
+    request = engine.arrived("a", prompt)
     while engine.side.matched(request, 0) == (None, False):
         engine.settle()
     engine.side.allocated(request, ([], []), 0)
@@ -194,8 +186,7 @@ def test_with_windows_a_request_is_scheduled_when_its_first_step_can_be_stored(w
 def test_an_answer_is_stored_before_its_blocks_have_left_the_window(windowed):
     engine, tables = windowed
     prompt, answer = text(0, 64), text(3, 160)
-    request = engine.request("a", prompt)
-    engine.side.arrived(request)
+    request = engine.arrived("a", prompt)
     while engine.side.matched(request, 0) == (None, False):
         engine.settle()
     engine.side.allocated(request, ([], []), 0)
@@ -214,8 +205,7 @@ def test_an_answer_is_stored_before_its_blocks_have_left_the_window(windowed):
 
 def test_a_request_that_ends_before_it_is_scheduled_leaves_no_right(windowed):
     engine, _ = windowed
-    request = engine.request("a", text(0, 96))
-    engine.side.arrived(request)
+    request = engine.arrived("a", text(0, 96))
     engine.side.matched(request, 0)
     assert engine.side.ended(request, ([], []))[0] is False
     engine.settle()
@@ -226,8 +216,7 @@ def behind_a_window(windowed, n_cached):
     """A request of which one group of layers has lost the first blocks, and vLLM has cached so many tokens."""
     engine, tables = windowed
     tables[1][:5] = [0] * 5
-    request = engine.request("a", text(0, 160))
-    engine.side.arrived(request)
+    request = engine.arrived("a", text(0, 160))
     while engine.side.matched(request, n_cached) == (None, False):
         engine.settle()
     engine.side.allocated(request, ([], []), 0)
@@ -251,8 +240,7 @@ def calls_of_a_decode_step(engine, n_running):
     """How many Python functions a step calls in which so many requests decode whose prompts are stored."""
     running = {f"{n_running}-{number}": TEXT[number * 48 : number * 48 + 32] for number in range(n_running)}
     for name, prompt in running.items():
-        request = engine.request(name, prompt)
-        engine.side.arrived(request)
+        request = engine.arrived(name, prompt)
         engine.load(request)
         engine.side._requests[name].request.num_computed_tokens = 0
     engine.step(**dict.fromkeys(running, (0, 32)))

@@ -1,9 +1,6 @@
 """What the scheduler side gives to recomputation in a step, and what it leaves to vLLM because that is sooner done."""
 
-import time
-
 import pytest
-from vllm.v1.core.sched.output import SchedulerOutput
 
 from blendhub.vllm.messages import LoadResult, WorkerReport
 from tests.vllm.played_engine import played_engine, text
@@ -11,6 +8,7 @@ from tests.vllm.played_engine import played_engine, text
 BUDGET = 2048
 """vLLM's, of a step."""
 STORED = text(0, 600)
+BLENDED = [*text(1, 32), *STORED, *text(2, 9)]
 WITH_A_HOLE = [*text(1, 900), *STORED, *text(2, 9)]
 """990 of its tokens would be computed: less than all, and more than recomputation has in a step that vLLM fills."""
 
@@ -33,16 +31,8 @@ def let_others_wait(engine, n=30):
 
 
 def arrived(engine, name, prompt):
-    request = engine.request(name, prompt)
-    engine.side.arrived(request)
+    request = engine.arrived(name, prompt)
     return request
-
-
-@pytest.mark.parametrize(("scheduled", "budget"), [(0, BUDGET), (48, 2000), (BUDGET, BUDGET // 4)])
-def test_a_step_that_vllm_fills_recomputes_a_quarter_as_much_beside_it(engine, scheduled, budget):
-    output = SchedulerOutput.make_empty()
-    output.total_num_scheduled_tokens = scheduled
-    assert engine.side.plan(output).budget == budget
 
 
 def test_a_prompt_that_vllm_computes_sooner_is_served_without_blending_and_its_report_says_so(engine):
@@ -62,8 +52,7 @@ def test_a_prompt_that_vllm_computes_sooner_is_served_without_blending_and_its_r
 
 def test_moved_text_is_blended_however_much_vllm_has_to_compute(engine):
     let_others_wait(engine)
-    prompt = [*text(1, 32), *STORED, *text(2, 9)]
-    assert engine.load(arrived(engine, "r", prompt)) == 632
+    assert engine.load(arrived(engine, "r", BLENDED)) == 632
     assert "reason" not in engine.report("r")
 
 
@@ -82,16 +71,12 @@ def turn(engine, request):
     return engine.side.matched(request, 0)[0]
 
 
-def begin_load(engine, prompt):
+def begin_load(engine, prompt=BLENDED):
     """A request whose load has begun, and has not ended."""
     request = arrived(engine, "loading", prompt)
     engine.side.allocated(request, (list(range(1, 42)),), turn(engine, request))
     engine.step()
     return request
-
-
-def begin_blend(engine):
-    return begin_load(engine, [*text(1, 32), *STORED, *text(2, 9)])
 
 
 def report_loaded(engine, request, **result):
@@ -100,8 +85,9 @@ def report_loaded(engine, request, **result):
 
 @pytest.mark.parametrize("how", ["loaded", "failed", "aborted"])
 def test_a_long_prompt_waits_while_an_earlier_one_is_blended(engine, how):
-    blended = begin_blend(engine)
-    long = arrived(engine, "long", text(3, BUDGET + 1))
+    blended = begin_load(engine)
+    long = engine.request("long", text(3, BUDGET + 1), mode="off")  # a prompt without reuse, too
+    engine.side.arrived(long)
     assert turn(engine, long) is None
     engine.step()
     assert turn(engine, long) is None
@@ -112,17 +98,8 @@ def test_a_long_prompt_waits_while_an_earlier_one_is_blended(engine, how):
     assert turn(engine, long) == 0
 
 
-def test_a_long_prompt_does_not_wait_for_a_load_that_does_not_end(engine):
-    begin_blend(engine)
-    long = arrived(engine, "long", text(3, BUDGET + 1))
-    begun = time.monotonic()
-    while turn(engine, long) is None:
-        engine.step()
-    assert time.monotonic() - begun < 1
-
-
 def test_short_prompts_go_beside_as_many_as_vllm_computes_in_a_step(engine):
-    begin_blend(engine)
+    begin_load(engine)
     short = [arrived(engine, str(number), text(3 + number, 900)) for number in range(3)]
     for request, result in zip(short, [0, 0, None], strict=True):
         assert turn(engine, request) == result
@@ -130,15 +107,8 @@ def test_short_prompts_go_beside_as_many_as_vllm_computes_in_a_step(engine):
             engine.side.allocated(request, ([],), 0)
 
 
-def test_a_prompt_without_reuse_waits_likewise(engine):
-    begin_blend(engine)
-    off = engine.request("off", text(3, BUDGET + 1), mode="off")
-    engine.side.arrived(off)
-    assert turn(engine, off) is None
-
-
 def test_requests_are_blended_side_by_side(engine):
-    begin_blend(engine)
+    begin_load(engine)
     assert turn(engine, arrived(engine, "second", [*text(4, 32), *STORED, *text(5, 9)])) == 632
 
 

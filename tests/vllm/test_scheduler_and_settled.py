@@ -24,11 +24,9 @@ def engine():
 
 def blend(engine, name="blended", prompt=PROMPT, **asked):
     """Serve a prompt of which a document is moved; returns the hashes under which vLLM has cached its blocks."""
-    request = engine.request(name, prompt, **asked)
-    engine.side.arrived(request)
+    request = engine.arrived(name, prompt, **asked)
     there = engine.load(request)
     engine.step(**{name: (there, len(prompt) - there)})
-    request.append_output_token_ids(1)
     engine.end(request, len(prompt))
     return list(request.block_hashes)
 
@@ -38,10 +36,6 @@ def arrived(engine, name, prompt=GOES_ON, **asked):
     own = list(request.block_hashes)
     engine.side.arrived(request)
     return request, own
-
-
-def report(engine, request):
-    return engine.report(request.request_id)
 
 
 def test_a_request_looks_for_other_blended_blocks_only_so_often(engine):
@@ -86,7 +80,7 @@ def test_what_was_blended_while_a_request_waited_is_taken_in_its_turn(engine):
     assert engine.side.matched(request, 0) == (None, False)
     assert request.block_hashes[: len(blended)] == blended
     assert engine.load(request, local=SETTLED) == SETTLED
-    assert report(engine, request)["settled_tokens"] == SETTLED - 64
+    assert engine.report(request.request_id)["settled_tokens"] == SETTLED - 64
 
 
 def test_what_was_evicted_while_a_request_waited_is_not_looked_for(engine):
@@ -107,7 +101,6 @@ def test_a_request_whose_settled_blocks_are_gone_is_exact(engine):
     assert engine.load(request, local=64) == 64
     assert engine.side._requests["next"].first_approximate is None
     engine.step(next=(64, len(GOES_ON) - 64))
-    request.append_output_token_ids(1)
     engine.end(request, len(GOES_ON))
     assert engine.found(GOES_ON, exact=True) == set(range(len(GOES_ON)))
 
@@ -118,25 +111,20 @@ def test_blended_blocks_are_taken_while_the_hub_is_gone(engine):
     request, _ = arrived(engine, "next")
     assert engine.load(request, local=SETTLED) == SETTLED
     assert request.block_hashes[: len(blended)] == blended
-    assert report(engine, request)["settled_tokens"] == SETTLED - 64
+    assert engine.report(request.request_id)["settled_tokens"] == SETTLED - 64
 
 
-def test_a_load_that_failed_leaves_nothing_to_take(engine):
+def test_a_load_that_failed_or_was_aborted_leaves_nothing_to_take(engine):
     request, _ = arrived(engine, "failed", PROMPT)
     engine.load(request, error="the hub is gone")
     engine.step(failed=(0, len(PROMPT)))
-    request.append_output_token_ids(1)
     engine.end(request, len(PROMPT))
     following, own = arrived(engine, "next")
     assert following.block_hashes == own and not len(engine.side.loads._settled)
-
-
-def test_a_request_that_was_aborted_while_it_was_loading_leaves_nothing_to_take(engine):
-    request, _ = arrived(engine, "aborted", PROMPT)
-    n_external, _ = engine.side.matched(request, 0)
-    engine.side.allocated(request, (list(range(1, 20)),), n_external)
+    aborted, _ = arrived(engine, "aborted", PROMPT)
+    engine.side.allocated(aborted, (list(range(1, 20)),), engine.side.matched(aborted, 0)[0])
     engine.step()
-    engine.side.ended(request, ([],))
+    engine.side.ended(aborted, ([],))
     assert not len(engine.side.loads._settled)
 
 
@@ -197,9 +185,9 @@ def test_requests_that_do_not_accept_settled_text_blend_anew_and_leave_no_second
     stored = engine.gauge("chunks")
     request, _ = arrived(engine, "anew", PROMPT, **asked)
     there = engine.load(request)
-    assert report(engine, request)["settled_tokens"] == 0 and report(engine, request)["moved_tokens"] >= 96
+    report = engine.report("anew")
+    assert report["settled_tokens"] == 0 and report["moved_tokens"] >= 96
     engine.step(anew=(there, len(PROMPT) - there))
-    request.append_output_token_ids(1)
     engine.end(request, len(PROMPT))
     assert engine.gauge("chunks") == stored
 
@@ -218,7 +206,6 @@ def test_settled_blocks_of_vllm_are_stored_where_the_hub_has_lost_them(engine):
     request, _ = arrived(engine, "next")
     engine.load(request, local=SETTLED)
     engine.step(next=(SETTLED, 64))
-    request.append_output_token_ids(1)
     engine.end(request, len(GOES_ON))
     assert kinds(engine, GOES_ON) == [(0, 64, "exact"), (64, SETTLED, "settled"), (SETTLED, len(GOES_ON), "settled")]
     assert kinds(engine, GOES_ON, settled=None) == [(0, 64, "exact"), (SETTLED, len(GOES_ON), "moved")]

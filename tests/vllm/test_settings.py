@@ -25,30 +25,12 @@ def read(given, host=HOST):
     return read_settings({"blendhub": given}, host, "cpu")
 
 
-def test_nothing_written_means_the_defaults_and_the_device_that_vllm_runs_on():
+def test_what_is_not_written_has_its_default_and_the_device_is_that_which_vllm_runs_on():
     for extra in ({}, {"blendhub": {}}, {"blendhub": None}):
-        assert read_settings(extra, HOST, "cpu") == Settings(
-            device=PluginChoice(name="cpu"), hub=EmbeddedHubConfig(embedded="thread")
-        )
-
-
-def test_what_is_written_is_taken():
-    settings = read(
-        {
-            "endpoint": "ipc:///x/hub.sock",
-            "transport": {"name": "zmq", "options": {"max_pending": 9}},
-            "matchers": [{"name": "prefix"}, {"name": "separator", "options": {"separator": [5]}}],
-            "device": {"name": "cpu"},
-            "selector": {"name": "first_k", "options": {"k": 8}},
-            "mode": "exact",
-            "recompute_ratio": 0.5,
-            "policy": {"min_reused_tokens": 10},
-            "store": False,
-        }
-    )
-    assert settings.transport.options == {"max_pending": 9}
-    assert [matcher.name for matcher in settings.matchers] == ["prefix", "separator"]
-    assert settings.selector == PluginChoice(name="first_k", options={"k": 8})
+        settings = read_settings(extra, HOST, "cpu")
+        assert settings == Settings(device=PluginChoice(name="cpu"), hub=EmbeddedHubConfig(embedded="thread"))
+    assert settings.hub.metrics == "" == read({"hub": {"arena_gib": 1}}).hub.metrics
+    settings = read({"mode": "exact", "recompute_ratio": 0.5, "policy": {"min_reused_tokens": 10}, "store": False})
     assert (settings.mode, settings.recompute_ratio, settings.store) == ("exact", 0.5, False)
     assert settings.policy.min_reused_tokens == 10
 
@@ -142,12 +124,6 @@ def test_keys_beside_blendhub_are_refused():
         read_settings({"selector": {"name": "hkvd"}}, HOST, "cpu")
 
 
-def test_a_hub_of_the_engine_s_own_serves_no_metrics_unless_it_is_asked_to():
-    assert read({}).hub.metrics == ""
-    assert read({"hub": {"arena_gib": 1}}).hub.metrics == ""
-    assert read({"hub": {"metrics": "127.0.0.1:0"}}).hub.metrics == "127.0.0.1:0"
-
-
 # What a request says.
 
 OTHERS = dict.fromkeys(
@@ -165,11 +141,8 @@ OTHERS = dict.fromkeys(
 )
 def test_a_request_that_says_nothing_gets_the_defaults(params):
     assert read_request(params) == RequestSettings()
-
-
-def test_a_request_is_taken_at_its_word():
-    asked = {"mode": "exact", "recompute_ratio": 1, "store": False}
-    assert read_request({"blendhub": asked}) == RequestSettings(mode="exact", recompute_ratio=1.0, store=False)
+    asked = {"blendhub": {"mode": "exact", "recompute_ratio": 1, "store": False}}
+    assert read_request((params or {}) | asked) == RequestSettings(mode="exact", recompute_ratio=1.0, store=False)
 
 
 @pytest.mark.parametrize(

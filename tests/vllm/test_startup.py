@@ -54,23 +54,15 @@ def test_tokens_are_those_of_whole_slots_of_all_ranks(arena, ranks):
 def test_the_line_gives_the_arena_in_bytes_and_tokens():
     line = f"{OWN}; arena 5.0 GiB: about 40,960 tokens of this model; blended KV is stored, too"
     assert said(facts()) == ([line], [])
-    (line,), _ = said(facts(settings=Settings(endpoint="ipc:///x")), 225 * 2**20)
-    assert "; hub at ipc:///x; arena 225 MiB: about 1,792 tokens of this model" in line
-
-
-@pytest.mark.parametrize(
-    "changes, what",
-    [
-        ({}, "text is reused anywhere"),
+    for changes, what in (
         ({"blends": False}, "exact prefixes are reused"),
-        ({"settings": Settings(mode="exact")}, "exact prefixes are reused, as the mode says"),
         ({"settings": Settings(mode="off")}, "nothing is reused unless a request asks for it, as the mode says"),
         ({"role": "kv_producer"}, "text is stored, and none reused, as kv_role says"),
-    ],
-)
-def test_the_line_says_what_is_reused(changes, what):
-    (line,), _ = said(facts(**changes))
-    assert line.startswith(f"BlendHub: {what}; ")
+    ):
+        (line,), _ = said(facts(**changes))
+        assert line.startswith(f"BlendHub: {what}; ")
+    (line,), _ = said(facts(settings=Settings(endpoint="ipc:///x")), 225 * 2**20)
+    assert "; hub at ipc:///x; arena 225 MiB: about 1,792 tokens of this model" in line
 
 
 @pytest.mark.parametrize(
@@ -82,8 +74,6 @@ def test_the_line_says_what_is_reused(changes, what):
          "kv_connector_extra_config.blendhub.store_blended to true"),
         (GIB, {"settings": Settings(store_blended=True)}, "is stored, too"),
         (5 * GIB, {"settings": Settings(store_blended=False)}, "is not stored: store_blended is false"),
-        (5 * GIB, {"settings": Settings(store=False)}, "is not stored: store is false"),
-        (5 * GIB, {"role": "kv_consumer"}, "is not stored: kv_role is kv_consumer"),
         (5 * GIB, {"finds_prefixes": False, "settings": Settings(matchers=(PluginChoice("separator"),))},
          'is not stored: none of the matchers (separator) finds prefixes; add {"name": "prefix"} to '
          "kv_connector_extra_config.blendhub.matchers"),
@@ -109,6 +99,7 @@ def test_an_arena_that_does_not_hold_one_prompt_is_a_warning_that_names_the_key(
     _, (warning,) = said(small, 225 * 2**20)
     assert "holds 1,792 tokens, less than one prompt of max_model_len 131,072" in warning and key in warning
     advised = float(warning.split("at least ")[1].split(",")[0])
+    assert said(small, 131_072 * TOKEN)[1] == [] and len(said(small, 131_072 * TOKEN - 1)[1]) == 1
     assert said(small, int(advised * GIB))[1] == []
     assert EmbeddedHubConfig(arena_gib=advised).arena_gib == 16.0
 
@@ -126,13 +117,7 @@ def test_where_not_one_chunk_fits_the_line_names_the_flag_of_the_container():
     assert "--shm-size" not in warning and "set arena_gib of that hub" in warning
 
 
-def test_one_prompt_that_just_fits_is_no_warning():
-    assert said(facts(), 8192 * TOKEN)[1] == []
-    assert len(said(facts(), 8192 * TOKEN - 1)[1]) == 1
-
-
 def test_a_ratio_that_the_policy_forbids_is_a_warning():
     _, (warning,) = said(facts(settings=Settings(recompute_ratio=1.0)))
     assert "recompute_ratio 1.0 is above policy.max_recompute_share 0.8" in warning
     assert said(facts(settings=Settings(recompute_ratio=1.0, policy=ReusePolicy(max_recompute_share=1.0))))[1] == []
-    assert said(facts(settings=Settings(recompute_ratio=1.0, mode="exact")))[1] == []

@@ -17,7 +17,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorLogg
 
 import blendhub.vllm
 from blendhub.vllm.plugin import register
-from blendhub.vllm.watching.metrics import BANDS, COUNTERS, LABELLED, SECONDS, BlendHubMetrics, ratio_band
+from blendhub.vllm.watching.metrics import BANDS, COUNTERS, LABELLED, SECONDS, ratio_band
 from blendhub.vllm.watching.stats import AUDITS, FIRST_TOKEN, AuditRecord, BlendHubStats, Times
 from harness.servers.prometheus import needs_prometheus, promtool
 from tests.metric_names_of_vllm import OF_ENGINE
@@ -52,24 +52,24 @@ def test_everything_that_is_counted_has_a_metric_and_every_metric_is_counted():
     assert {name for name in whole if not name.startswith(tuple(LABELLED))} == set(COUNTERS)
 
 
-def test_a_counter_belongs_to_one_metric():
-    names = [*COUNTERS, *LABELLED]
-    assert not any(one.startswith(start) for one in names for start in LABELLED if one != start)
-    metrics = [*COUNTERS, *(metric for metric, _, _ in LABELLED.values())]
-    assert len(metrics) == len(set(metrics))
+seconds = st.lists(st.sampled_from([0.001, 0.25, 8.0]), max_size=4)
 
 
-@given(st.lists(counts, max_size=5))
-def test_every_count_is_taken_once(steps):
-    counters: Counter[str] = Counter()
-    taken: Counter[str] = Counter()
-    for step in steps:
-        counters.update(step)
-        stats = BlendHubStats.taken_from(counters)
-        assert (stats is None) == (not any(step.values()))
-        taken.update(stats.data if stats else {})
-        assert BlendHubStats.taken_from(counters) is None
-    assert +taken == +sum(map(Counter, steps), Counter())
+@given(st.lists(st.tuples(counts, seconds), max_size=5))
+def test_every_count_and_every_time_is_taken_once(steps):
+    counters, times = Counter[str](), Times()
+    taken, taken_s = Counter[str](), list[float]()
+    for counted, timed in steps:
+        counters.update(counted)
+        times.add("load_seconds", *timed)
+        stats = BlendHubStats.taken_from(counters, times)
+        assert (stats is None) == (not any(counted.values()) and not timed)
+        data = dict(stats.data) if stats else {}
+        taken_s += data.pop("load_seconds", [])
+        taken.update(data)
+        assert BlendHubStats.taken_from(counters, times) is None
+    assert +taken == +sum((Counter(counted) for counted, _ in steps), Counter())
+    assert taken_s == [second for _, timed in steps for second in timed]
 
 
 @given(st.lists(counts, min_size=1, max_size=4))
@@ -129,35 +129,25 @@ def metrics(config, registry) -> KVConnectorProm:
     return Metrics(config, ["model_name", "engine"], {0: ["m", "0"], 1: ["m", "1"]})
 
 
-def test_every_counter_reaches_prometheus_by_engine(metrics, registry):
-    assert isinstance(metrics.prom_metrics, BlendHubMetrics)
+def test_every_counter_reaches_prometheus_by_engine_and_the_ends_of_names_become_labels(metrics, registry):
+    value = registry.get_sample_value
+    for engine_label, name in itertools.product(
+        "01", [*(f"{name}_total" for name in COUNTERS), *(f"{name}_count" for name in SECONDS)]
+    ):
+        assert value(f"vllm:blendhub_{name}", {"model_name": "m", "engine": engine_label}) == 0, "shown from the start"
     for name in COUNTERS:
         for engine, count in ((0, 2), (1, 3), (0, 4)):
             metrics.observe({name: count}, engine)
     for name, about in COUNTERS.items():
         for engine, count in ((0, 6), (1, 3)):
             labels = {"model_name": "m", "engine": str(engine)}
-            assert registry.get_sample_value(f"vllm:blendhub_{name}_total", labels) == count
+            assert value(f"vllm:blendhub_{name}_total", labels) == count
         assert f"# HELP vllm:blendhub_{name}_total {about}" in prometheus_client.generate_latest(registry).decode()
-
-
-def test_the_ends_of_names_become_labels(metrics, registry):
     for start, (name, label, _) in LABELLED.items():
         metrics.observe({f"{start}HubError": 2, f"{start}Busy": 1})
         for reason, count in (("HubError", 2), ("Busy", 1)):
             labels = {"model_name": "m", "engine": "0", label: reason}
-            assert registry.get_sample_value(f"vllm:blendhub_{name}_total", labels) == count
-
-
-@given(st.lists(st.lists(st.sampled_from([0.001, 0.25, 8.0]), max_size=4), max_size=4))
-def test_every_time_is_taken_once(steps):
-    times, taken = Times(), []
-    for step in steps:
-        times.add("load_seconds", *step)
-        stats = BlendHubStats.taken_from(Counter(), times)
-        assert (stats is None) == (not step)
-        taken += stats.data["load_seconds"] if stats else []
-    assert taken == [one for step in steps for one in step]
+            assert value(f"vllm:blendhub_{name}_total", labels) == count
 
 
 def test_times_become_histograms_by_engine(metrics, registry):
@@ -170,13 +160,6 @@ def test_times_become_histograms_by_engine(metrics, registry):
     assert value("vllm:blendhub_load_seconds_sum", labels) == 2.75
     assert value("vllm:blendhub_load_seconds_bucket", labels | {"le": "0.5"}) == 2
     assert value(f"vllm:blendhub_{FIRST_TOKEN}_sum", labels | {"reuse": "blended"}) == 0.5
-
-
-def test_what_has_no_label_is_shown_from_the_start(metrics, registry):
-    for engine, name in itertools.product(
-        "01", [*(f"{name}_total" for name in COUNTERS), *(f"{name}_count" for name in SECONDS)]
-    ):
-        assert registry.get_sample_value(f"vllm:blendhub_{name}", {"model_name": "m", "engine": engine}) == 0, name
 
 
 @needs_prometheus
