@@ -92,9 +92,10 @@ def begin(home: Path) -> Iterator[Callable[..., subprocess.Popen]]:
 
 
 def kill(process: subprocess.Popen) -> None:
-    # Not by `--kill-child`, which no longer works after the change of the user.
-    with suppress(IndexError, ProcessLookupError):  # it has ended
-        os.kill(python_of(process), signal.SIGKILL)
+    if process.poll() is None:
+        # Not by `--kill-child`, which no longer works after the change of the user.
+        with suppress(IndexError, ProcessLookupError):  # it ends just now
+            os.kill(python_of(process), signal.SIGKILL)
 
 
 @pytest.fixture
