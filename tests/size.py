@@ -9,11 +9,11 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 
 BOUNDS = {
-    "blendhub/": 21_120,
-    "blendhub/testing/": 6_200,
-    "plugins/": 10_400,
-    "tests/, plugins/*/tests/": 32_700,
-    "benchmarks/, harness/, examples/": 9_210,
+    "blendhub/": 19_720,
+    "blendhub/testing/": 5_330,
+    "plugins/": 9_670,
+    "tests/, plugins/*/tests/": 29_300,
+    "benchmarks/, harness/, examples/": 7_190,
 }
 """The most lines of Python in these folders. A folder's files count in the row that names it most closely."""
 

@@ -1,8 +1,10 @@
 """The documents say what the code does: signatures, options, dependencies, links and examples are compared."""
 
 import ast
+import importlib
 import inspect
 import json
+import operator
 import re
 import subprocess
 import sys
@@ -225,8 +227,10 @@ def test_every_reason_why_a_stretch_was_not_reused_is_documented():
     assert dict(rows) == SENTENCES
 
 
-def test_the_modules_on_a_request_s_way_exist():
-    way = read(DOCS / "how-it-works.md").split("\n| step | modules |")[1].split("\n\n")[0]
-    paths = re.findall(r"`([\w/.]+(?:\.py|/))`", way)
-    rooms = (ROOT / "blendhub", ROOT / "blendhub" / "vllm")
-    assert paths and [path for path in paths if not any((room / path).exists() for room in rooms)] == []
+def test_the_fifteen_functions_on_a_request_s_way_exist():
+    rows = re.findall(r"^\| (\d+) \| `([\w.]+)` \| `([\w/]+)\.py` \|", read(DOCS / "how-it-works.md"), re.M)
+    assert [int(number) for number, _, _ in rows] == [*range(1, 16)]
+    for _, function, file in rows:
+        room = "blendhub" if file.startswith(("client/", "hub/")) else "blendhub.vllm"
+        module = importlib.import_module(f"{room}.{file.replace('/', '.')}")
+        assert callable(operator.attrgetter(function)(module)), function
