@@ -43,7 +43,7 @@ def test_a_stranger_s_command_runs_like_one_of_the_core(greet, capsys):
     with pytest.raises(SystemExit):
         main(["--help"])
     assert "says hello" in capsys.readouterr().out
-    assert main(["plugins"]) == 0 and "command\tgreet\tgreeting 1.0" in capsys.readouterr().out
+    assert main(["plugins"]) == 0 and "says hello (greeting 1.0, API" in capsys.readouterr().out
 
 
 def test_a_command_of_ours_that_is_not_installed_says_what_brings_it(greet, capsys):

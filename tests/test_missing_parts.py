@@ -46,15 +46,16 @@ def test_without_mooncakes_libraries_its_tests_are_skipped_with_the_command_that
 
 @pytest.mark.slow
 def test_each_missing_part_has_one_line(tmp_path):
-    """Here redis-server, which whole files need, and Chromium. What no package brings has none."""
+    """Here redis-server, which whole files need, bindfs and Chromium. What no package brings has none."""
     tests = [
         FLEET_DEMO,
-        "tests/hub/test_follower_alone.py",
+        "tests/hub/test_follower.py",
         "tests/page",
         "plugins/cuda/tests/test_suites.py::TestRaces",
     ]
     lines = end_of_tests(tmp_path, *tests, PATH="/nowhere")
     assert sorted(line.rpartition(": ")[2] for line in lines) == [
+        "apt-get install bindfs",
         "apt-get install chromium-headless-shell",
         "apt-get install redis-server",
     ]
