@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blendhub import Span
+from blendhub.core.errors import InvalidInput
 from blendhub.core.spans import check_tiling
 
 CHUNK = 4
@@ -97,3 +98,13 @@ def test_what_a_run_no_longer_holds_is_found_in_another_that_does() -> None:
     matcher.discard(0, Span(0, 3000))
     found = [(match.span, match.run, match.exact) for match in matcher.match(prompt)]
     assert found == [(Span(0, 1000), 1, False), (Span(1000, 3000), 2, True)], "exact runs are named first"
+
+
+def test_a_run_does_not_grow_by_the_tokens_of_another_sequence() -> None:
+    matcher, tokens = PrefixMatcher(CHUNK), np.arange(64, dtype=np.uint32)
+    matcher.add(1, tokens, Span(0, 32))
+    other = tokens.copy()
+    other[5] = 99
+    with pytest.raises(InvalidInput, match="another sequence"):
+        matcher.add(1, other, Span(32, 64))
+    assert [match.span for match in matcher.match(tokens)] == [Span(0, 32)]
