@@ -53,7 +53,7 @@ class Pass(msgspec.Struct):
         return float(np.quantile(self.all(name), 0.9))
 
     def share(self, name: str) -> float:
-        """Of the tokens of all prompts."""
+        """Such tokens, as a share of the tokens of all prompts."""
         return self.mean(name) / self.mean("prompt_tokens")
 
     def greatest(self, name: str) -> float:

@@ -12,9 +12,10 @@ from blendhub.core.errors import BlendHubError, DeadlineExceeded
 class PendingLookup(PendingReply[wire.Found]):
     """An answer that came in time is kept, and so is the error of a lookup that failed."""
 
+    request: wire.Lookup
+
     def __init__(self, session: HubSession, request: wire.Lookup, pending: Pending) -> None:
         super().__init__(session, request, pending, wire.Found)
-        self.request = request
         self.sent_at = time.monotonic()
         self.found: wire.Found | None = None
         self.error: BlendHubError | None = None

@@ -45,7 +45,7 @@ class PendingReply(Generic[R]):
 
     def __init__(self, owner: "HubSession", request: Any, pending: Pending, expected: type[R]) -> None:
         self._owner = owner
-        self._request = request
+        self.request = request
         self._pending = pending
         self._expected = expected
 
@@ -60,7 +60,7 @@ class PendingReply(Generic[R]):
         try:
             reply = self._pending.result().message
         except BlendHubError as error:
-            self._owner._notice(error, self._request)
+            self._owner._notice(error, self.request)
             raise
         if not isinstance(reply, self._expected):
             raise ProtocolError(f"the hub answered {type(reply).__name__} where {self._expected.__name__} was expected")

@@ -14,7 +14,7 @@ from blendhub.outcome.report import Outcome
 class _Kept(NamedTuple):
     request: str
     outcome: bytes
-    """As JSON."""
+    """The outcome, encoded as JSON."""
 
 
 class ReportTable:

@@ -12,7 +12,7 @@ USER = 10001
 
 
 def stages() -> dict[str, tuple[str, list[tuple[str, str]]]]:
-    """Of each stage the image or the stage that it is made from, and the instructions."""
+    """By stage: the image or the stage that it is made from, and its instructions."""
     text = re.sub(r"^\s*#.*\n", "", CONTAINERFILE.read_text(), flags=re.M).replace("\\\n", " ")
     found: dict[str, tuple[str, list[tuple[str, str]]]] = {}
     for line in filter(None, text.splitlines()):

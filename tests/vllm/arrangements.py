@@ -21,7 +21,7 @@ from blendhub import Span
 from harness.engines import Engine
 
 COUNTS: Counter[str] = Counter()
-"""Of an engine's process."""
+"""The counts that functions of this module keep in an engine's process."""
 KEPT: dict[str, Any] = {}
 """What functions have replaced in an engine's process, by name."""
 

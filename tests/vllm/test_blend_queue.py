@@ -55,7 +55,7 @@ def test_who_comes_earlier_by_vllm_s_order_which_may_be_by_priority_does_not_wai
 
 @pytest.mark.parametrize("n_blended, n_computed, steps", [(1, 0, 3), (4, 0, 10), (1, 6 * ENGINE, 7)])
 def test_nobody_waits_longer_than_recomputation_should_take(queue, begun, n_blended, n_computed, steps):
-    """Of all requests together, beside prompts that vLLM has begun. The hub, or the copy, may take any time."""
+    """The bound counts all requests together and the prompts that vLLM has begun, but no wait for hub or copy."""
     begun["computed"] = SimpleNamespace(left_to_engine=n_computed)
     for number in range(n_blended):
         queue.begin(request(number), 250)

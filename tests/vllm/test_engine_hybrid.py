@@ -110,7 +110,7 @@ def test_exact_prefixes_longer_than_the_windows_equal_plain_vllm(windows, engine
 
 
 def check_nothing_failed(windows, engine):
-    """Of an answer's chunk of local attention, the blocks may be gone before there is room for them."""
+    """vLLM may free an answer's blocks of local attention before the hub has reserved slots for them."""
     failures = {name for name in engine.call("counts") if "failed" in name}
     assert failures <= ({"reservations_failed_DeadlineExceeded"} if windows.has_chunks else set())
 

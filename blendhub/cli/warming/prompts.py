@@ -80,7 +80,7 @@ class Context(NamedTuple):
     text: str
     """The document at its end that it is computed for; empty for a conversation."""
     tokens: int
-    """Of the document."""
+    """The number of the document's tokens."""
 
 
 class Contexts:

@@ -38,7 +38,7 @@ class KeepingTests(StoreTests):
 
     @holds("Keep a run's tokens and description; replaces an earlier version.")
     def test_saving_a_run_again_replaces_it_and_keeps_its_chunks(self, open: Open) -> None:
-        """What is given as ``chunks`` is ignored."""
+        """``save_run`` ignores the chunks of the run that it is called with."""
         store = open()
         store.save_run(StoredRun(key("a"), run("a").tokens[: 4 * chunk(0).end], b"short", (chunk(3),)))
         store.save(key("a"), chunk(0), [content(0)])

@@ -5,4 +5,4 @@ from blendhub.testing.devices import DeviceSuite
 
 
 class TestCpu(DeviceSuite.of_installed(PluginHost.discover(), "cpu", {})):  # type: ignore[misc]
-    """As ``blendhub conformance`` runs it."""
+    """The suite that ``blendhub conformance`` runs."""

@@ -27,7 +27,7 @@ HOST = host_of_device(blendhub_cuda, **CHANGES)
 
 @(pytest.mark.cuda if HAS_GPU else pytest.mark.slow)
 class TestCuda(DeviceSuite.of_installed(HOST, "cuda", {})):  # type: ignore[misc]
-    """As ``blendhub conformance`` runs it."""
+    """The suite that ``blendhub conformance`` runs."""
 
     torch_type = CudaDevice.torch_type if HAS_GPU else "cpu"
     n_random_transfers = 200 if HAS_GPU else 40

@@ -11,7 +11,7 @@ HOST = PluginHost.discover()
 
 
 class TestDisk(StoreSuite.of_installed(HOST, "disk", {})):  # type: ignore[misc]
-    """As ``blendhub conformance`` runs it."""
+    """The suite that ``blendhub conformance`` runs."""
 
 
 class TestDiskThatWaits(KeepingTests.of_installed(HOST, "disk", {"fsync": True})):  # type: ignore[misc]

@@ -55,7 +55,7 @@ class Replay:
         self.cache = Cache(cast(Arena, Slots(slots * namespace.slot_bytes)))
         self.slots = slots
         self.reused = Reused()
-        """Of all prompts."""
+        """The sums over all prompts that were played."""
         self._ids = itertools.count(1)
 
     def play(self, tokens: Tokens) -> list[Match]:
