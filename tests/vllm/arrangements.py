@@ -223,7 +223,7 @@ def stop_the_hub(order: str) -> None:
 
     def result_obediently(self: Any) -> Any:
         answer = result(self)
-        obey(type(self._request).__name__, "answered")
+        obey(type(self.request).__name__, "answered")
         return answer
 
     client._send, pending.result = send_obediently, result_obediently
