@@ -2,6 +2,7 @@
 
 import contextlib
 import secrets
+import time
 from collections.abc import Iterator, Sequence
 
 import msgspec
@@ -9,10 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from blendhub.client import wire
-from blendhub.client.pending_lookup import PendingLookup
 from blendhub.client.session import HubSession, PendingReply
 from blendhub.client.write_rights import WriteRight
 from blendhub.contracts import Segment
+from blendhub.contracts.transport import Pending
 from blendhub.core.errors import BlendHubError, DeadlineExceeded, HubError
 from blendhub.core.layout import Variant
 from blendhub.core.spans import Span
@@ -32,6 +33,39 @@ class Reservation(msgspec.Struct, frozen=True):
     run: int | None
     right: WriteRight | None
     slots: tuple[wire.Slot, ...]
+
+
+class PendingLookup(PendingReply[wire.Found]):
+    """A lookup under way, and the lease that its answer brings. To be closed, whatever becomes of it."""
+
+    request: wire.Lookup
+
+    def __init__(self, session: HubSession, request: wire.Lookup, pending: Pending) -> None:
+        super().__init__(session, request, pending, wire.Found)
+        self.sent_at = time.monotonic()
+        self._registration = session.registrations
+
+    @property
+    def lacks_some(self) -> bool:
+        """Whether the answer came before all was there that the hub has; more may be there by now."""
+        return self.request.wait_s > 0 and self.reply is not None and bool(self.reply.on_the_way)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the session has ended that it was sent in, and with it the lease on the matches."""
+        return self._owner.registrations != self._registration
+
+    def close(self) -> None:
+        """End the lease that the answer brought, or still brings."""
+        with contextlib.suppress(BlendHubError):
+            if not self.reply and not self.error and self.done():
+                self.result()
+            if self.reply and self.reply.lease is not None:
+                release = wire.Release(session=self.request.session, epoch=self.request.epoch, lease=self.reply.lease)
+                self._owner._submit(wire.Done, release)
+        if not self.reply and self.request.lease is not None:
+            # An answer that comes too late, or is not waited for: a ping that follows it ends the lease.
+            self._owner._abandoned[self.request.lease] = self._pending
 
 
 class HubClient(HubSession):

@@ -48,6 +48,9 @@ class PendingReply(Generic[R]):
         self.request = request
         self._pending = pending
         self._expected = expected
+        self.reply: R | None = None
+        self.error: BlendHubError | None = None
+        """Both are kept by ``result``."""
 
     def done(self, within: float = 0.0) -> bool:
         """Whether ``result`` returns at once; true at the latest when the timeout has passed. Waits for that, but no
@@ -57,13 +60,18 @@ class PendingReply(Generic[R]):
 
     def result(self) -> R:
         """The reply; raises the error that the hub answered with. Waits until the timeout, unless ``done``."""
+        if self.error:
+            raise self.error
         try:
             reply = self._pending.result().message
+            if not isinstance(reply, self._expected):
+                expected = self._expected.__name__
+                raise ProtocolError(f"the hub answered {type(reply).__name__} where {expected} was expected")
         except BlendHubError as error:
+            self.error = error
             self._owner._notice(error, self.request)
             raise
-        if not isinstance(reply, self._expected):
-            raise ProtocolError(f"the hub answered {type(reply).__name__} where {self._expected.__name__} was expected")
+        self.reply = reply
         return reply
 
 
@@ -212,6 +220,7 @@ class HubSession:
     @property
     def _session(self) -> wire.Registered:
         if self._registered is None:
+            self.check_up()
             raise HubError("this client is not registered; call register first")
         return self._registered
 

@@ -11,7 +11,7 @@ from blendhub.core.errors import BlendHubError
 from blendhub.hub.config import HubConfig
 from blendhub.hub.counters import Counters, Latencies
 from blendhub.hub.deletion import Deletion
-from blendhub.hub.handlers.base import DONE, Answer, Handler, OpenHandler
+from blendhub.hub.handlers.base import DONE, Handler, OpenHandler
 from blendhub.hub.handlers.explain import ExplainHandlers
 from blendhub.hub.handlers.reads import ReadHandlers
 from blendhub.hub.handlers.sessions import SessionHandlers
@@ -24,9 +24,7 @@ from blendhub.hub.stores.follower import Follower
 from blendhub.hub.stores.store_tier import StoreTier
 
 log = logging.getLogger(__name__)
-READY = (wire.Message, Envelope)
 KINDS = {kind: kind.__name__.lower() for kind in get_args(wire.Request)}
-LOOKUP = KINDS[wire.Lookup]
 
 
 class HubService(Service):
@@ -89,9 +87,10 @@ class HubService(Service):
             self._count_refusal(kind, error)
             raise
         # Not the other way round: testing whether an object is awaitable is slow.
-        if isinstance(answer, READY):
-            return self._finish(kind, started, answer)
-        return self._finish_later(kind, started, answer)
+        if not isinstance(answer, wire.Message):
+            return self._finish_later(kind, started, answer)
+        self.counters.requests[kind].add(self._clock() - started)
+        return Envelope(answer)
 
     def gone(self, peer: Peer) -> None:
         self.state.peer_left(peer)
@@ -105,26 +104,19 @@ class HubService(Service):
     def stats(self) -> wire.HubStats:
         return collect_stats(self.state, self.tier, self.counters, self._clock(), self.follower)
 
-    async def forget(self, message: wire.Forget, payload: Sequence[Buffer] = ()) -> Answer:
+    async def forget(self, message: wire.Forget, payload: Sequence[Buffer] = ()) -> wire.Reply:
         """Delete what all requests with a cache salt stored."""
         await self._deletion.delete(message.salt)
         return DONE
 
-    async def _finish_later(self, kind: str, started: float, answer: Awaitable[Answer]) -> Envelope:
+    async def _finish_later(self, kind: str, started: float, answer: Awaitable[wire.Reply]) -> Envelope:
         try:
             finished = await answer
         except BlendHubError as error:
             self._count_refusal(kind, error)
             raise
-        return self._finish(kind, started, finished)
-
-    def _finish(self, kind: str, started: float, answer: Answer) -> Envelope:
         self.counters.requests[kind].add(self._clock() - started)
-        envelope = answer if isinstance(answer, Envelope) else Envelope(answer)
-        found = envelope.message
-        if kind == LOOKUP and isinstance(found, wire.Found) and (found.matches or found.on_the_way):
-            self.counters.totals["lookups_that_found"] += 1
-        return envelope
+        return Envelope(finished)
 
     def _count_refusal(self, kind: str, error: BlendHubError) -> None:
         self.counters.totals[f"refused_{type(error).__name__}"] += 1

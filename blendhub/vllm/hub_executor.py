@@ -35,44 +35,28 @@ class HubExecutor:
     def __init__(self, place: HubPlace, engine: str, rank: int, host: PluginHost) -> None:
         self.place = place
         address = place.address
-        self._client = HubClient(address.endpoint, address.transport.name, address.transport.options, host=host)
-        self._client.register(engine, place.namespace, rank, waits=False)
+        self.client = HubClient(address.endpoint, address.transport.name, address.transport.options, host=host)
+        """Of use once the first attempt to reach the hub is over."""
+        self.client.register(engine, place.namespace, rank, waits=False)
         self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._clears = self._cleared = 0
         """The number of clears that were requested, and the number that are done."""
-        self._must_clear_again = False
-        """Whether a clear has failed."""
         self._thread = threading.Thread(target=self._run, name="blendhub-executor", daemon=True)
         self._thread.start()
 
     def reach(self) -> None:
         """Wait for the first attempt to reach the hub. An absent hub is tried again; other errors are raised."""
-        self._client.first_attempt.result()
+        self.client.first_attempt.result()
 
     @property
     def has_tried(self) -> bool:
         """Whether the first attempt to reach the hub is over."""
-        return self._client.first_attempt.done()
+        return self.client.first_attempt.done()
 
     @property
-    def registered(self) -> HubClient | None:
-        """The client, once it has registered."""
-        return self._client if self._client.registrations else None
-
-    @property
-    def is_up(self) -> bool:
-        """Whether the hub answered the last call."""
-        return self._client.is_up
-
-    def client(self) -> HubClient | None:
-        """The client; None during the first attempt to reach the hub.
-
-        Raises PeerGone if the hub is known not to answer, and while it has yet to clear the cache.
-        """
-        if not self.has_tried:
-            return None
-        self._check(self._clears)
-        return self._client
+    def is_clearing(self) -> bool:
+        """Whether the hub has yet to clear the cache: until then it would find what is to be forgotten."""
+        return self._cleared < self._clears
 
     def run(self, work: Callable[[HubClient], T]) -> "Future[T]":
         """Run a call that waits for the hub."""
@@ -81,20 +65,16 @@ class HubExecutor:
 
         def do() -> None:
             try:
-                self._client.first_attempt.exception()
-                self._check(clears)
-                future.set_result(work(self._client))
+                self.client.first_attempt.exception()
+                if clears > self._cleared:
+                    raise PeerGone("the hub has not cleared the cache yet")
+                self.client.check_up()
+                future.set_result(work(self.client))
             except Exception as error:
                 future.set_exception(error)
 
         self._work.put(do)
         return future
-
-    def _check(self, clears: int) -> None:
-        """Raise PeerGone unless the hub is known to answer, and so many clears are done."""
-        self._client.check_up()
-        if clears > self._cleared:
-            raise PeerGone("the hub has not cleared the cache yet")
 
     def run_later(self, work: Callable[[], None]) -> None:
         """Run a function that does not raise."""
@@ -110,28 +90,26 @@ class HubExecutor:
         until = time.monotonic() + LEAVE_S
         self._work.put(None)
         self._thread.join(LEAVE_S)
-        self._client.close(max(until - time.monotonic(), 0.0))
+        self.client.close(max(until - time.monotonic(), 0.0))
         self._thread.join(LEAVE_S)
 
     # On the thread.
 
     def _run(self) -> None:
         while True:
-            pause = RETRY_S if self._must_clear_again else None
+            pause = RETRY_S if self.is_clearing else None
             with contextlib.suppress(Empty):
                 work = self._work.get(timeout=pause)
                 if work is None:
                     return
                 work()
-            if self._must_clear_again and self._work.empty():
+            if self.is_clearing and self._work.empty():
                 self._clear()
 
     def _clear(self) -> None:
         n_clears = self._clears
         try:
-            self._client.clear()
+            self.client.clear()
             self._cleared = n_clears
-            self._must_clear_again = False
         except BlendHubError as error:
-            self._must_clear_again = True
             log.warning("BlendHub: the cache could not be cleared yet; nothing is reused until it is: %s", error)

@@ -23,7 +23,7 @@ from blendhub.vllm.scheduler.admission import Admission
 from blendhub.vllm.scheduler.blocks.block_tables import block_tables_of, capacity_line
 from blendhub.vllm.scheduler.blocks.request_blocks import RequestBlocks
 from blendhub.vllm.scheduler.connector_scheduler import ConnectorScheduler, build_scheduler
-from blendhub.vllm.scheduler.lookups import LOOKUP_WAIT_S
+from blendhub.vllm.scheduler.load_scheduler import LOOKUP_WAIT_S
 from blendhub.vllm.scheduler.startup import StartupFacts, finds_prefixes
 from blendhub.vllm.settings import Settings
 

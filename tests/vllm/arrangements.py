@@ -71,10 +71,10 @@ def drafts() -> dict[str, int]:
 
 def wait_patiently() -> None:
     """Later prompts wait for a lookup and a load however long that takes: a test of order is none of speed."""
-    from blendhub.vllm.scheduler import blend_queue, lookups
+    from blendhub.vllm.scheduler import blend_queue, load_scheduler
 
     blend_queue.LEAST_S = 60.0
-    lookups.LOOKUP_WAIT_S = 10.0
+    load_scheduler.LOOKUP_WAIT_S = 10.0
 
 
 def lend_blocks(share: float | None) -> None:

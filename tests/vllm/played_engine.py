@@ -27,7 +27,7 @@ from blendhub.vllm.hub_executor import HubExecutor
 from blendhub.vllm.messages import HubAddress, HubPlace, LoadJob, LoadResult, WorkerReport
 from blendhub.vllm.model_support import ModelSupport
 from blendhub.vllm.plugin import register
-from blendhub.vllm.scheduler import lookups, save_scheduler
+from blendhub.vllm.scheduler import load_scheduler, save_scheduler
 from blendhub.vllm.scheduler.admission import Admission
 from blendhub.vllm.scheduler.blocks.block_tables import BlockTables
 from blendhub.vllm.scheduler.blocks.request_blocks import RequestBlocks, Tables
@@ -48,7 +48,7 @@ FACTS = StartupFacts(
 TEXT = np.random.default_rng(1).permutation(60_000).tolist()
 
 # The hub's answers are waited for however busy the machine is, and short texts are stored.
-lookups.LOOKUP_WAIT_S = 1.0
+load_scheduler.LOOKUP_WAIT_S = 1.0
 save_scheduler.MIN_SAVED_TOKENS = 1  # type: ignore[attr-defined]
 
 ONE_TABLE = BlockTables((BLOCK,), (None,))
@@ -147,6 +147,11 @@ class PlayedEngine:
         self.side.arrived(request)
         return request
 
+    def answer_within(self, seconds: float) -> None:
+        """The hub's answers are waited for so long: ``lookup_timeout_s``."""
+        self.side.loads._settings = msgspec.structs.replace(SETTINGS, lookup_timeout_s=seconds)
+        self.side.saves._timeout_s = seconds
+
     def settle(self) -> None:
         """Until the hub has answered all that the scheduler side asked."""
         answered = threading.Event()
@@ -173,9 +178,14 @@ class PlayedEngine:
         self.ending = plan.ending
         return plan.saves
 
+    def turn(self, request: Request, local: int = 0) -> tuple[int | None, bool]:
+        """What vLLM hears when the request has its turn, in a step of its own."""
+        self.side.loads._waits_until = 0.0
+        return self.side.matched(request, local)
+
     def load(self, request: Request, local: int = 0, error: str = "", outcome: AuditOutcome | None = None) -> int:
         """What vLLM does with a request whose turn it is; returns how far its KV is there after it."""
-        n_external, _ = self.side.matched(request, local)
+        n_external, _ = self.turn(request, local)
         assert n_external is not None
         self.side.allocated(request, (list(range(1, 1 - (-(local + n_external) // BLOCK))),), n_external)
         if n_external:

@@ -127,7 +127,7 @@ class PlayedWorker:
         until, n_external = time.monotonic() + 30, None
         while n_external is None:  # the hub may be slow on a busy machine
             assert time.monotonic() < until
-            n_external, _ = self.engine.side.matched(request, local)
+            n_external, _ = self.engine.turn(request, local)
         assert n_external
         blocks = list(range(first_block, first_block - (-(local + n_external) // BLOCK)))
         self.engine.side.allocated(request, (blocks,), n_external)
@@ -159,7 +159,7 @@ class PlayedWorker:
     def _let_the_hub_answer(self) -> None:
         """Replies of a connection come in order: behind this one, all are there."""
         executor = self.worker._executor
-        for client in (self.engine.client, executor and executor.registered):
+        for client in (self.engine.client, executor and executor.client):
             if client and client.is_up:
                 client.stats()
 

@@ -31,7 +31,7 @@ def test_a_load_carries_the_whole_prompt(engine):
     """A selector looks at the question too, which comes after what is loaded."""
     engine.serve("a", text(0, 64))
     request = engine.arrived("b", [*text(0, 64), *text(1, 9)])
-    engine.side.allocated(request, (list(range(5)),), engine.side.matched(request, 0)[0])
+    engine.side.allocated(request, (list(range(5)),), engine.turn(request, 0)[0])
     (load,) = engine.side.plan(SchedulerOutput.make_empty()).loads
     assert load.decision.end == 64 and load.tokens.tolist() == request.prompt_token_ids
     engine.side.ended(request, (list(range(5)),))
@@ -41,7 +41,7 @@ def test_a_load_that_another_connector_takes_over_is_a_refusal_with_a_reason(eng
     """In MultiConnector, the first connector that has KV of a prompt loads it, and the others hear of 0 tokens."""
     engine.serve("a", text(0, 96))
     request = engine.arrived("b", text(0, 128))
-    assert engine.side.matched(request, 0) == (96, True)
+    assert engine.turn(request, 0) == (96, True)
     engine.side.allocated(request, (list(range(4)),), 0)
     assert not engine.side.plan(SchedulerOutput.make_empty()).loads
     assert engine.counters["refused_other_connector"] == 1
@@ -54,7 +54,7 @@ def test_a_load_that_another_connector_takes_over_is_a_refusal_with_a_reason(eng
 def test_an_aborted_load_is_cancelled(engine):
     engine.serve("a", text(0, 64))
     request = engine.arrived("b", text(0, 96))
-    n_external, asynchronous = engine.side.matched(request, 0)
+    n_external, asynchronous = engine.turn(request, 0)
     assert (n_external, asynchronous) == (64, True)
     engine.side.allocated(request, (list(range(4)),), n_external)
     plan = engine.side.plan(SchedulerOutput.make_empty())

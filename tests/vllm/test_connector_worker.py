@@ -115,7 +115,7 @@ def test_a_load_that_takes_long_while_others_fill_the_arena(device, ends):
         request = worker.arrive("r", text(0, 96) + text(1, 32))
         engine, until = worker.engine, time.monotonic() + 1.5
         if ends:  # as if the scheduler's process had stood still
-            engine.side.executor.registered._join()
+            engine.side.executor.client._join()
         with engine.hub.connect() as writer:
             writer.register("other", NAMESPACE, 0)
             numbers = iter(range(10**9, 2 * 10**9, 96))
@@ -151,7 +151,7 @@ def test_a_hub_that_is_restarted_between_lookup_and_load_costs_the_load_alone(de
     with worker_of(engine, device) as worker:
         worker.start()
         request = worker.arrive("r", text(0, 96) + text(1, 32))
-        clients = [engine.side.executor.client(), worker.worker._executor.client()]
+        clients = [engine.side.executor.client, worker.worker._executor.client]
         before = engine.client.epoch
         hub.kill()
         hub.start()
@@ -193,7 +193,7 @@ def test_a_restarted_hub_s_arena_is_pinned_in_the_next_step_and_not_only_for_a_r
     with worker_of(engine, device) as worker:
         worker.start()
         assert device.pins == 1
-        clients = [engine.client, engine.side.executor.client(), worker.worker._executor.client()]
+        clients = [engine.client, engine.side.executor.client, worker.worker._executor.client]
         before = engine.client.arena.name
         hub.kill()
         hub.start()

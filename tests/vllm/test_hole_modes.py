@@ -22,7 +22,7 @@ FIRST, SECOND = text(0, 128), text(1, 96)
 def decided(engine, prompt, local=0, **asked):
     """What would be loaded of a prompt, of which vLLM has the first ``local`` tokens itself."""
     request = engine.arrived(f"of {local}", prompt, **asked)
-    n_external, _ = engine.side.matched(request, local)
+    n_external, _ = engine.turn(request, local)
     decision = engine.side._requests[request.request_id].decision
     assert n_external == decision.end - local
     engine.end(request, 0)
@@ -67,7 +67,7 @@ def test_a_request_that_is_contiguous_reuses_what_stands_before_the_first_hole_a
 )
 def test_an_empty_hit_list_is_no_load_and_holds_nothing(engine, local, reason):
     request = engine.arrived("a", text(2, 100))
-    assert engine.side.matched(request, local) == (0, False)
+    assert engine.turn(request, local) == (0, False)
     engine.side.allocated(request, (list(range(7)),), 0)
     plan = engine.side.plan(SchedulerOutput.make_empty())
     assert not plan.loads and engine.report("a")["reason"].startswith(reason)

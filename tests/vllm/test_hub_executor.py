@@ -71,64 +71,62 @@ def test_ten_thousand_salts_take_one_session_one_connection_and_one_thread(hub, 
 
     before = used()
     for number in range(10_000):
-        assert not executor.client().lookup(TOKENS, Variant(cache_salt=f"salt {number}")).result().matches
-    assert not used() - before and executor.client().stats().gauges["sessions"] == 1
+        assert not executor.client.lookup(TOKENS, Variant(cache_salt=f"salt {number}")).result().matches
+    assert not used() - before and executor.client.stats().gauges["sessions"] == 1
     assert not hub.hub.service.state.indexes
 
 
 def test_while_the_hub_stands_still_everything_fails_at_once(hub, executor):
     with standing_still(hub):
         with pytest.raises(DeadlineExceeded):
-            executor.client().lookup(TOKENS, timeout=0.05).result()
+            executor.client.lookup(TOKENS, timeout=0.05).result()
         started = time.monotonic()
-        assert not executor.is_up
-        with pytest.raises(PeerGone):
-            executor.client()
+        assert not executor.client.is_up
         with pytest.raises(PeerGone):
             executor.run(lambda client: client).result(5)
         assert time.monotonic() - started < 1
-    eventually(lambda: executor.is_up)
+    eventually(lambda: executor.client.is_up)
 
 
 def test_no_call_runs_between_the_request_to_clear_and_the_clear(executor):
-    store(executor.client())
-    assert found(executor.client())
+    store(executor.client)
+    assert found(executor.client)
     hold = threading.Event()
     executor.run_later(hold.wait)
     executor.clear()
-    with pytest.raises(PeerGone, match="not cleared"):  # a lookup would find what is to be forgotten
-        executor.client()
+    called = executor.run(found)
     hold.set()
-    eventually(lambda: executor._cleared == executor._clears)
-    assert not found(executor.client())
+    eventually(lambda: not executor.is_clearing)
+    assert not called.result(5)
+    assert not found(executor.client)
 
 
 def test_a_clear_that_fails_is_repeated_and_nothing_is_used_before(executor, monkeypatch):
     monkeypatch.setattr(module, "RETRY_S", 0.05)
-    store(executor.client())
-    clear, tries = executor.registered.clear, []
+    store(executor.client)
+    clear, tries = executor.client.clear, []
 
     def fails_once():
-        with pytest.raises(PeerGone):
-            executor.client()
+        assert executor.is_clearing
         tries.append(None)
         if len(tries) == 1:
             raise PeerGone("not now")
         clear()
 
-    monkeypatch.setattr(executor.registered, "clear", fails_once)
+    monkeypatch.setattr(executor.client, "clear", fails_once)
     executor.clear()
-    with pytest.raises(PeerGone):
+    with pytest.raises(PeerGone, match="not cleared"):  # a lookup would find what is to be forgotten
         executor.run(found).result(5)
-    eventually(lambda: executor._cleared == executor._clears)
-    assert not found(executor.client())
+    eventually(lambda: not executor.is_clearing)
+    assert not found(executor.client)
     assert tries == [None, None]
 
 
-def test_the_lease_of_a_lookup_whose_reply_nobody_wants_ends(executor):
-    client = executor.client()
+def test_the_lease_of_a_lookup_whose_reply_nobody_wants_ends(hub, executor):
+    client = executor.client
     store(client)
-    client.lookup(TOKENS).abandon()
+    with standing_still(hub):
+        client.lookup(TOKENS).close()
     eventually(lambda: client.stats().gauges["read_leases"] == 1)
     eventually(lambda: client.stats().gauges["read_leases"] == 0)
 
@@ -149,11 +147,11 @@ def test_a_hub_that_comes_later_is_found_and_both_are_said_once(away, caplog):
         made = start(HubAddress(away.endpoint, PluginChoice("zmq")))
         made.reach()
         with pytest.raises(PeerGone, match=away.endpoint):
-            made.client()
+            made.client.check_up()
         time.sleep(2.5 * module.RETRY_S)
         away.start()
-        eventually(lambda: made.is_up)
-        assert made.client()
+        eventually(lambda: made.client.is_up)
+        assert made.client
         made.close()
     said = [record for record in caplog.records if away.endpoint in record.message]
     assert [record.levelname for record in said] == ["WARNING", "INFO"]

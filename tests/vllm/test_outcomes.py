@@ -226,7 +226,7 @@ def state_of(engine: PlayedEngine, request):
 
 def test_while_the_hub_does_not_answer_the_oldest_reports_are_forgotten(engine):
     state = state_of(engine, engine.request("a", text(0, 32)))
-    engine.side.executor.registered.close()
+    engine.side.executor.client.close()
     for _ in range(1000):
         tell(engine, state)
     engine.settle()

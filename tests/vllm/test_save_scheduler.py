@@ -177,7 +177,7 @@ def test_with_windows_a_request_is_scheduled_when_its_first_step_can_be_stored(w
     engine, _ = windowed
     prompt = text(0, 96)
     request = engine.arrived("a", prompt)
-    while engine.side.matched(request, 0) == (None, False):
+    while engine.turn(request, 0) == (None, False):
         engine.settle()
     engine.side.allocated(request, ([], []), 0)
     assert sum(len(job.slot.span) for job in engine.step(a=(0, 96))) == 96
@@ -187,7 +187,7 @@ def test_an_answer_is_stored_before_its_blocks_have_left_the_window(windowed):
     engine, tables = windowed
     prompt, answer = text(0, 64), text(3, 160)
     request = engine.arrived("a", prompt)
-    while engine.side.matched(request, 0) == (None, False):
+    while engine.turn(request, 0) == (None, False):
         engine.settle()
     engine.side.allocated(request, ([], []), 0)
     engine.step(a=(0, 64))
@@ -206,7 +206,7 @@ def test_an_answer_is_stored_before_its_blocks_have_left_the_window(windowed):
 def test_a_request_that_ends_before_it_is_scheduled_leaves_no_right(windowed):
     engine, _ = windowed
     request = engine.arrived("a", text(0, 96))
-    engine.side.matched(request, 0)
+    engine.turn(request, 0)
     assert engine.side.ended(request, ([], []))[0] is False
     engine.settle()
     assert engine.gauge("write_leases") == 0
@@ -217,7 +217,7 @@ def behind_a_window(windowed, n_cached):
     engine, tables = windowed
     tables[1][:5] = [0] * 5
     request = engine.arrived("a", text(0, 160))
-    while engine.side.matched(request, n_cached) == (None, False):
+    while engine.turn(request, n_cached) == (None, False):
         engine.settle()
     engine.side.allocated(request, ([], []), 0)
     return engine, request

@@ -21,7 +21,7 @@ def test_a_lookup_is_sent_on_arrival_and_its_answer_is_kept(engine):
     request = engine.arrived("b", text(1, 32) + text(0, 96))
     time.sleep(1.2 * SETTINGS.lookup_timeout_s)
     with standing_still(engine.hub):
-        assert engine.side.matched(request, 0) == (127, True)
+        assert engine.turn(request, 0) == (127, True)
 
 
 def test_a_new_session_causes_a_new_lookup():
@@ -30,10 +30,10 @@ def test_a_new_session_causes_a_new_lookup():
         engine = PlayedEngine(hub)
         engine.serve("a", text(0, 96))
         request = engine.arrived("b", text(1, 32) + text(0, 96))
-        assert engine.side.matched(request, 0) == (127, True)
+        assert engine.turn(request, 0) == (127, True)
         lookup = engine.side._requests["b"].lookup
-        engine.side.executor.registered._join()
-        assert engine.side.matched(request, 0) == (127, True)
+        engine.side.executor.client._join()
+        assert engine.turn(request, 0) == (127, True)
         assert engine.side._requests["b"].lookup is not lookup
         engine.close()
 
@@ -41,20 +41,20 @@ def test_a_new_session_causes_a_new_lookup():
 def test_a_wait_for_the_hub_is_for_an_event_and_no_loop_that_asks_again(engine, monkeypatch):
     asked, done = [], PendingReply.done
     monkeypatch.setattr(PendingReply, "done", lambda reply, within=0.0: asked.append(within) or done(reply, within))
-    monkeypatch.setattr("blendhub.vllm.scheduler.lookups.LOOKUP_WAIT_S", 0.05)
+    monkeypatch.setattr("blendhub.vllm.scheduler.load_scheduler.LOOKUP_WAIT_S", 0.05)
     engine.step()
     with standing_still(engine.hub):
         request = engine.arrived("a", text(0, 64))
         before = len(asked)
         started = time.monotonic()
-        assert engine.side.matched(request, 0) == (None, False)
+        assert engine.turn(request, 0) == (None, False)
         assert time.monotonic() - started >= 0.05 and len(asked) - before == 1
 
 
 @pytest.mark.alone
 def test_a_frozen_hub_delays_the_scheduler_by_the_wait_of_a_step_at_most(engine, monkeypatch):
-    engine.side.loads.lookups._timeout_s = 0.3
-    monkeypatch.setattr("blendhub.vllm.scheduler.lookups.LOOKUP_WAIT_S", 0.002)
+    engine.answer_within(0.3)
+    monkeypatch.setattr("blendhub.vllm.scheduler.load_scheduler.LOOKUP_WAIT_S", 0.002)
     engine.step()
     with standing_still(engine.hub):
         request = engine.request("a", text(0, 64))
@@ -72,7 +72,7 @@ def test_a_frozen_hub_delays_the_scheduler_by_the_wait_of_a_step_at_most(engine,
         assert "lookup_timeout_s" in engine.report("a")["reason"]
         # Who comes now is not kept waiting at all.
         another = engine.arrived("b", text(1, 64))
-        assert engine.side.matched(another, 0) == (0, False)
+        assert engine.turn(another, 0) == (0, False)
         started = time.monotonic()
         engine.side.clear()
         assert time.monotonic() - started < 0.1
@@ -87,10 +87,10 @@ def test_a_clear_drops_matches_and_saves(engine):
     engine.side.arrived(computing)
     engine.load(computing)
     engine.step(c=(0, 32))
-    assert engine.side.matched(waiting, 0)[0] == 127
+    assert engine.turn(waiting, 0)[0] == 127
     assert engine.side.clear()
     engine.settle()
-    assert engine.side.matched(waiting, 0) == (0, False)
+    assert engine.turn(waiting, 0) == (0, False)
     engine.step(c=(32, 32))
     engine.end(computing, 64)
     assert engine.found(document, exact=True) == set() == engine.found(prompt, exact=True)

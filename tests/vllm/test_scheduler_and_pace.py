@@ -68,7 +68,7 @@ def test_the_report_says_why_only_exact_text_was_reused(engine):
 
 def turn(engine, request):
     """What vLLM learns when it could begin this request: how much is loaded, or None if it waits."""
-    return engine.side.matched(request, 0)[0]
+    return engine.turn(request, 0)[0]
 
 
 def begin_load(engine, prompt=BLENDED):

@@ -43,7 +43,7 @@ def test_a_request_looks_for_other_blended_blocks_only_so_often(engine):
     request, _ = arrived(engine, "waits")
     for number in range(20):
         blend(engine, f"blended {number}", settled=False)
-        if engine.side.matched(request, 0)[0] is not None:
+        if engine.turn(request, 0)[0] is not None:
             break
     else:
         pytest.fail("it waits for as long as others blend")
@@ -55,7 +55,7 @@ def test_requests_that_need_every_token_computed_have_their_own_hashes(engine):
     request.skip_reading_prefix_cache = True
     own = list(request.block_hashes)
     engine.side.arrived(request)
-    assert engine.side.matched(request, 0) == (0, False) and request.block_hashes == own
+    assert engine.turn(request, 0) == (0, False) and request.block_hashes == own
 
 
 def test_what_stands_behind_settled_blocks_is_never_stored_as_exact(engine):
@@ -77,7 +77,7 @@ def test_what_was_blended_while_a_request_waited_is_taken_in_its_turn(engine):
     request, own = arrived(engine, "waiting")
     blended = blend(engine)
     assert request.block_hashes == own
-    assert engine.side.matched(request, 0) == (None, False)
+    assert engine.turn(request, 0) == (None, False)
     assert request.block_hashes[: len(blended)] == blended
     assert engine.load(request, local=SETTLED) == SETTLED
     assert engine.report(request.request_id)["settled_tokens"] == SETTLED - 64
@@ -87,7 +87,7 @@ def test_what_was_evicted_while_a_request_waited_is_not_looked_for(engine):
     blend(engine)
     request, own = arrived(engine, "waiting")
     engine.blocks.cached = lambda hashes, most: 0
-    assert engine.side.matched(request, 0) == (None, False)
+    assert engine.turn(request, 0) == (None, False)
     assert request.block_hashes == own
     assert engine.load(request, local=0) == SETTLED
     assert engine.side._requests["waiting"].settled_span is None
@@ -107,7 +107,7 @@ def test_a_request_whose_settled_blocks_are_gone_is_exact(engine):
 
 def test_blended_blocks_are_taken_while_the_hub_is_gone(engine):
     blended = blend(engine)
-    engine.side.executor.registered.close()
+    engine.side.executor.client.close()
     request, _ = arrived(engine, "next")
     assert engine.load(request, local=SETTLED) == SETTLED
     assert request.block_hashes[: len(blended)] == blended
@@ -122,7 +122,7 @@ def test_a_load_that_failed_or_was_aborted_leaves_nothing_to_take(engine):
     following, own = arrived(engine, "next")
     assert following.block_hashes == own and not len(engine.side.loads._settled)
     aborted, _ = arrived(engine, "aborted", PROMPT)
-    engine.side.allocated(aborted, (list(range(1, 20)),), engine.side.matched(aborted, 0)[0])
+    engine.side.allocated(aborted, (list(range(1, 20)),), engine.turn(aborted, 0)[0])
     engine.step()
     engine.side.ended(aborted, ([],))
     assert not len(engine.side.loads._settled)
@@ -160,7 +160,7 @@ def test_a_request_that_is_to_be_audited_takes_nothing_and_is_taken_by_others():
         blend(engine)
         request, own = arrived(engine, "audited", audit=True, recompute_ratio=0.15)
         assert request.block_hashes == own
-        n_external, _ = engine.side.matched(request, 0)
+        n_external, _ = engine.turn(request, 0)
         assert n_external == len(GOES_ON)
         engine.side.allocated(request, (list(range(1, 30)),), n_external)
         engine.step()

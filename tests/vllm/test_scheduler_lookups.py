@@ -78,13 +78,13 @@ def test_what_came_from_the_store_while_the_request_waited_is_reused_and_is_the_
         engine = PlayedEngine(hub)
         assert engine.load(arrived(engine, "impatient")) == 0
         assert "96 tokens of this prompt were still being read from the store" in engine.report("impatient")["reason"]
-        engine.side.loads.lookups._timeout_s = 5.0
+        engine.answer_within(5.0)
         request = arrived(engine)
         until = time.monotonic() + 30
-        while not engine.side._requests["r"].lookup.answer():
+        while not engine.side._requests["r"].lookup.done():
             assert time.monotonic() < until
             time.sleep(0.01)
-        assert engine.side._requests["r"].lookup.answer().on_the_way_tokens == 96
+        assert engine.side._requests["r"].lookup.result().on_the_way_tokens == 96
         goes_on.set()
         while len(engine.found(PROMPT, exact=True)) < 96:
             assert time.monotonic() < until
@@ -94,14 +94,14 @@ def test_what_came_from_the_store_while_the_request_waited_is_reused_and_is_the_
 
 
 def test_a_lookup_that_failed_while_the_request_waited_is_sent_again(engine):
-    engine.side.loads.lookups._timeout_s = 0.3
+    engine.answer_within(0.3)
     with standing_still(engine.hub):
         request = arrived(engine)
         time.sleep(0.5)
     engine.step()
-    engine.side.loads.lookups._timeout_s = 30.0
+    engine.answer_within(30.0)
     until = time.monotonic() + 30
-    while not (engine.side.executor.is_up and engine.client.is_up):
+    while not (engine.side.executor.client.is_up and engine.client.is_up):
         assert time.monotonic() < until
         time.sleep(0.01)
     assert engine.load(request) == 96

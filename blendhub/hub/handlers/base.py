@@ -4,7 +4,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeAlias
 
 from blendhub.client import wire
-from blendhub.contracts import Envelope
 from blendhub.contracts.transport import Buffer
 from blendhub.core.errors import InvalidInput
 from blendhub.core.tokens import Tokens, as_tokens
@@ -16,9 +15,8 @@ from blendhub.hub.reports import ReportTable
 from blendhub.hub.state import HubState
 from blendhub.hub.stores.store_tier import StoreTier
 
-Answer: TypeAlias = wire.Reply | Envelope
-Handler: TypeAlias = Callable[[Session, Any, Sequence[Buffer]], Answer | Awaitable[Answer]]
-OpenHandler: TypeAlias = Callable[[Any, Sequence[Buffer]], Answer | Awaitable[Answer]]
+Handler: TypeAlias = Callable[[Session, Any, Sequence[Buffer]], wire.Reply | Awaitable[wire.Reply]]
+OpenHandler: TypeAlias = Callable[[Any, Sequence[Buffer]], wire.Reply | Awaitable[wire.Reply]]
 """The handler of a request that needs no session."""
 
 DONE = wire.Done()

@@ -7,24 +7,24 @@ from functools import partial
 from blendhub.client import wire
 from blendhub.contracts.transport import Buffer
 from blendhub.core.errors import InvalidInput
-from blendhub.hub.handlers.base import DONE, Answer, Handlers
+from blendhub.hub.handlers.base import DONE, Handlers
 from blendhub.hub.index.namespace_index import spans_of, whole_matches
 from blendhub.hub.leases.sessions import EngineEntry, Session
 
 
 class ExplainHandlers(Handlers):
-    def reported(self, session: Session, message: wire.Reported, payload: Sequence[Buffer]) -> Answer:
+    def reported(self, session: Session, message: wire.Reported, payload: Sequence[Buffer]) -> wire.Reply:
         self.reports.add(session.engine.name, message.outcomes)
         for outcome in message.outcomes:
             if outcome.audit and outcome.is_sample:
                 self.counters.audits[session.engine.base].add(agrees=outcome.audit.agrees)
         return DONE
 
-    def explain(self, message: wire.Explain, payload: Sequence[Buffer]) -> Answer:
+    def explain(self, message: wire.Explain, payload: Sequence[Buffer]) -> wire.Reply:
         engine_and_report = self.reports.find(message.request)
         return wire.Explained(*engine_and_report) if engine_and_report else wire.Explained()
 
-    async def preview(self, message: wire.Preview, payload: Sequence[Buffer]) -> Answer:
+    async def preview(self, message: wire.Preview, payload: Sequence[Buffer]) -> wire.Reply:
         tokens, engine = self.read_tokens(payload), self._engine(message.engine)
         index = self.state.indexes.find(engine.base, message.variant)
         if index is None or not len(tokens):

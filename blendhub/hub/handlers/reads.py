@@ -7,7 +7,7 @@ from functools import partial
 from blendhub.client import wire
 from blendhub.contracts.transport import Buffer
 from blendhub.core.spans import Match
-from blendhub.hub.handlers.base import DONE, Answer, Handlers
+from blendhub.hub.handlers.base import DONE, Handlers
 from blendhub.hub.index.namespace_index import Chunk, ChunkMatch, NamespaceIndex, spans_of, whole_matches
 from blendhub.hub.leases.sessions import Session
 from blendhub.outcome.fates import fate_of
@@ -16,7 +16,9 @@ NOTHING = wire.Found()
 
 
 class ReadHandlers(Handlers):
-    def look_up(self, session: Session, message: wire.Lookup, payload: Sequence[Buffer]) -> Answer | Awaitable[Answer]:
+    def look_up(
+        self, session: Session, message: wire.Lookup, payload: Sequence[Buffer]
+    ) -> wire.Reply | Awaitable[wire.Reply]:
         tokens = self.read_tokens(payload)
         index = self.state.find_index(session, message.variant)
         if index is None:
@@ -35,7 +37,7 @@ class ReadHandlers(Handlers):
         message: wire.Lookup,
         index: NamespaceIndex,
         matches: "list[Match] | asyncio.Future[list[Match]]",
-    ) -> Answer:
+    ) -> wire.Reply:
         """Wait for the matches, and for what only the store has of them."""
         if isinstance(matches, asyncio.Future):
             matches = await matches
@@ -57,8 +59,10 @@ class ReadHandlers(Handlers):
             chunk_matches = index.cut_at_chunks(matches, message.skip_prefix_n_tokens)
         return self._found(session, message, chunk_matches)
 
-    def _found(self, session: Session, message: wire.Lookup, chunk_matches: list[ChunkMatch]) -> Answer:
+    def _found(self, session: Session, message: wire.Lookup, chunk_matches: list[ChunkMatch]) -> wire.Reply:
         """The reply to a lookup, with a lease if requested; chunks that are only in the store are fetched."""
+        if chunk_matches:
+            self.counters.totals["lookups_that_found"] += 1
         for found in chunk_matches:
             self.counters.totals[f"tokens_{fate_of(found.match)}"] += found.end - found.start
         in_arena = [found for found in chunk_matches if found.chunk.offset is not None]
@@ -76,7 +80,7 @@ class ReadHandlers(Handlers):
             on_the_way=spans_of(missing),
         )
 
-    def release(self, session: Session, message: wire.Release, payload: Sequence[Buffer]) -> Answer:
+    def release(self, session: Session, message: wire.Release, payload: Sequence[Buffer]) -> wire.Reply:
         self.state.reads.end(self.state.reads.leases.of_engine(message.lease, session.engine.name))
         return DONE
 

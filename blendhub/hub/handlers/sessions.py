@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from blendhub.client import wire
 from blendhub.contracts.transport import Buffer, Peer
 from blendhub.core.errors import InvalidInput
-from blendhub.hub.handlers.base import DONE, Answer, Handlers
+from blendhub.hub.handlers.base import DONE, Handlers
 from blendhub.hub.leases.sessions import ProcessWatcher, Session
 
 PONG = wire.Pong()
@@ -15,7 +15,7 @@ PINGS_PER_SILENCE = 5
 
 
 class SessionHandlers(Handlers):
-    async def register(self, peer: Peer, message: wire.Register, watcher: ProcessWatcher) -> Answer:
+    async def register(self, peer: Peer, message: wire.Register, watcher: ProcessWatcher) -> wire.Reply:
         if self.state.sessions.engine(message.engine) is None:
             # To refuse unknown matchers now, and to compile the others, which may take seconds, before the first store.
             await asyncio.to_thread(self.state.indexes.make, message.namespace)
@@ -29,15 +29,15 @@ class SessionHandlers(Handlers):
             ping_every_s=max(self.config.silence_s / PINGS_PER_SILENCE, SHORTEST_PING_S),
         )
 
-    def unregister(self, session: Session, message: wire.Unregister, payload: Sequence[Buffer]) -> Answer:
+    def unregister(self, session: Session, message: wire.Unregister, payload: Sequence[Buffer]) -> wire.Reply:
         self.state.end_session(session, may_still_write=False)
         return DONE
 
-    def ping(self, session: Session, message: wire.Ping, payload: Sequence[Buffer]) -> Answer:
+    def ping(self, session: Session, message: wire.Ping, payload: Sequence[Buffer]) -> wire.Reply:
         self.state.ping(session, message.acknowledged, message.abandoned)
         return wire.Pong(revoked=tuple(session.revoked)) if session.revoked else PONG
 
-    def mapped(self, session: Session, message: wire.Mapped, payload: Sequence[Buffer]) -> Answer:
+    def mapped(self, session: Session, message: wire.Mapped, payload: Sequence[Buffer]) -> wire.Reply:
         if message.nonce != self.state.cache.arena.name.nonce:
             raise InvalidInput("the mapped segment is not this hub's arena; map the one that Registered names")
         first, granted = self.state.attach(session, message.mapping)

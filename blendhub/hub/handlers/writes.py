@@ -9,7 +9,7 @@ from blendhub.contracts.transport import Buffer
 from blendhub.core.errors import ArenaFull, InvalidInput
 from blendhub.core.layout import Variant
 from blendhub.core.spans import Span
-from blendhub.hub.handlers.base import DONE, Answer, Handlers
+from blendhub.hub.handlers.base import DONE, Handlers
 from blendhub.hub.index.namespace_index import NamespaceIndex, Origin
 from blendhub.hub.leases.sessions import Session
 from blendhub.hub.leases.write_leases import check_reservation
@@ -17,7 +17,7 @@ from blendhub.hub.limits import AT_ONCE
 
 
 class WriteHandlers(Handlers):
-    async def reserve(self, session: Session, message: wire.Reserve, payload: Sequence[Buffer]) -> Answer:
+    async def reserve(self, session: Session, message: wire.Reserve, payload: Sequence[Buffer]) -> wire.Reply:
         tokens, namespace = self.read_tokens(payload), session.engine.namespace.with_variant(message.variant)
         check_reservation(tokens, message.span, namespace.slot_bytes, self.state.cache.arena)
         if message.blended and message.exact:
@@ -45,16 +45,16 @@ class WriteHandlers(Handlers):
             )
         return wire.Reserved(span=lease.span, run=lease.run.id, lease=lease.id, slots=lease.slots)
 
-    def commit(self, session: Session, message: wire.Commit, payload: Sequence[Buffer]) -> Answer:
+    def commit(self, session: Session, message: wire.Commit, payload: Sequence[Buffer]) -> wire.Reply:
         lease = self.state.writes.leases.of_engine(message.lease, session.engine.name)
         self.state.writes.commit(lease, session, message.upto)
         return DONE
 
-    def abort(self, session: Session, message: wire.Abort, payload: Sequence[Buffer]) -> Answer:
+    def abort(self, session: Session, message: wire.Abort, payload: Sequence[Buffer]) -> wire.Reply:
         self.state.abort(session, message.lease)
         return DONE
 
-    async def clear(self, session: Session, message: wire.Clear, payload: Sequence[Buffer]) -> Answer:
+    async def clear(self, session: Session, message: wire.Clear, payload: Sequence[Buffer]) -> wire.Reply:
         for index in self._indexes_to_clear(session, message.variant):
             chunks = list(index.chunks())
             for at in range(0, len(chunks), AT_ONCE):

@@ -1,7 +1,6 @@
 """The connector in vLLM's scheduler: the requests, the plan of each step, and the workers' reports."""
 
 import contextlib
-from functools import partial
 from typing import Any
 
 from vllm.config import VllmConfig
@@ -20,7 +19,6 @@ from blendhub.vllm.scheduler.blocks.request_blocks import RequestBlocks, Tables
 from blendhub.vllm.scheduler.blocks.scratch import Scratch
 from blendhub.vllm.scheduler.first_tokens import FirstTokens
 from blendhub.vllm.scheduler.load_scheduler import LoadScheduler
-from blendhub.vllm.scheduler.lookups import Lookups
 from blendhub.vllm.scheduler.reports import Reports
 from blendhub.vllm.scheduler.request_state import RequestState, Stage
 from blendhub.vllm.scheduler.save_scheduler import SaveScheduler
@@ -69,7 +67,7 @@ class ConnectorScheduler:
             return
         # Long before vLLM schedules it. What fails now is tried again then.
         with contextlib.suppress(BlendHubError):
-            self.loads.lookups.send(state)
+            self.loads.look_up(state)
 
     def matched(self, request: Request, local: int) -> tuple[int | None, bool]:
         """The number of tokens after the first ``local`` that come from BlendHub; None: ask again in a later step."""
@@ -77,9 +75,7 @@ class ConnectorScheduler:
         if not state:
             return 0, False
         matched, is_loaded = self.loads.matched(state, local)
-        can_store = matched is None or self.loads.lookups.wait_for(
-            partial(self.saves.prepare, state, self._are_opening)
-        )
+        can_store = matched is None or self.saves.prepare(state, self._are_opening, self.loads.wait_left_s)
         return (matched if can_store or is_loaded else None), is_loaded
 
     def allocated(self, request: Request, tables: Tables, n_external: int) -> None:
@@ -105,7 +101,7 @@ class ConnectorScheduler:
         plan.number, plan.preempted = self._n_steps, set(step.preempted_req_ids or ())
         plan.computes = step.total_num_scheduled_tokens > 0
         plan.budget = self.loads.begin_step(step.total_num_scheduled_tokens)
-        if self._unsent_place and self.executor.is_up:
+        if self._unsent_place and self.executor.client.is_up:
             plan.hub, self._unsent_place = self._unsent_place, None
         self.saves.plan_step(plan, step)
         return plan
@@ -145,7 +141,7 @@ class ConnectorScheduler:
     @property
     def _are_opening(self) -> bool:
         """Whether ranks have yet to try to reach a hub that is there."""
-        return self._closed_ranks > 0 and self.executor.is_up
+        return self._closed_ranks > 0 and self.executor.client.is_up
 
     def take_stats(self) -> BlendHubStats | None:
         """The counts since the last call."""
@@ -160,7 +156,7 @@ class ConnectorScheduler:
         self.saves.drop_all()
         self.executor.clear()
         self.loads.clear(self._requests.values())
-        return self.executor.is_up
+        return self.executor.client.is_up
 
     def close(self) -> None:
         self.closing.close()
@@ -183,7 +179,7 @@ def build_scheduler(
     scratch = Scratch(blocks, tables, settings.lookup_timeout_s)
     loads = LoadScheduler(
         facts,
-        Lookups(executor, settings, blocks, reports.times),
+        executor,
         Audits(settings, facts.audits, admission.namespace.digest),
         blocks,
         scratch,

@@ -1,15 +1,17 @@
-"""Scheduler side of loading: decides what each request reuses, and plans the loads."""
+"""Scheduler side of loading: looks up what the hub has, decides what each request reuses of it, and plans the loads."""
 
 import contextlib
+import time
 from collections.abc import Iterable
 
 import msgspec
 import numpy as np
 
-from blendhub.client.pending_lookup import PendingLookup
-from blendhub.core.errors import BlendHubError, DeadlineExceeded
+from blendhub.client.hub_client import PendingLookup
+from blendhub.core.errors import BlendHubError, DeadlineExceeded, PeerGone
 from blendhub.outcome.reasons import Why
 from blendhub.vllm.decision import Choice, Refusal
+from blendhub.vllm.hub_executor import HubExecutor
 from blendhub.vllm.messages import AuditedAnswer, LoadJob, LoadResult, LoadSource
 from blendhub.vllm.scheduler.audits import Audits
 from blendhub.vllm.scheduler.blend_queue import BlendQueue
@@ -18,10 +20,15 @@ from blendhub.vllm.scheduler.blocks.scratch import Scratch
 from blendhub.vllm.scheduler.blocks.settled_blocks import SettledBlocks
 from blendhub.vllm.scheduler.blocks.shown_hashes import ShownHashes
 from blendhub.vllm.scheduler.decide import BlendTerms, EngineLimits, decide
-from blendhub.vllm.scheduler.lookups import Lookups
 from blendhub.vllm.scheduler.reports import Reports
 from blendhub.vllm.scheduler.request_state import RequestState, Stage
 from blendhub.vllm.scheduler.startup import StartupFacts
+
+LOOKUP_WAIT_S = 0.002
+"""How long a step waits for answers of the hub, for all requests together, before vLLM goes on to others."""
+
+STORE_SHARE = 0.8
+"""The share of a lookup's timeout that the hub may spend on reading matches from its store."""
 
 
 class LoadScheduler:
@@ -30,15 +37,16 @@ class LoadScheduler:
     def __init__(
         self,
         facts: StartupFacts,
-        lookups: Lookups,
+        executor: HubExecutor,
         audits: Audits,
         blocks: RequestBlocks,
         scratch: Scratch,
         queue: BlendQueue,
         reports: Reports,
     ) -> None:
-        self.lookups = lookups
         self.audits = audits
+        self._executor = executor
+        self._blocks = blocks
         self._settled = SettledBlocks(blocks)
         self._scratch = scratch
         self._queue = queue
@@ -51,6 +59,9 @@ class LoadScheduler:
         """Only if another connector stores KV under block hashes."""
         self._reading: dict[str, PendingLookup] = {}
         """The lookups whose leases workers copy under, by request; a request may have been aborted meanwhile."""
+        self._unanswered: list[PendingLookup] = []
+        self._waits_until = 0.0
+        """When this step ceases to wait for the hub; 0: it has not begun to wait."""
 
     def take_settled(self, state: RequestState, *, is_audited: bool) -> bool:
         """Have vLLM look for blended blocks that a request may take; returns whether it looked for others until now.
@@ -58,6 +69,34 @@ class LoadScheduler:
         Exact KV, which an audit needs, cannot be written in the place of blended blocks.
         """
         return self._settled.take(state, None if is_audited else state.terms.settled_ratio)
+
+    def look_up(self, state: RequestState, local: int | None = None, *, waits_for_store: bool = True) -> PendingLookup:
+        """Look up a request, or look it up again. What vLLM has is neither leased nor fetched from the store.
+
+        ``local``: how many of the first tokens vLLM has; None: it is asked. Raises if the hub is known not to answer.
+        """
+        request, timeout_s = state.request, self._settings.lookup_timeout_s
+        if local is None and not request.skip_reading_prefix_cache:
+            local = self._blocks.cached_tokens(request.block_hashes, request.num_tokens - 1)
+        state.look_up()
+        if self._executor.is_clearing:
+            raise PeerGone("the hub has not cleared the cache yet")
+        state.lookup = self._executor.client.lookup(
+            state.tokens(),
+            state.terms.variant,
+            skip_prefix=local or 0,
+            wait_s=timeout_s * STORE_SHARE if waits_for_store else 0.0,
+            settled=state.terms.settled_ratio,
+            timeout=timeout_s,
+        )
+        self._unanswered.append(state.lookup)
+        return state.lookup
+
+    @property
+    def wait_left_s(self) -> float:
+        """How long this step may still wait for the hub: many requests that wait must not hold up those that run."""
+        self._waits_until = self._waits_until or time.monotonic() + LOOKUP_WAIT_S
+        return max(0.0, self._waits_until - time.monotonic())
 
     def matched(self, state: RequestState, local: int) -> tuple[int | None, bool]:
         """The number of tokens after the first ``local`` that are loaded; None: ask again in a later step."""
@@ -76,7 +115,7 @@ class LoadScheduler:
             )
         if state.stage is not Stage.COMPUTING:
             try:
-                if not self.lookups.has_found(state, local):
+                if not self._has_found(state, local):
                     return None, False
             except BlendHubError as error:
                 is_late = isinstance(error, DeadlineExceeded)
@@ -112,7 +151,7 @@ class LoadScheduler:
                 self._reports.refuse(state, Refusal(Why.OTHER_CONNECTOR, other))
             return None
         reading = self._reading[state.id] = state.begin_load()
-        assert reading.found and reading.found.lease is not None
+        assert reading.reply and reading.reply.lease is not None
         self._scratch.allocated(state.id)
         if decision.audit:
             self.audits.begun(state)
@@ -126,7 +165,7 @@ class LoadScheduler:
             state.tokens(),
             tuple(np.asarray(blocks, np.int64) for blocks in self._scratch.complete(state.id, tables)),
             decision,
-            LoadSource(reading.found.lease, reading.request.epoch, decision.pieces_of(reading.found.pieces)),
+            LoadSource(reading.reply.lease, reading.request.epoch, decision.pieces_of(reading.reply.pieces)),
             state.terms.adapter,
             AuditedAnswer(self.audits.n_tokens(state.request, self._block_size), state.stop_tokens),
         )
@@ -134,7 +173,13 @@ class LoadScheduler:
     def begin_step(self, n_scheduled: int) -> int:
         """A step is planned, in which vLLM computes so many tokens; returns how many are recomputed at most."""
         self._queue.next_step()
-        self.lookups.begin_step()
+        self._waits_until = 0.0
+        # The session is mended before the turn of requests that wait, if the hub has not answered one of them.
+        for lookup in self._unanswered:
+            if lookup.done():
+                with contextlib.suppress(BlendHubError):
+                    lookup.result()
+        self._unanswered = [lookup for lookup in self._unanswered if not lookup.done()]
         if self._shown:
             self._shown.end_step()
         return self._queue.budget(n_scheduled)
@@ -171,7 +216,31 @@ class LoadScheduler:
         for state in states:
             if state.stage in (Stage.LOOKING_UP, Stage.FOUND):
                 with contextlib.suppress(BlendHubError):  # it is asked again at the request's turn
-                    self.lookups.send(state)
+                    self.look_up(state)
+
+    def _has_found(self, state: RequestState, local: int) -> bool:
+        """Whether the hub has said what it has behind the first ``local`` tokens. Raises if it did not in time.
+
+        What it said long ago, while the request waited for its turn, is asked again where that may help.
+        """
+        is_first, state.had_its_turn = not state.had_its_turn, True
+        lookup = state.lookup
+        if (
+            lookup is None  # it was preempted and lost its blocks, or the hub could not be asked
+            or lookup.has_ended
+            or local < lookup.request.skip_prefix_n_tokens  # vLLM has evicted what it had
+            or (is_first and lookup.error)  # the hub may answer by now
+        ):
+            lookup = self.look_up(state, local)
+        elif state.stage is Stage.LOOKING_UP and lookup.lacks_some:
+            lookup = self.look_up(state, local, waits_for_store=False)
+        if state.stage is Stage.LOOKING_UP:
+            if not lookup.done(self.wait_left_s):
+                self._executor.client.check_up()
+                return False
+            state.answered(lookup.result())
+            self._reports.times.add("lookup_seconds", time.monotonic() - lookup.sent_at)
+        return True
 
     def _decide(self, state: RequestState, audited: bool) -> bool:
         """Decide what a request reuses; returns False if it must wait for scratch that others use."""

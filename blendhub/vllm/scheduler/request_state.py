@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 from vllm.v1.request import Request
 
-from blendhub.client.pending_lookup import PendingLookup
+from blendhub.client.hub_client import PendingLookup
 from blendhub.client.wire import Found
 from blendhub.core.layout import Variant
 from blendhub.core.spans import Match, Span, join_spans

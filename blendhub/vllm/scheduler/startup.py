@@ -136,12 +136,10 @@ class ArenaWatch:
 
     def look(self) -> None:
         """Notice a hub that came or came back."""
-        client = self._executor.registered
-        if client is None or client.arena is None:
-            return
-        if client.arena.name.nonce != self._logged:
-            self._logged = client.arena.name.nonce
-            progress = client.arena.progress()
+        arena = self._executor.client.arena
+        if arena and arena.name.nonce != self._logged:
+            self._logged = arena.name.nonce
+            progress = arena.progress()
             self.stores_blended = not why_no_blended(self._facts, progress.goal)
             for line in lines(self._facts, progress):
                 log.log(line.level, "%s", line.text)

@@ -180,9 +180,10 @@ class ConnectorWorker:
 
     def _client(self) -> HubClient | None:
         """The client, whose arena the device uses; None while one of both is still to come. Raises if that failed."""
-        client = self._executor.client() if self._executor else None
-        if client is None:
+        if not (self._executor and self._executor.has_tried):
             return None
+        client = self._executor.client
+        client.check_up()
         arena = client.arena
         assert arena, "a registered client has mapped the arena"
         if self._pinned != arena.name.nonce:

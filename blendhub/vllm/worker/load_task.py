@@ -109,8 +109,13 @@ class LoadTask:
                     raise DeadlineExceeded("the worker's session with the hub was not open in time")
             if self._transfer:
                 self._look_at_copy(self._transfer)
-            elif self._releasing and not (self.error or self._is_proven):
-                self._look_at_release(self._releasing)
+            elif self._client and self._releasing and not (self.error or self._is_proven):
+                if self._releasing.done():
+                    # A restarted hub does not know the lease, because leases have random ids.
+                    self._releasing.result()
+                    self._is_proven = True
+                else:
+                    self._client.check_up()
         except Exception as error:  # vLLM can compute the tokens after any error
             self.fail(error)
 
@@ -139,12 +144,3 @@ class LoadTask:
                 "the device is stuck: end the engine",
                 self.job.request, LONG_COPY_S,
             )  # fmt: skip
-
-    def _look_at_release(self, releasing: PendingReply[Done]) -> None:
-        assert self._client
-        if releasing.done():
-            # A restarted hub does not know the lease, because leases have random ids.
-            releasing.result()
-            self._is_proven = True
-        else:
-            self._client.check_up()
