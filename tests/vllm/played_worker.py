@@ -1,4 +1,4 @@
-"""A worker's side of the connector under a played engine; its device copies in a stream of the deferring runtime.
+"""A worker's side of the connector under a played engine; its device loads in a stream of the deferring runtime.
 
 What the engine submits in a step is a task of the runtime, which runs only if something waits for it. So a test sees
 whether a copy waits for the step's forward.
@@ -7,11 +7,9 @@ whether a copy waits for the step's forward.
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import torch
 from blendhub_cpu import CpuOptions
 from blendhub_cpu.device import CpuDevice
 from vllm.v1.core.sched.output import SchedulerOutput
@@ -23,13 +21,9 @@ from blendhub.devices import HostArena, PinningThread
 from blendhub.testing.devices.deferred import DeferredRuntime, Task
 from blendhub.vllm.model.layer_groups import attach
 from blendhub.vllm.worker.connector_worker import ConnectorWorker
-from blendhub.vllm.worker.recompute import BlendContext
-from tests.stand_in import Anything
-from tests.vllm.one_group import one_group, pages_in
+from tests.vllm.blending import context_of
 from tests.vllm.played_engine import BLOCK, HOST, LAYOUT, NAMESPACE, SETTINGS, PlayedEngine, played_engine
-from tests.vllm.two_ranks import ALONE
-
-N_BLOCKS = 64
+from tests.vllm.stand_in_model import StandInModel
 
 
 class SideTransfer(Transfer):
@@ -43,10 +37,12 @@ class SideTransfer(Transfer):
 
     def wait(self) -> None:
         assert self.done(), "a step waits for a copy"
+        if self._device.error:
+            raise self._device.error
 
 
 class SideDevice(CpuDevice):
-    """Copies beside the engine's work, after what it had submitted before."""
+    """Loads beside the engine's work, after what it had submitted before."""
 
     overlaps_compute = True
 
@@ -55,12 +51,18 @@ class SideDevice(CpuDevice):
         self.runtime = runtime or DeferredRuntime()
         self.runtime.set_device()
         self.is_held = False
-        """No copy ends while this is true."""
+        """No load ends while this is true."""
+        self.error: Exception | None = None
+        """What loads and the pinning of the arena raise."""
         self.pins = 0
+        self.loads: list[tuple[int, int]] = []
+        """For each load, where its first segment begins, and how many tokens the device was told to skip."""
         self._pinning = PinningThread("side")
         self._stream = self.runtime.create_stream()
 
     def pin(self, arena: np.ndarray, progress: Any = None) -> None:
+        if self.error:
+            raise self.error
         super().pin(arena)
         self.pins += 1
         self._pinning.run_later(HostArena(arena, self.runtime, progress).pin)
@@ -68,62 +70,36 @@ class SideDevice(CpuDevice):
     def begin_step(self) -> None:
         self._step_begins = self.runtime.record_event()
 
-    def load(self, *given: Any) -> Transfer:
+    def load(self, segments: Sequence[Segment], blocks: Any, skip_prefix_n_tokens: int = 0, group: int = 0) -> Transfer:
+        self.loads.append((segments[0].span.start, skip_prefix_n_tokens))
         self.runtime.wait_event(self._stream, self._step_begins)
         super_load = super().load
-        self._stream.submit(lambda: super_load(*given).wait())
+        self._stream.submit(lambda: super_load(segments, blocks, skip_prefix_n_tokens, group).wait())
         return SideTransfer(self, self.runtime.record_event(self._stream))
 
 
-class NotingDevice(CpuDevice):
-    """Notes of each load where its first segment begins, and what it was told to skip."""
-
-    def __init__(self) -> None:
-        super().__init__(CpuOptions())
-        self.noted: list[tuple[int, int]] = []
-
-    def load(self, segments: Sequence[Segment], blocks: Any, skip_prefix_n_tokens: int = 0, group: int = 0) -> Transfer:
-        self.noted.append((segments[0].span.start, skip_prefix_n_tokens))
-        return super().load(segments, blocks, skip_prefix_n_tokens)
-
-
-class Model(Anything):
-    """One layer of vLLM's model as the worker sees it."""
-
-    layer_names = ("layer",)
-    block_size = BLOCK
-    frees_blocks_early = samples_last = False
-    adapters = None
-    max_tokens = 256
-    config = SimpleNamespace(cache_config=SimpleNamespace(cache_dtype="auto"))
-
-    def __init__(self) -> None:
-        self.kv = torch.zeros((N_BLOCKS, LAYOUT.kv_heads, BLOCK, LAYOUT.key_dim + LAYOUT.value_dim))
-        self._layer = SimpleNamespace(kv_cache=self.kv, impl=None)
-
-    def layer(self, name: str) -> Any:
-        return self._layer
-
-
 class PlayedWorker:
-    """A worker with a separate session, and vLLM's runner around it."""
+    """A worker with a separate session and a model of one layer, and vLLM's runner around it."""
 
-    def __init__(self, engine: PlayedEngine, device: CpuDevice) -> None:
+    def __init__(self, engine: PlayedEngine, device: SideDevice) -> None:
         self.engine = engine
         self.device = device
-        self.model = Model()
+        self.model = StandInModel(n_layers=1, heads=LAYOUT.kv_heads, width=LAYOUT.key_dim, n_blocks=64)
         self.forwards: list[int] = []
         """The steps whose forwards have run."""
         self.steps = 0
-        groups, layers = one_group(LAYOUT, BLOCK), pages_in(self.model, LAYOUT, BLOCK)
-        attach(device, groups, layers)
-        context = BlendContext(self.model, layers, groups, device, None, ALONE)
+        context = context_of(self.model, device=device)
+        attach(device, context.groups, context.layers)
         self.worker = ConnectorWorker(context, HOST, "engine", SETTINGS.lookup_timeout_s)
+
+    @property
+    def kv(self) -> Any:
+        """The pages that requests may have."""
+        return self.model.pages[0][1:]
 
     def arrive(self, name: str, prompt: list[int], first_block: int = 1, local: int = 0) -> Request:
         """A request whose load is in the next step's plan. ``local``: so many of its first tokens vLLM has cached."""
-        request = self.engine.request(name, prompt)
-        self.engine.side.arrived(request)
+        request = self.engine.arrived(name, prompt)
         until, n_external = time.monotonic() + 30, None
         while n_external is None:  # the hub may be slow on a busy machine
             assert time.monotonic() < until
@@ -133,34 +109,43 @@ class PlayedWorker:
         self.engine.side.allocated(request, (blocks,), n_external)
         return request
 
-    def step(self, after_forward: Callable[[], None] = lambda: None) -> set[str]:
+    def step(self, after_forward: Callable[[], None] = lambda: None, *, hub_answers: bool = True) -> set[str]:
         """A step with a forward, in the order of vLLM's runners; returns whose KV has arrived.
 
         The hub answers between the hooks.
         """
         self.steps += 1
-        if isinstance(self.device, SideDevice):  # the machine has had time for the steps before
-            self.device.runtime.synchronize(self.device.runtime.record_event())
+        self.device.runtime.synchronize(self.device.runtime.record_event())  # the machine has done the steps before
         plan = self.engine.side.plan(SchedulerOutput.make_empty())
         self.worker.begin_step(plan)
-        if isinstance(self.device, SideDevice):
-            number = self.steps
-            self.device.runtime.engine.submit(lambda: self.forwards.append(number))
-        self._let_the_hub_answer()
+        number = self.steps
+        self.device.runtime.engine.submit(lambda: self.forwards.append(number))
+        self._let_the_hub_answer(hub_answers)
         self.worker.load(plan)
         after_forward()
-        self._let_the_hub_answer()
+        self._let_the_hub_answer(hub_answers)
         self.worker.save(plan)
         _, loaded = self.worker.finished()
         if report := self.worker.take_report():
             self.engine.side.process_report(report)
         return loaded
 
-    def _let_the_hub_answer(self) -> None:
+    def until_loaded(self, name: str, **options: Any) -> None:
+        """Steps until the load of a request has ended, however long the hub takes."""
+        until = time.monotonic() + 30
+        while name not in self.step(**options):
+            assert time.monotonic() < until
+            time.sleep(1e-3)
+
+    def failed(self) -> list[str]:
+        """The requests whose loads have failed."""
+        return [job.request for job in self.worker.take_failed()]
+
+    def _let_the_hub_answer(self, hub_answers: bool) -> None:
         """Replies of a connection come in order: behind this one, all are there."""
         executor = self.worker._executor
         for client in (self.engine.client, executor and executor.client):
-            if client and client.is_up:
+            if hub_answers and client and client.is_up:
                 client.stats()
 
     def start(self) -> None:
@@ -173,8 +158,8 @@ class PlayedWorker:
 
 
 @contextmanager
-def played_worker(device: CpuDevice, stored: list[int], **config: Any) -> Iterator[PlayedWorker]:
-    """A worker that has taken no step, and a hub that has stored this text; every byte of its KV is 1.
+def played_worker(device: SideDevice, stored: list[int], **config: Any) -> Iterator[PlayedWorker]:
+    """A worker that has taken its first steps, and a hub that has stored this text; every byte of its KV is 1.
 
     ``config`` are keys of the hub's configuration.
     """
@@ -189,8 +174,9 @@ def played_worker(device: CpuDevice, stored: list[int], **config: Any) -> Iterat
 
 
 @contextmanager
-def worker_of(engine: PlayedEngine, device: CpuDevice) -> Iterator[PlayedWorker]:
-    """The only worker of this engine."""
+def worker_of(engine: PlayedEngine, device: SideDevice) -> Iterator[PlayedWorker]:
+    """The only worker of this engine, after its first steps."""
     worker = PlayedWorker(engine, device)
+    worker.start()
     yield worker
     worker.worker.close()

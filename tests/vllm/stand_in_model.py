@@ -1,5 +1,6 @@
 """A model that does with its pages what ``EngineModel`` promises, computed by plain torch on all ranks together."""
 
+from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,52 +10,72 @@ from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbedding
 
 from blendhub.contracts import Rotation
 from blendhub.vllm.model.rotary import rotated, rotations_of
-from tests.stand_in import Anything
+from tests.stand_in import Anything, StandIn
 
 HEADS, WIDTH, BLOCK, BLOCKS, LONGEST = 2, 16, 16, 4, 4096
 
 
+@cache
 def rotary(n_positions: int = LONGEST, base: float = 10000.0, width: int = WIDTH) -> RotaryEmbedding:
     with set_current_vllm_config(VllmConfig()):
         return RotaryEmbedding(width, width, n_positions, base, True, torch.float32)
 
 
-class Layer(Anything):
-    num_kv_heads, head_size, impl = HEADS, WIDTH, None
-
-    def __init__(self) -> None:
-        self.kv_cache = torch.zeros(BLOCKS, HEADS, BLOCK, 2 * WIDTH)
-
-    def get_attn_backend(self) -> Any:
-        return SimpleNamespace(get_name=lambda: "ANY")
+def config_of(*, speculative: str | None = None, **changes: Any) -> Any:
+    """What BlendHub reads of vLLM's configuration of a usual model, with these fields changed."""
+    ones = ["pipeline_parallel_size", "decode_context_parallel_size", "data_parallel_size"]
+    usual = dict.fromkeys(ones, 1) | dict.fromkeys(["is_moe_model", "is_encoder_decoder", "enable_sleep_mode"], False)
+    fields = StandIn(dtype=torch.float32, max_model_len=LONGEST, **usual | changes)
+    return SimpleNamespace(
+        parallel_config=fields,
+        model_config=fields,
+        speculative_config=speculative and SimpleNamespace(method=speculative),
+        cache_config=SimpleNamespace(cache_dtype="auto"),
+    )
 
 
 class StandInModel(Anything):
     """Keys depend on token and position, values on the token. ``together`` is called in every forward."""
 
-    block_size, block_sizes = BLOCK, (BLOCK,)
     max_tokens, max_spans = 4096, 64
     device = torch.device("cpu")
     frees_blocks_early = samples_last = False
     adapters = None
     dtype = torch.float32
+    block_size = BLOCK
 
-    def __init__(self, together: Any = lambda tensor: tensor, base: float = 10000.0, n_layers: int = 2) -> None:
+    def __init__(
+        self,
+        together: Any = lambda tensor: tensor,
+        base: float = 10000.0,
+        n_layers: int = 2,
+        heads: int = HEADS,
+        width: int = WIDTH,
+        n_blocks: int = BLOCKS,
+    ) -> None:
+        self.block_sizes = (self.block_size,)
         self.layer_names = [f"layers.{number}.attn" for number in range(n_layers)]
-        self._layers = {name: Layer() for name in self.layer_names}
+        self._layers = {
+            name: StandIn(
+                num_kv_heads=heads,
+                head_size=width,
+                impl=None,
+                kv_cache=torch.zeros(n_blocks, heads, self.block_size, 2 * width),
+                get_attn_backend=lambda: SimpleNamespace(get_name=lambda: "ANY"),
+            )
+            for name in self.layer_names
+        }
         self._together = together
         self.module = torch.nn.Module()
-        self.module.rotary = rotary(base=base)
-        self._rotation: Rotation = rotations_of(self.module, WIDTH, LONGEST)[0]
-        self._embedding = torch.randn(1000, 2 * n_layers, HEADS, WIDTH, generator=torch.Generator().manual_seed(1))
-        parallel = dict.fromkeys(["pipeline_parallel_size", "decode_context_parallel_size", "data_parallel_size"], 1)
-        model = dict.fromkeys(["is_encoder_decoder", "enable_sleep_mode", "enable_cumem_allocator"], False)
-        self.config = SimpleNamespace(
-            parallel_config=SimpleNamespace(**parallel),
-            model_config=SimpleNamespace(dtype=torch.float32, max_model_len=LONGEST, **model),
-            speculative_config=None,
-            cache_config=SimpleNamespace(cache_dtype="auto"),
-        )
+        self.module.rotary = rotary(base=base, width=width)
+        self._rotation: Rotation = rotations_of(self.module, width, LONGEST)[0]
+        self._embedding = torch.randn(1000, 2 * n_layers, heads, width, generator=torch.Generator().manual_seed(1))
+        self.config = config_of()
+
+    @property
+    def pages(self) -> list[torch.Tensor]:
+        """The pages of each layer."""
+        return [layer.kv_cache for layer in self._layers.values()]
 
     def chunk_tokens(self, most: int) -> int:
         return most
@@ -66,7 +87,7 @@ class StandInModel(Anything):
         return 0
 
     def page_size_of(self, name):
-        return BLOCK
+        return self.block_size
 
     def layer(self, name):
         return self._layers[name]
@@ -78,11 +99,10 @@ class StandInModel(Anything):
         return keys, values
 
     def slots(self, chosen, layer=0):
-        return torch.from_numpy(chosen.slots(BLOCK))
+        return torch.from_numpy(chosen.slots(self.block_size))
 
     def write(self, index, keys, values, slots):
-        pages = self._layers[self.layer_names[index]].kv_cache
-        pages[slots // BLOCK, :, slots % BLOCK] = torch.cat([keys, values], -1)
+        self.pages[index][slots // self.block_size, :, slots % self.block_size] = torch.cat([keys, values], -1)
 
     def forward(self, chosen, *, positions=None):
         self._together(torch.ones(1))

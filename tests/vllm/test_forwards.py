@@ -1,44 +1,40 @@
 """Forwards that serve several requests: what they compute, within which limits, and whom an error concerns."""
 
-from itertools import chain
+from functools import lru_cache
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from blendhub import PluginHost, Span
-from blendhub.core.layout import KVLayout
+from blendhub import Span
+from blendhub.contracts import Selector
 from blendhub.core.spans import Match, total
 from blendhub.vllm.decision import Decision
+from blendhub.vllm.model.recompute_set import RecomputeSet, RequestTokens, positions_of
 from blendhub.vllm.worker import forwards
-from blendhub.vllm.worker.forwards import Forwards
-from blendhub.vllm.worker.recompute import Blend, BlendContext, HostCopy
-from tests.stand_in import StandIn
-from tests.vllm.blending import load_job, to_the_end
-from tests.vllm.one_group import one_group, pages_in
-from tests.vllm.stand_in_model import BLOCK, HEADS, WIDTH, StandInModel
-from tests.vllm.two_ranks import ALONE, forward_together, on_two_ranks
+from blendhub.vllm.worker.forwards import Forwards, shares
+from blendhub.vllm.worker.recompute import Blend, HostCopy
+from tests.vllm.blending import context_of, load_job, to_the_end
+from tests.vllm.stand_in_model import BLOCK, StandInModel
+from tests.vllm.two_ranks import ALONE, ENDED, forward_together, on_two_ranks
 
-LAYERS, N, REQUESTS = 3, 60, 3
-LAYOUT = KVLayout(layers=LAYERS, kv_heads=HEADS, key_dim=WIDTH, value_dim=WIDTH, dtype="float32", chunk_tokens=32)
-HOST = PluginHost.discover()
-TOKENS = np.random.default_rng(0).integers(0, 1000, (REQUESTS, N), dtype=np.uint32)
-BLOCKS = np.random.default_rng(1).permutation(REQUESTS * 4).reshape(REQUESTS, 4)
-"""The blocks of each request; no two requests share one."""
-LENGTHS = (N, 45, 52)
+LENGTHS = (60, 45, 52)
+"""The end of what was found of each prompt; its question is behind it."""
+TOKENS = np.random.default_rng(0).integers(0, 1000, (len(LENGTHS), 60), dtype=np.uint32)
 
 
 class Model(StandInModel):
-    """Notes the forwards, and has pages for all requests, which hold numbers that are wrong everywhere."""
+    """Notes the forwards, and has four pages for each request, which hold numbers that are wrong everywhere."""
 
     def __init__(self, together=lambda tensor: tensor) -> None:
-        super().__init__(together, n_layers=LAYERS)
+        super().__init__(together, n_layers=3, n_blocks=4 * len(LENGTHS))
         self.forwards: list[tuple[int, list[list[Span]]]] = []
         """For each forward: the layer where it ended, 0 if at the last, and the spans of each part."""
         stale = torch.Generator().manual_seed(2)
-        for name in self.layer_names:
-            pages = torch.randn(BLOCKS.size, HEADS, BLOCK, 2 * WIDTH, generator=stale)
-            self.layer(name).kv_cache = pages
+        for layer in self._layers.values():
+            layer.kv_cache = torch.randn(layer.kv_cache.shape, generator=stale)
 
     def forward(self, chosen, *, positions=None):
         self.forwards.append((0, [list(part.spans) for part in chosen.parts]))
@@ -49,83 +45,79 @@ class Model(StandInModel):
         return super().forward_until(layer, chosen)
 
 
-def context_of(selector="first_k", ranks=ALONE, model=None):
-    model = model or Model()
-    layers = pages_in(model, LAYOUT, BLOCK)
-    chooser = HOST.create("selector", selector, {}) if isinstance(selector, str) else selector
-    return BlendContext(model, layers, one_group(LAYOUT, BLOCK), StandIn(block_tokens=1), chooser, ranks)
-
-
-def blends_of(context, numbers=range(REQUESTS), ratio=1.0):
-    """Requests of which everything but a hole was found elsewhere."""
+def blends_of(context, numbers=(0, 1, 2), ratio=1.0):
+    """Requests of which everything but a hole of four tokens was found elsewhere."""
     blends = []
     for number in numbers:
-        end = LENGTHS[number]
-        matches = (Match(Span(0, 20), number, 100, False), Match(Span(24, end), 9, 300, False))
-        decision = Decision(0, end, matches, ratio)
-        blends.append(Blend(context, load_job(f"r{number}", TOKENS[number], (BLOCKS[number],), decision)))
+        matches = (Match(Span(0, 20), number, 100, False), Match(Span(24, LENGTHS[number]), 9, 300, False))
+        decision = Decision(0, LENGTHS[number], matches, ratio)
+        blends.append(Blend(context, load_job(TOKENS[number], decision, 4 * number)))
     return blends
 
 
-def pages(context):
-    return [context.model.layer(name).kv_cache for name in context.model.layer_names]
-
-
-def alone(number, **options):
-    """A request that is blended by itself."""
-    ratio = options.pop("ratio", 1.0)
-    context = context_of(**options)
-    (blend,) = blends_of(context, [number], ratio)
+@lru_cache
+def alone(number, selector):
+    """What is recomputed of a request that is blended by itself, and the pages that this leaves it in each layer."""
+    context = context_of(Model(), selector)
+    (blend,) = blends_of(context, [number], 0.4)
     to_the_end(context, [blend])
-    return context, blend
+    return blend.result.recomputed, [pages[4 * number : 4 * number + 4] for pages in context.model.pages]
 
 
-def test_one_forward_computes_all_requests_each_in_its_own_blocks():
-    context = context_of()
-    to_the_end(context, blends_of(context))
-    assert context.model.forwards == [(0, [[Span(0, end)] for end in LENGTHS])]
-    for number, end in enumerate(LENGTHS):
-        expected = context_of()
-        to_the_end(expected, blends_of(expected, [number]))
-        at = np.arange(end)
-        block, place = BLOCKS[number][at // BLOCK], at % BLOCK
-        for ours, theirs in zip(pages(context), pages(expected), strict=True):
-            assert torch.equal(ours[block, :, place], theirs[block, :, place])
-
-
-@pytest.mark.parametrize("selector", ["first_k", "hkvd"])
-@pytest.mark.parametrize("budget", [1000, 40, 3, 1])
-def test_what_is_chosen_of_a_request_is_what_it_would_be_alone(selector, budget):
-    context = context_of(selector)
+@settings(max_examples=20, deadline=None)
+@given(st.sampled_from(["first_k", "hkvd"]), st.sampled_from([1, 3, 40, 1000]), st.integers(8, 200), st.integers(1, 64))
+def test_requests_that_blend_together_get_what_each_would_get_alone(selector, budget, max_tokens, max_spans):
+    context = context_of(Model(), selector)
+    context.model.max_tokens, context.model.max_spans = max_tokens, max_spans
     blends = blends_of(context, ratio=0.4)
-    costs = to_the_end(context, blends, budget)
-    assert max(costs) <= budget
+    assert max(to_the_end(context, blends, budget)) <= budget
+    for _, parts in context.model.forwards:
+        spans = [span for spans in parts for span in spans]
+        assert total(spans) <= max_tokens and len(spans) <= max_spans
+    if budget == 1000 and max_tokens >= sum(LENGTHS) and max_spans == 64:
+        rounds = [(layer, len(parts)) for layer, parts in context.model.forwards]
+        assert rounds == [(1, 3), (0, 3)][selector == "first_k" :], "all probes are one forward, and all recomputation"
     for number, blend in enumerate(blends):
-        _, expected = alone(number, ratio=0.4, selector=selector)
-        assert blend.result.recomputed == expected.result.recomputed and total(blend.result.recomputed) > 0
-        assert blend.result.recompute_seconds > 0
+        recomputed, kept = alone(number, selector)
+        result = blend.result
+        assert result.recomputed == recomputed and result.holes == 4
+        if selector == "hkvd":  # the other one also picks the first tokens of what has moved
+            assert total(recomputed) == pytest.approx(0.4 * (LENGTHS[number] - 4), abs=1), "holes have no share"
+        assert result.probe_seconds > 0 and result.recompute_seconds > 0
+        for pages, expected in zip(context.model.pages, kept, strict=True):
+            assert pages[4 * number : 4 * number + 4].equal(expected)
 
 
-def test_all_probes_are_one_forward_and_so_is_all_recomputation():
-    context = context_of("hkvd")
-    to_the_end(context, blends_of(context, ratio=0.4))
-    assert [(layer, len(parts)) for layer, parts in context.model.forwards] == [(1, REQUESTS), (0, REQUESTS)]
+def test_what_is_computed_is_the_kv_of_a_request_s_own_tokens_in_its_own_blocks():
+    context = context_of(Model())
+    before = [pages.clone() for pages in context.model.pages]
+    to_the_end(context, blends_of(context, [1]))
+    block = np.arange(4, 8)
+    chosen = RecomputeSet([RequestTokens(TOKENS[1], [block], [Span(0, LENGTHS[1])])])
+    for number, (pages, old) in enumerate(zip(context.model.pages, before, strict=True)):
+        rows = torch.cat(context.model.computed(number, chosen), -1)
+        at = torch.from_numpy(chosen.slots(BLOCK))
+        assert pages[at // BLOCK, :, at % BLOCK].equal(rows)
+        assert pages[:4].equal(old[:4]) and pages[8:].equal(old[8:])
 
 
-def test_a_long_request_does_not_hold_up_those_behind_it():
-    context = context_of()
-    blends = blends_of(context)
-    Forwards(context).step(blends, 30)
+needs = st.lists(st.integers(0, 50), max_size=8)
+
+
+@given(needs, st.integers(0, 200))
+def test_all_of_a_budget_is_given_as_long_as_somebody_needs_it_and_one_half_equally(needed, amount):
+    result = shares(needed, amount)
+    assert len(result) == len(needed) and sum(result) == min(amount, sum(needed))
+    for share, need in zip(result, needed, strict=True):
+        assert min(need, amount // 2 // len(needed)) <= share <= need
+
+
+def test_the_rest_of_a_budget_goes_to_the_oldest_and_a_long_request_does_not_hold_up_those_behind_it():
+    assert shares([30, 30, 10_000], 120) == [30, 30, 60] and shares([5, 5, 5], 1) == [1, 0, 0]
+    context = context_of(Model())
+    Forwards(context).step(blends_of(context), 30)
     (_, parts), *_ = context.model.forwards
     assert [total(spans) for spans in parts] == [20, 5, 5]
-
-
-def test_the_limits_of_a_forward_hold_for_all_requests_together():
-    context = context_of("first_k")
-    context.model.max_tokens, context.model.max_spans = 50, 4
-    to_the_end(context, blends_of(context, ratio=0.4))
-    together = [list(chain.from_iterable(parts)) for _, parts in context.model.forwards]
-    assert max(map(total, together)) <= 50 and max(map(len, together)) == 4
 
 
 class Late(HostCopy):
@@ -137,38 +129,22 @@ class Late(HostCopy):
         return super().numbers() if Late.have_arrived else None
 
 
-def test_no_step_waits_for_scores_and_others_go_on_meanwhile(monkeypatch):
-    monkeypatch.setattr(forwards, "HostCopy", Late)
-    monkeypatch.setattr(Late, "have_arrived", False)
-    context = context_of("hkvd")
-    probing, certain = blends_of(context, [0], ratio=0.4), blends_of(context, [1], ratio=1.0)
-    steps = Forwards(context)
-    for _ in range(3):
-        steps.step([*probing, *certain], 1000)
-    assert certain[0].result and probing[0].is_waiting
-    assert [layer for layer, _ in context.model.forwards] == [0, 1]
-    monkeypatch.setattr(Late, "have_arrived", True)
-    steps.step(probing, 1000)
-    _, expected = alone(0, selector="hkvd", ratio=0.4)
-    assert probing[0].result.recomputed == expected.result.recomputed
-
-
-def test_ranks_go_on_together_when_the_last_of_them_has_the_scores(monkeypatch):
+def test_no_step_waits_for_scores_and_ranks_go_on_together_when_the_last_of_them_has_these(monkeypatch):
     """A rank that selected alone would begin a forward, and wait in it for the others."""
 
     def work(ranks):
         monkeypatch.setattr(forwards, "HostCopy", Late)
-        context = context_of("hkvd", ranks, Model(forward_together))
-        blends = blends_of(context, ratio=0.4)
+        context = context_of(Model(forward_together), "hkvd", ranks)
+        probing, (certain,) = blends_of(context, [0, 2], ratio=0.4), blends_of(context, [1])
         steps, costs = Forwards(context), []
         for number in range(4):
             Late.have_arrived = number >= 1 + ranks.number
-            costs.append(steps.step(blends, 1000))
-        return [bool(cost) for cost in costs], [blend.result.recomputed for blend in blends]
+            costs.append(steps.step([*probing, certain], 1000))
+            assert certain.result, "others go on meanwhile"
+        return [bool(cost) for cost in costs], [blend.result.recomputed for blend in probing]
 
-    first, second = on_two_ranks(work)
-    assert first == second
-    assert first[0] == [True, False, True, False]
+    expected = [True, False, True, False], [alone(number, "hkvd")[0] for number in (0, 2)]
+    assert on_two_ranks(work) == [expected, expected]
 
 
 class Attention:
@@ -176,65 +152,72 @@ class Attention:
 
     last = 1
 
-    def __init__(self, ranks=ALONE):
+    def __init__(self, ranks):
         self.calls = []
         self._ranks = ranks
 
-    def received(self, asking):
-        self.calls.append(len(asking))
-        return [torch.from_numpy(one.asking.tokens[: one.stored[-1].end].astype("float32")) / self._ranks.count
-                for one in asking]  # fmt: skip
+    def received(self, queries):
+        self.calls.append(len(queries))
+        tokens = [query.asking.tokens[: query.stored[-1].end] for query in queries]
+        return [torch.from_numpy(part.astype("float32")) / self._ranks.count for part in tokens]
 
 
-def picked_by_attention(ranks=ALONE, budget=1000):
-    context = context_of("attended", ranks, Model(forward_together) if ranks.count > 1 else None)
+def picked_by_attention(ranks, budget=1000):
+    context = context_of(Model(forward_together if ranks.count > 1 else lambda tensor: tensor), "attended", ranks)
     context.attention = Attention(ranks)
     blends = blends_of(context, ratio=0.1)
     costs = to_the_end(context, blends, budget)
-    return [blend.result.recomputed for blend in blends], context.attention.calls, costs
+    return [blend.result.recomputed for blend in blends], context.attention.calls, max(costs)
 
 
-def test_the_ends_of_all_prompts_ask_in_one_forward_and_each_gets_its_own_answer():
-    picked, calls, _ = picked_by_attention()
-    assert calls == [REQUESTS]
+def test_the_ends_of_all_prompts_ask_in_one_forward_and_each_gets_the_sum_of_its_own_answers():
+    picked, calls, _ = picked_by_attention(ALONE)
+    assert calls == [len(LENGTHS)]
     for number, spans in enumerate(picked):
         moved = [*range(20), *range(24, LENGTHS[number])]
         highest = sorted(moved, key=lambda at: -int(TOKENS[number][at]))[: -(-len(moved) // 10)]
-        assert {at for span in spans for at in range(span.start, span.end)} == set(highest)
-
-
-def test_a_small_budget_has_one_prompt_ask_in_a_step():
-    picked, calls, costs = picked_by_attention(budget=5)
-    assert calls == [1, 1, 1] and picked == picked_by_attention()[0]
+        assert set(positions_of(spans).tolist()) == set(highest)
+    one_by_one, calls, most = picked_by_attention(ALONE, budget=5)
     # 15 tokens through half of the layers: they begin within the budget.
-    assert max(costs) < 5 + 8
+    assert one_by_one == picked and calls == [1, 1, 1] and most < 5 + 8
+    assert [answer[0] for answer in on_two_ranks(picked_by_attention)] == [picked, picked]
 
 
-def test_what_ranks_receive_is_added_up():
-    first, second = on_two_ranks(lambda ranks: picked_by_attention(ranks)[0])
-    assert first == second == picked_by_attention()[0]
+class Picking(Selector):
+    """Picks all that has moved, but has another answer for prompts that begin with the first token of request 1."""
 
+    def __init__(self, answer, probe_layer=0):
+        self.probe_layer = probe_layer
+        self.seen = []
+        self._answer = answer
 
-class Picky:
-    """Picks everything, but not of prompts that begin with this token."""
-
-    probe_layer, attended_layers = 0, ()
-
-    def __init__(self, refused):
-        self._refused = refused
+    def score(self, fresh, stored):
+        if self._answer == "score":
+            raise torch.OutOfMemoryError("no memory for scores")
+        return torch.ones(len(fresh[0]))
 
     def select(self, selection):
-        if selection.tokens[0] == self._refused:
+        self.seen.append(selection)
+        if self._answer == "select":
             raise KeyError("a mistake")
-        return selection.moved
+        is_other = self._answer and selection.tokens[0] == TOKENS[1][0]
+        return self._answer if is_other else selection.moved
 
 
-def test_a_selector_that_fails_on_one_request_costs_no_other_its_reuse():
-    context = context_of(Picky(TOKENS[1][0]))
-    blends = blends_of(context)
+def test_a_selector_sees_the_whole_prompt_and_what_it_picks_is_computed_if_it_is_moved_text_of_this_request():
+    selector = Picking([Span(22, 30)])  # partly a hole
+    context = context_of(Model(), selector)
+    tokens = np.arange(70, dtype=np.uint32)
+    matches = (Match(Span(0, 10), 1, 0, True), Match(Span(10, 30), 1, 100, False), Match(Span(40, 50), 2, 300, False))
+    blends = [*blends_of(context), Blend(context, load_job(tokens, Decision(5, 50, matches, 0.5)))]
     to_the_end(context, blends)
-    assert [bool(blend.result) for blend in blends] == [True, False, True]
-    assert "KeyError: 'a mistake'" in str(blends[1].error)
+    assert [bool(blend.result) for blend in blends] == [True, False, True, True]
+    assert "Picking.select should pick ascending, disjoint parts" in str(blends[1].error)
+    asked = selector.seen[-1]
+    assert (asked.moved, asked.holes, asked.question) == ([Span(10, 30), Span(40, 50)], [Span(30, 40)], Span(50, 70))
+    assert (asked.ratio, asked.block_tokens, asked.scores) == (0.5, 1, None) and asked.tokens is tokens
+    computed = [spans for _, parts in context.model.forwards for spans in parts]
+    assert [Span(10, 50)] in computed and [Span(0, 45)] not in computed and [Span(20, 30)] not in computed
 
 
 class Crowded(Model):
@@ -243,7 +226,51 @@ class Crowded(Model):
 
 
 def test_a_forward_that_fails_fails_all_requests_in_it():
-    context = context_of(model=Crowded())
+    context = context_of(Crowded())
     blends = blends_of(context)
     to_the_end(context, blends)
     assert all("OutOfMemoryError: tried to allocate 2 GiB" in str(blend.error) for blend in blends)
+
+
+@pytest.mark.parametrize("place", ["score", "select", "forward", "nowhere"])
+def test_where_one_of_two_ranks_fails_both_know_before_the_next_forward_or_the_engine_ends(place):
+    """A rank that fails within a forward leaves the other one there."""
+
+    def work(ranks):
+        fails = ranks.number == 1
+        model = (Crowded if fails and place == "forward" else Model)(forward_together)
+        context = context_of(model, Picking(fails and place, probe_layer=1), ranks)
+        (blend,) = blends_of(context, [0], 0.5)
+        to_the_end(context, [blend], budget=BLOCK)
+        return str(blend.error or blend.result.recomputed)
+
+    answers = on_two_ranks(work)
+    if place == "nowhere":
+        assert answers == [str((Span(0, 20), Span(24, 60)))] * 2
+    elif place == "forward":
+        assert answers[0] is None and answers[1][0] == ENDED
+        assert "OutOfMemoryError: tried to allocate 2 GiB (rank 1 of 2); the engine ends" in answers[1][1]
+    else:
+        sentence = {"score": "no memory for scores", "select": "KeyError: 'a mistake'"}[place]
+        assert all(sentence in answer and answer.endswith("(rank 1 of 2)") for answer in answers)
+
+
+class WithoutNumbers(StandInModel):
+    """A model on a device whose tensors have no numbers, so that nothing can wait for one."""
+
+    def __init__(self):
+        super().__init__()
+        for layer in self._layers.values():
+            layer.kv_cache = layer.kv_cache.to("meta")
+
+    def slots(self, chosen, layer=0):
+        return super().slots(chosen).to("meta")
+
+    def computed(self, index, chosen, positions=None):
+        return tuple(rows.to("meta") for rows in super().computed(index, chosen, positions))
+
+
+def test_a_probe_waits_for_no_number_of_its_device():
+    part = RequestTokens(np.zeros(64, np.uint32), [np.arange(4)], [Span(0, 1), Span(3, 40)])
+    scores = Forwards(context_of(WithoutNumbers(), "hkvd"))._score(RecomputeSet([part]), 1)
+    assert scores.device.type == "meta" and scores.shape == (38,)

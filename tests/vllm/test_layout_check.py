@@ -1,9 +1,10 @@
-"""The check of where a layer's KV lies: as 8-bit floats divided by its scale, or in bytes that only it reads."""
+"""The check of where a layer's KV lies: as 8-bit floats divided by its scale, in bytes that only it reads, in tiles."""
 
 import pytest
 import torch
 from blendhub_cpu import CpuOptions
 from blendhub_cpu.device import CpuDevice
+from vllm import _custom_ops as ops
 
 from blendhub.core.errors import Unsupported
 from blendhub.vllm.model.checks.model_check import _check_layout, check_model, groups_and_rotations
@@ -15,64 +16,40 @@ from tests.vllm.two_ranks import ALONE
 
 
 class Fp8Model(StandInModel):
-    """Keeps keys and values as 8-bit floats, each divided by a scale."""
+    """Keeps keys and values as 8-bit floats, each divided by a scale; in an order of its own, if a test says so."""
 
     unscaled = EngineModel.unscaled
+    dtype = torch.bfloat16
 
-    def __init__(self, dtype: torch.dtype, key_scale: float, value_scale: float) -> None:
+    def __init__(self, dtype, scales, *, values_first=False, backwards=False) -> None:
         super().__init__()
-        self.dtype = torch.bfloat16
+        self._values_first, self._backwards = values_first, backwards
         for layer in self._layers.values():
             layer.kv_cache = layer.kv_cache.to(dtype)
-            layer._k_scale, layer._v_scale = torch.tensor(key_scale), torch.tensor(value_scale)
+            layer._k_scale, layer._v_scale = map(torch.tensor, scales)
 
     def write(self, index, keys, values, slots):
         layer = self._layers[self.layer_names[index]]
         most = torch.finfo(layer.kv_cache.dtype).max
-        scaled = (
-            (keys.float() / layer._k_scale).clamp(-most, most),
-            (values.float() / layer._v_scale).clamp(-most, most),
-        )
-        kept = torch.cat(self.ordered(*scaled), -1).to(layer.kv_cache.dtype)
-        layer.kv_cache.view(torch.uint8)[slots // BLOCK, :, self.place(slots % BLOCK)] = kept.view(torch.uint8)
-
-    def ordered(self, keys, values):
-        return keys, values
-
-    def place(self, slots):
-        return slots
+        both = [(keys.float() / layer._k_scale), (values.float() / layer._v_scale)]
+        kept = torch.cat(both[::-1] if self._values_first else both, -1).clamp(-most, most).to(layer.kv_cache.dtype)
+        at = BLOCK - 1 - slots % BLOCK if self._backwards else slots % BLOCK
+        layer.kv_cache.view(torch.uint8)[slots // BLOCK, :, at] = kept.view(torch.uint8)
 
 
-class ValuesFirst(Fp8Model):
-    def ordered(self, keys, values):
-        return values, keys
-
-
-class TokensBackwards(Fp8Model):
-    def place(self, slots):
-        return BLOCK - 1 - slots
-
-
-def check(model: Fp8Model) -> None:
+def check(model: StandInModel) -> None:
     groups, _ = groups_and_rotations(model, 32)
     _check_layout(model, pages_of(model, groups))
 
 
-SCALES = [(1.0, 1.0), (1e-3, 1e-3), (1e-3, 0.5), (40.0, 1e-4)]
-
-
-@pytest.mark.parametrize("scales", SCALES)
+@pytest.mark.parametrize("scales", [(1.0, 1.0), (1e-3, 1e-3), (1e-3, 0.5), (40.0, 1e-4)])
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
-def test_a_layer_passes_whatever_its_scales(dtype, scales):
+def test_a_layer_passes_and_another_order_in_its_pages_fails_whatever_its_scales(dtype, scales):
     """Numbers around 1 need more than the 448 times a scale of 1e-3 that these pages keep."""
-    check(Fp8Model(dtype, *scales))
-
-
-@pytest.mark.parametrize("kind", [ValuesFirst, TokensBackwards])
-@pytest.mark.parametrize("scales", SCALES)
-def test_another_order_in_the_pages_fails_whatever_the_scales(kind, scales):
-    with pytest.raises(Unsupported, match="keys are not where BlendHub expects them"):
-        check(kind(torch.float8_e4m3fn, *scales))
+    check(Fp8Model(dtype, scales))
+    for fault in ("values_first", "backwards"):
+        with pytest.raises(Unsupported, match="keys are not where BlendHub expects them"):
+            check(Fp8Model(dtype, scales, **{fault: True}))
 
 
 class InBytes(StandInModel):
@@ -84,14 +61,10 @@ class InBytes(StandInModel):
             layer.kv_cache = torch.zeros(BLOCKS, HEADS, BLOCK, WIDTH + 4, dtype=torch.uint8)
 
     def write(self, index, keys, values, slots):
-        pages = self._layers[self.layer_names[index]].kv_cache
         scale = torch.stack([keys, values]).amax((0, 3)) / 15
         four_bits = ((keys / scale[..., None]).round() * 16 + (values / scale[..., None]).round()).to(torch.uint8)
         kept = torch.cat([four_bits, scale[..., None].view(torch.uint8)], -1)
-        pages[slots // BLOCK, :, self.place(slots % BLOCK)] = kept
-
-    def place(self, slots):
-        return slots
+        self.pages[index][slots // BLOCK, :, slots % BLOCK] = kept
 
 
 class ScalesApart(InBytes):
@@ -99,12 +72,12 @@ class ScalesApart(InBytes):
 
     def write(self, index, keys, values, slots):
         super().write(index, keys, values, slots)
-        pages = self._layers[self.layer_names[index]].kv_cache
+        pages = self.pages[index]
         numbers, scales = pages[..., :WIDTH].flatten(2), pages[..., WIDTH:].flatten(2)
         pages.copy_(torch.cat([numbers, scales], -1).view(pages.shape))
 
 
-def test_kv_that_only_the_backend_can_read_is_copied_and_not_moved():
+def test_kv_that_only_the_backend_can_read_is_copied_if_each_token_s_is_its_own_and_not_moved():
     model = InBytes()
     groups, candidates = groups_and_rotations(model, 32)
     assert (groups[0].layout.dtype, groups[0].layout.key_dim, groups[0].layout.value_dim) == ("int8", WIDTH + 4, 0)
@@ -114,16 +87,44 @@ def test_kv_that_only_the_backend_can_read_is_copied_and_not_moved():
     support = check_model(model, groups, candidates, StandIn(probe_layer=0, attended_layers=()), ALONE).support
     assert support.layouts and not support.blends
     assert "keys cannot be moved; exact prefixes are reused" in support.reasons[0]
-
-
-def test_a_token_whose_bytes_depend_on_those_beside_it_is_not_copied():
     with pytest.raises(Unsupported, match="bytes are not where BlendHub expects them"):
         check(ScalesApart())
 
 
 def test_pages_that_only_the_model_s_own_forward_writes_are_refused():
     model = StandInModel()
-    indexer = StandIn(kv_cache=torch.zeros(BLOCKS, BLOCK, 132, dtype=torch.uint8))
-    model._layers[model.layer_names[1]] = indexer
+    model._layers[model.layer_names[1]] = StandIn(kv_cache=torch.zeros(BLOCKS, BLOCK, 132, dtype=torch.uint8))
     with pytest.raises(Unsupported, match=r"layers\.1\.attn is a StandIn, whose KV only the model's own"):
         groups_and_rotations(model, 32)
+
+
+class OnCpus(StandInModel):
+    """A layer of vLLM's CPU backend, with its own kernel for these instructions."""
+
+    block_size, dtype = 32, torch.bfloat16
+
+    def __init__(self, instructions: str) -> None:
+        super().__init__(n_layers=1, width=32)
+        self._layers[self.layer_names[0]].kv_cache = self.pages[0].bfloat16()
+        self._instructions = instructions
+
+    def write(self, index, keys, values, slots):
+        pages = self.pages[index]
+        key_pages, value_pages = pages.view(BLOCKS, HEADS, 2 * self.block_size, -1).chunk(2, dim=2)
+        ops.cpu_attn_reshape_and_cache(
+            keys, values, key_pages, value_pages, slots, self._instructions, 1.0, 1.0, kv_cache_dtype="auto"
+        )
+
+
+@pytest.mark.skipif(not hasattr(ops, "cpu_attn_reshape_and_cache"), reason="this vLLM was not built for CPUs")
+@pytest.mark.parametrize("instructions, format", [("amx", "packed_tiles"), ("vec", "packed_transposed")])
+def test_what_vllm_s_kernel_writes_on_a_cpu_shows_the_format_of_its_pages(instructions, format):
+    model = OnCpus(instructions)
+    token = torch.zeros(1, HEADS, 32).bfloat16()
+    try:
+        model.write(0, token, token, torch.tensor([0]))
+    except RuntimeError as error:
+        pytest.skip(f"vLLM's kernel does not write so on this processor: {error}")
+    groups, _ = groups_and_rotations(model, 64)
+    assert groups[0].format == format
+    _check_layout(model, pages_of(model, groups))

@@ -1,160 +1,147 @@
-"""Saves under way: a real hub, and copies that end when and how a test says."""
+"""A worker's saves: a real hub and worker, and copies that end when and how a test says."""
 
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
-from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
-from blendhub import PluginHost, Span
+from blendhub import Span
 from blendhub.contracts import Transfer
 from blendhub.core.errors import LeaseError
-from blendhub.core.layout import KVLayout, Namespace
-from blendhub.core.plugin_choice import PluginChoice
-from blendhub.hub.config import HubConfig
-from blendhub.hub.embedded import HubInThread
-from blendhub.vllm.messages import SaveJob
-from blendhub.vllm.worker.saves import Copy, Saves
+from blendhub.vllm.messages import SaveJob, StepPlan
+from tests.vllm.played_engine import text
+from tests.vllm.played_worker import SideDevice, played_worker
 
-HOST = PluginHost.discover()
-LAYOUT = KVLayout(layers=1, kv_heads=1, key_dim=4, value_dim=4, dtype="float32", chunk_tokens=32)
-SPACE = Namespace(model="m", layout=LAYOUT, matchers=(PluginChoice("prefix"),))
-TOKENS = np.arange(96, dtype=np.uint32)
-BLOCKS = np.arange(6, dtype=np.int64)
+TOKENS = np.array(text(3, 96), np.uint32)
 
 
 class HeldTransfer(Transfer):
     """Ends when the test says so, with or without an error."""
 
-    def __init__(self, error: Exception | None, until: threading.Event | None) -> None:
+    def __init__(self, error: Exception | None, ends: threading.Event) -> None:
         self._error = error
-        self._until = until
+        self._ends = ends
 
     def done(self) -> bool:
         return True
 
     def wait(self) -> None:
-        if self._until:
-            self._until.wait()
+        assert self._ends.wait(20)
         if self._error:
             raise self._error
 
 
-@pytest.fixture
-def client():
-    with HubInThread(HubConfig(arena_gib=0.001, metrics=""), HOST) as hub, hub.connect() as made:
-        made.register("engine", SPACE, 0)
-        yield made
+class Scene:
+    """A worker that saves the three chunks of a request; ``error`` is that of the copy of chunk ``failing``."""
+
+    def __init__(self, played, device) -> None:
+        self.worker = played.worker
+        self.client = played.worker._executor.client
+        self.copies_end = threading.Event()
+        self.failing, self.error = -1, None
+        self._n_copies = 0
+        device.save = self._copy
+
+    def _copy(self, *given) -> HeldTransfer:
+        self._n_copies += 1
+        return HeldTransfer(self.error if self._n_copies - 1 == self.failing else None, self.copies_end)
+
+    def begin(self, **changes: str) -> None:
+        """``changes`` are those of the right to write."""
+        reserved = self.client.reserve(TOKENS, Span(0, 96))
+        right = replace(reserved.right, **changes)
+        jobs = [SaveJob("r", right, slot, (np.arange(1, 7),)) for slot in reserved.slots]
+        self.worker.save(StepPlan(saves=jobs, ending={"r"}))
+
+    def saved(self) -> set[str]:
+        """The requests whose blocks can be freed."""
+        return self.worker.finished()[0]
+
+    def committed(self):
+        """The worker's report once every commit is done."""
+        self.worker.begin_step(StepPlan(preempted={"r"}))  # waits for the copies
+        assert self.saved() == {"r"}
+        until, reports = time.monotonic() + 20, []
+        while not any(report.committed_ranks for report in reports):
+            assert time.monotonic() < until
+            reports += [report for report in [self.worker.take_report()] if report]
+        assert sum(len(report.save_seconds) for report in reports) == sum(r.saved_tokens for r in reports) // 32
+        return reports
+
+    def readable(self) -> set[int]:
+        matches = self.client.lookup(TOKENS, acquire=False).result().matches
+        return {position for match in matches for position in range(match.span.start, match.span.end)}
+
+    def write_leases(self) -> float:
+        self.worker._executor.run(lambda client: None).result()  # behind the aborts
+        return self.client.stats().gauges["write_leases"]
 
 
 @pytest.fixture
-def asking():
-    """The thread that asks the hub."""
-    with ThreadPoolExecutor(1) as thread:
-        yield thread
+def scene():
+    device = SideDevice()
+    with played_worker(device, text(0, 96)) as played:
+        scene = Scene(played, device)
+        yield scene
+        scene.copies_end.set()
 
 
-@pytest.fixture
-def saver(asking):
-    adapters: Any = None
-    made = Saves(lambda: None, None, adapters, asking.submit, 1.0)
-    yield made
-    made.close()
+@pytest.mark.parametrize("failing", [0, 1, 3])
+@pytest.mark.parametrize("fails", ["the copy", "the commit"])
+def test_what_is_copied_can_be_read_but_nothing_at_or_behind_a_save_that_failed(scene, monkeypatch, fails, failing):
+    commit, asked = scene.client.commit, []
+
+    def refuse(right, upto):
+        asked.append(upto)
+        if fails == "the commit" and len(asked) == failing + 1:
+            raise LeaseError("not now")
+        commit(right, upto)
+
+    monkeypatch.setattr(scene.client, "commit", refuse)
+    if fails == "the copy":
+        scene.failing, scene.error = failing, LeaseError("too late")
+    scene.begin()
+    scene.copies_end.set()
+    reports = scene.committed()
+    assert scene.readable() == set(range(32 * failing))
+    assert sum(report.saved_tokens for report in reports) == min(32 * failing, 96)
+    assert any("LeaseError" in report.failed_saves for report in reports) == (failing < 3)
+    assert scene.write_leases() == 0, "a failed right was not given back"
 
 
-def settle(saver, asking) -> None:
-    saver.settle(None)
-    asking.submit(lambda: None).result()
-
-
-def save(saver, client, reserved, start: int, end: int, error=None, until=None) -> None:
-    for slot in reserved.slots[start // 32 : end // 32]:
-        right = ExitStack()
-        right.enter_context(client.writing(reserved.right))
-        job = SaveJob("r", reserved.right, slot, (BLOCKS,))
-        saver.add(Copy(job, HeldTransfer(error, until), right, client, time.monotonic()))
-
-
-def found(client) -> set[int]:
-    matches = client.lookup(TOKENS, acquire=False).result().matches
-    return {p for match in matches for p in range(match.span.start, match.span.end)}
-
-
-def test_what_is_copied_is_committed_and_counted_once(saver, asking, client):
-    reserved = client.reserve(TOKENS, Span(0, 96))
-    for start in (0, 32, 64):
-        save(saver, client, reserved, start, start + 32)
-    settle(saver, asking)
-    assert found(client) == set(range(96))
-    assert not saver.needs_blocks("r") and not saver.is_committing("r")
-    tokens, seconds, failed = saver.take_numbers()
-    assert (tokens, failed) == (96, {}) and len(seconds) == 3 and min(seconds) > 0
-    assert saver.take_numbers() == (0, (), {})
-
-
-def test_only_copies_of_the_requests_that_are_named_are_waited_for(saver, client):
-    reserved, ends = client.reserve(TOKENS, Span(0, 96)), threading.Event()
-    save(saver, client, reserved, 0, 96, until=ends)
-    saver.settle({"another"})
-    assert saver.needs_blocks("r")
-    threading.Timer(0.05, ends.set).start()
-    saver.settle({"r", "another"})
-    assert ends.is_set() and not saver.needs_blocks("r")
-
-
-def test_a_request_s_blocks_are_free_when_its_copies_have_ended_whether_the_hub_answers_or_not(saver, asking, client):
-    reserved, answers = client.reserve(TOKENS, Span(0, 96)), threading.Event()
-    asking.submit(answers.wait)
-    for start in (0, 32, 64):
-        save(saver, client, reserved, start, start + 32)
-    saver.settle({"r"})
-    assert not saver.needs_blocks("r") and not saver.is_copying()
-    assert saver.is_committing("r") and found(client) == set()
+def test_a_request_s_blocks_are_free_when_its_copies_have_ended_whether_the_hub_answers_or_not(scene):
+    answers = threading.Event()
+    scene.worker._executor.run_later(answers.wait)
+    scene.begin()
+    scene.worker.begin_step(StepPlan(preempted={"another"}))
+    assert scene.saved() == set(), "only copies of the requests that are named are waited for"
+    threading.Timer(0.05, scene.copies_end.set).start()
+    scene.worker.begin_step(StepPlan(preempted={"r", "another"}))
+    assert scene.copies_end.is_set() and scene.saved() == {"r"}
+    assert scene.worker.take_report() is None and scene.readable() == set()
     answers.set()
-    settle(saver, asking)
-    assert found(client) == set(range(96)) and not saver.is_committing("r")
+    while scene.readable() != set(range(96)):
+        time.sleep(1e-3)
 
 
-@pytest.mark.parametrize("failed", [0, 1])
-def test_a_commit_that_fails_holds_back_those_behind_it_in_the_lease(saver, asking, client, failed):
-    reserved, asked = client.reserve(TOKENS, Span(0, 96)), []
-
-    class Refuses:
-        def commit(self, right, upto):
-            asked.append(upto)
-            if len(asked) == failed + 1:
-                raise LeaseError("not now")
-            client.commit(right, upto)
-
-        abort, writing = client.abort, client.writing
-
-    for start in (0, 32, 64):
-        save(saver, Refuses(), reserved, start, start + 32)
-    settle(saver, asking)
-    assert asked == [32, 64, 96][: failed + 1]
-    assert found(client) == set(range(32 * failed))
-    saver.forget("r")
-    settle(saver, asking)
-    assert client.stats().gauges["write_leases"] == 0
+@pytest.mark.parametrize("opens", [True, False])
+def test_a_save_waits_for_the_session_until_vllm_frees_its_blocks(scene, monkeypatch, opens):
+    monkeypatch.setattr(scene.worker._saves, "_open", lambda: None)
+    scene.begin()
+    assert scene.saved() == set()
+    scene.copies_end.set()
+    if opens:
+        monkeypatch.undo()
+        scene.worker.save(StepPlan())
+    reports = scene.committed()
+    assert scene.readable() == set(range(96 if opens else 0))
+    failures = sum(report.failed_saves.get("DeadlineExceeded", 0) for report in reports)
+    assert failures == (0 if opens else 3)
 
 
-@pytest.mark.parametrize("failed", [0, 32])
-def test_nothing_at_or_behind_a_save_that_failed_can_be_read(saver, asking, client, failed):
-    reserved = client.reserve(TOKENS, Span(0, 96))
-    for start in (0, 32, 64):
-        save(saver, client, reserved, start, start + 32, LeaseError("too late") if start == failed else None)
-    settle(saver, asking)
-    assert found(client) == set(range(failed))
-    assert saver.take_numbers()[2]["LeaseError"] >= 1
-
-
-def test_whatever_a_copy_raises_the_request_s_blocks_are_let_go(saver, client):
-    reserved = client.reserve(TOKENS, Span(0, 96))
-    save(saver, client, reserved, 0, 32, RuntimeError("the device is lost"))
-    saver.settle(None)
-    assert not saver.needs_blocks("r")
-    assert saver.take_numbers() == (0, (), {"RuntimeError": 1})
-    client.abort(reserved.right)
+def test_nothing_is_copied_to_the_slots_of_another_arena(scene):
+    scene.begin(arena="another")
+    (report,) = scene.committed()
+    assert report.failed_saves == {"HubError": 1} and scene._n_copies == 0

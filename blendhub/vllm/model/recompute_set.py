@@ -54,10 +54,6 @@ class RecomputeSet:
         """The places of a part's tokens."""
         return np.flatnonzero(self.token_owners == part)
 
-    def place(self, part: int, position: int) -> int:
-        """The place of the token at a position of a part's prompt."""
-        return int(np.flatnonzero((self.token_owners == part) & (self.positions == position))[0])
-
     @property
     def ids(self) -> npt.NDArray[np.int32]:
         """The id of each token."""

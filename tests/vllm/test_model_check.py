@@ -1,0 +1,199 @@
+"""The start-up checks: what cannot be reused or moved is found on the model itself, and on all ranks alike."""
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from blendhub.core.errors import Unsupported
+from blendhub.vllm.model.checks import model_check
+from blendhub.vllm.model.checks.model_check import check_model, groups_and_rotations
+from blendhub.vllm.model.checks.parts_check import check_parts
+from blendhub.vllm.model.engine_model import EngineModel
+from blendhub.vllm.model.layer_groups import pages_of
+from tests.stand_in import StandIn
+from tests.vllm.stand_in_model import StandInModel, config_of
+from tests.vllm.two_ranks import ENDED, forward_together, on_two_ranks
+
+PROBING = StandIn(probe_layer=1, attended_layers=())
+"""A selector."""
+USUAL = StandInModel
+
+
+def fail(*given, **named):
+    raise RuntimeError("no kernel")
+
+
+def differing(change):
+    """A model that computes other keys in a forward."""
+
+    def computed(self, layer, chosen, positions=None):
+        keys, values = USUAL.computed(self, layer, chosen, positions)
+        return keys * change(chosen, positions), values
+
+    return {"computed": computed}
+
+
+def rolled(self, index, keys, values, slots):
+    USUAL.write(self, index, keys, values, slots.roll(1))
+
+
+def probed(self, layer, chosen):
+    return [0.9 * rows for rows in USUAL.forward_until(self, layer, chosen)]
+
+
+FAULTS: dict[str, tuple[bool, Any]] = {
+    "keys are not where BlendHub expects them": (False, {"write": rolled}),
+    "writing into the pages, and reading back, failed: RuntimeError: no kernel": (False, {"write": fail}),
+    "tokens computed in parts are off by": (True, differing(lambda chosen, _: 1 + 0.1 * (len(chosen.spans) - 1))),
+    "the probed KV is off by": (True, {"forward_until": probed}),
+    "rotated to another position they are off by": (
+        True,
+        differing(lambda _, positions: 1.0 if positions is None else 1.0 + float(positions[0])),
+    ),
+}
+"""What a check says, whether exact prefixes are reused all the same, and the methods of a model that fails it."""
+
+
+def on_rank_1(methods, selector=PROBING, **options):
+    """Whether the layers are known, whether the model blends, the reasons, and the number of rotations."""
+
+    def work(ranks):
+        kind = type("Broken", (USUAL,), methods) if ranks.number else USUAL
+        model: Any = kind(forward_together, **(options if ranks.number else {}))
+        groups, candidates = groups_and_rotations(model, 256)
+        check = check_model(model, groups, candidates, selector, ranks)
+        return check.support.layouts != (), check.support.blends, check.support.reasons, len(check.rotations)
+
+    return work
+
+
+@pytest.mark.parametrize("sentence", FAULTS)
+def test_a_check_that_fails_on_one_rank_fails_on_both_and_the_rank_is_named(sentence):
+    reuses, methods = FAULTS[sentence]
+    for has_layout, blends, (reason,), n_rotations in on_two_ranks(on_rank_1(methods)):
+        assert (has_layout, blends, n_rotations) == (reuses, False, 0)
+        assert sentence in reason and "(rank 1 of 2)" in reason
+        assert reason.endswith("; exact prefixes are reused all the same") == reuses
+
+
+def test_ranks_choose_the_same_rotations_or_move_no_keys():
+    assert on_two_ranks(on_rank_1({})) == [(True, True, (), 2)] * 2
+    for _, blends, (reason,), _ in on_two_ranks(on_rank_1({}, base=500.0)):
+        assert not blends and "rotary embeddings of the ranks" in reason
+
+
+def test_a_selector_that_asks_what_is_attended_to_picks_without_it_where_it_cannot_be_measured():
+    asking = StandIn(probe_layer=1, attended_layers=(0.5,))
+    for has_layout, blends, (reason,), n_rotations in on_two_ranks(on_rank_1({}, asking)):
+        assert (has_layout, blends, n_rotations) == (True, True, 2)
+        assert "picks without knowing what the end of a prompt attends to" in reason
+
+
+def test_a_rank_that_leaves_the_others_in_a_forward_ends_the_engine_with_a_sentence():
+    _, (ended, sentence) = on_two_ranks(on_rank_1({"forward": fail}), patience_s=1.0)
+    assert ended == ENDED and "rank 1 of 2 waited for the other ranks" in sentence
+
+
+@pytest.mark.parametrize(
+    "changed, words",
+    [
+        ({"pipeline_parallel_size": 2}, "pipeline parallelism"),
+        ({"decode_context_parallel_size": 2}, "context parallelism"),
+        ({"prefill_context_parallel_size": 2}, "context parallelism"),  # vllm-ascend's
+        ({"is_encoder_decoder": True}, "encoder-decoder"),
+        ({"enable_sleep_mode": True}, "vLLM may unmap the KV cache while KV is being copied"),
+        # Without sleep mode it serves ``release_kv_cache_memory``; vLLM 0.23 has it for sleep mode only.
+        ({"enable_cumem_allocator": True}, "vLLM may unmap the KV cache while KV is being copied"),
+    ],
+)
+def test_configurations_in_which_nothing_is_stored(changed, words):
+    with pytest.raises(Unsupported, match=words):
+        model_check._refuse_to_reuse(StandIn(config=config_of(**changed)))
+
+
+def test_configurations_and_models_in_which_text_is_not_moved():
+    def refuse(module=torch.nn.Module(), **changed):  # noqa: B008
+        model = StandIn(config=config_of(**changed), module=module)
+        model_check._refuse_to_reuse(model)
+        model_check._refuse_to_blend(model)
+
+    refuse(data_parallel_size=2)
+    refuse(speculative="eagle")
+    for is_moe_model in (True, None):  # None: vLLM has not found out yet
+        with pytest.raises(Unsupported, match="experts are spread over data-parallel engines"):
+            refuse(data_parallel_size=2, is_moe_model=is_moe_model)
+    # Such as Qwen3-VL's: the runner embeds a step's tokens, then calls the connector, and then the model.
+    images: Any = torch.nn.Module()
+    images.language = torch.nn.Module()
+    images.language.deepstack_input_embeds = []
+    with pytest.raises(Unsupported, match="a forward of BlendHub in between would take them"):
+        refuse(images)
+
+
+EXPERTS = 64
+
+
+class Routed(StandInModel):
+    """Keys and values come from one of 64 experts; the router rounds as bfloat16 does, differently for each shape."""
+
+    def __init__(self, seed=0, ties=0.3):
+        super().__init__(n_layers=4)
+        generator = torch.Generator().manual_seed(seed)
+        size = 1000, len(self.layer_names)
+        logits = torch.randn(*size, EXPERTS, generator=generator)
+        best = logits.argmax(-1, keepdim=True)
+        has_tie = torch.rand(*size, 1, generator=generator) < ties
+        logits.scatter_(-1, (best + 1) % EXPERTS, torch.where(has_tie, logits.gather(-1, best), torch.tensor(-9.0)))
+        self._logits = logits
+        self._experts = torch.randn(EXPERTS, 2, generator=generator)
+
+    def computed(self, index, chosen, positions=None):
+        keys, values = super().computed(index, chosen, positions)
+        logits = self._logits[torch.from_numpy(chosen.ids.astype("int64")), index]
+        rounding = torch.Generator().manual_seed(1000 * index + len(chosen))
+        logits = logits * (1 + 2**-8 * torch.randn(logits.shape, generator=rounding))
+        expert = self._experts[logits.argmax(-1)]
+        return keys * (1 + 0.3 * expert[:, :1, None]), values * (1 + 0.3 * expert[:, 1:, None])
+
+
+class WrongInParts(Routed):
+    """Attention misses what stands before a span, unless the span is the first."""
+
+    def computed(self, index, chosen, positions=None):
+        keys, values = super().computed(index, chosen, positions)
+        lost = torch.from_numpy(chosen.positions > 0)[:, None, None] if chosen.positions[0] or len(chosen) == 2 else 0
+        return keys, values * (1 - 0.8 * torch.as_tensor(lost, dtype=values.dtype))
+
+
+def check_parts_of(model):
+    groups, _ = groups_and_rotations(model, 32)
+    check_parts(model, pages_of(model, groups))
+
+
+def test_near_ties_between_experts_are_no_reason_to_refuse_and_hide_no_attention_that_misses_tokens():
+    for seed in range(20):
+        check_parts_of(Routed(seed))
+        with pytest.raises(Unsupported, match="tokens computed in parts are off by"):
+            check_parts_of(WrongInParts(seed))
+    check_parts_of(Routed(ties=0.0))
+    with pytest.raises(Unsupported, match=r"layers.0.attn: most tokens .* \(allowed 0.0%\)"):
+        check_parts_of(WrongInParts(ties=0.0))
+
+
+def test_where_shapes_change_most_tokens_nothing_can_be_checked():
+    undecided = Routed()
+    undecided._logits.fill_(1.0)
+    undecided._experts *= 5
+    with pytest.raises(Unsupported, match="in a forward changes the KV of most tokens by"):
+        check_parts_of(undecided)
+
+
+@given(st.integers(1, 300), st.sets(st.integers(2, 400), max_size=3))
+def test_a_stored_chunk_lies_in_one_window_and_is_in_it_still_when_it_is_complete(most, windows):
+    model = EngineModel.__new__(EngineModel)
+    model._windows = windows
+    fitting = [n for n in range(1, most + 1) if all(2 * n <= window and not window % n for window in windows)]
+    assert model.chunk_tokens(most) == max(fitting)
