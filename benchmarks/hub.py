@@ -110,10 +110,10 @@ def growth(few: int, many: int) -> Iterator[Row]:
             hub = stack.enter_context(HubInProcess(config))
             clients.append(stack.enter_context(hub.connect()))
             clients[-1].register("growth", namespace, rank=0)
-            before = own_bytes(hub._process.pid)
+            before = own_bytes(hub.pid)
             for run in progress(range(n_chunks * TINY.chunk_tokens // 2048), f"{n_chunks:,} chunks"):
                 _store(clients[-1], _text(run))
-            grown = own_bytes(hub._process.pid) - before
+            grown = own_bytes(hub.pid) - before
         ratios = []
         for turn in progress(range(60), "growth"):
             small, large = (seconds(partial(_look_up, client, prompt)) for client in clients)

@@ -33,7 +33,7 @@ class Member:
     """A hub of a fleet, a client of it, and what its process takes."""
 
     def __init__(self, hub: HubInProcess, client: HubClient) -> None:
-        self.pid, self.client = hub._process.pid, client
+        self.pid, self.client = hub.pid, client
         self.client.register("benchmark", NAMESPACE, rank=0)
 
     def store(self, tokens: np.ndarray) -> None:

@@ -1,11 +1,13 @@
-"""A hub in a child process: ``python -P -m blendhub.hub.child FD``, where ``FD`` is its end of a socket to its owner.
+"""A hub in a process of its own: ``python -P -m blendhub.hub.child FD``; ``FD`` is its end of a socket to its owner.
 
-The owner sends the configuration and the transport of the owner's endpoint in one line, and gets the hub's addresses or
-an error in one line. The hub serves until the owner closes its end, or dies. ``multiprocessing`` would run the owner's
-script again, and refuses to start a process from its own daemons.
+The hub's process is no child of its owner: vLLM ends an engine by killing its process with all children, and the hub
+has its arena to remove. It tells its pid in a line. The owner sends the configuration and the transport of the owner's
+endpoint in one line, and gets the hub's addresses or an error in one line. The hub serves until the owner closes its
+end, or dies. ``multiprocessing`` would run the owner's script again, and refuses to start a process from its daemons.
 """
 
 import asyncio
+import os
 import signal
 import socket
 import sys
@@ -37,8 +39,11 @@ async def _serve(owner: socket.socket, config: HubConfig, private: PluginChoice)
 
 
 def main() -> None:
+    if os.fork():
+        os._exit(0)
     tune_process()
     with socket.socket(fileno=int(sys.argv[1])) as owner:
+        owner.sendall(b"%d\n" % os.getpid())
         config, private = msgspec.json.decode(owner.makefile("rb").readline(), type=tuple[HubConfig, PluginChoice])
         try:
             asyncio.run(_serve(owner, config, private))

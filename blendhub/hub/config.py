@@ -14,7 +14,7 @@ from blendhub.framework.options import describe_options, parse_options
 
 Positive = Annotated[float, Meta(gt=0)]
 HubPlacement: TypeAlias = Literal["thread", "process"]
-"""Where an embedded hub runs: in a thread of its owner, or in a child process."""
+"""Where an embedded hub runs: in a thread of its owner, or in a process of its own."""
 
 
 DEFAULT_TRANSPORT = PluginChoice("zmq")

@@ -1,11 +1,14 @@
-"""A hub that belongs to one process and ends with it: in a thread of that process, or in a child process."""
+"""A hub that belongs to one process and ends with it: in a thread of that process, or in another one."""
 
 import asyncio
+import os
+import signal
 import socket
 import subprocess
 import threading
 from abc import ABC, abstractmethod
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import Self
 
 import msgspec
@@ -57,7 +60,7 @@ def embedded_hub(
     host: PluginHost | None = None,
     transport: PluginChoice = DEFAULT_TRANSPORT,
 ) -> EmbeddedHub:
-    """Start a hub in a thread of this process or in a child process, and wait until it serves.
+    """Start a hub in a thread of this process or in another process, and wait until it serves.
 
     ``transport`` is that of ``EmbeddedHub.endpoint``; endpoints of the configuration come on top.
     """
@@ -106,21 +109,24 @@ class HubInThread(EmbeddedHub):
 
 
 class HubInProcess(EmbeddedHub):
-    """A hub in a child process, which ends when this process does, even if this process is killed."""
+    """A hub in another process, which ends when this process does, even if this process is killed."""
 
     def __init__(
         self, config: HubConfig, host: PluginHost | None = None, transport: PluginChoice = DEFAULT_TRANSPORT
     ) -> None:
         super().__init__(host, transport)
+        self.pid: int | None = None
         self._line, child_end = socket.socketpair()
         with child_end:
-            self._process = subprocess.Popen(
+            # The command ends when it has left the hub to run by itself.
+            subprocess.run(
                 python_module("blendhub.hub.child", str(child_end.fileno())),
                 pass_fds=[child_end.fileno()],
                 stdin=subprocess.DEVNULL,
                 # A Ctrl-C in a terminal is meant for the owner, which still needs its hub while it ends.
                 start_new_session=True,
                 env=importing_the_same(),
+                check=False,
             )
         try:
             reply = self._start(config)
@@ -130,13 +136,16 @@ class HubInProcess(EmbeddedHub):
         self.endpoint, self.metrics_address = reply.endpoint, reply.metrics_address
 
     def close(self) -> None:
-        """End the child process in order, so that it removes its arena and sockets."""
-        self._line.close()
-        try:
-            self._process.wait(START_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        """End the process in order, so that it removes its arena and sockets."""
+        if self._line.fileno() < 0:
+            return
+        with self._line, suppress(ConnectionError, ProcessLookupError):
+            self._line.shutdown(socket.SHUT_WR)
+            try:
+                self._line.recv(1)  # nothing, when the process has closed its end
+            except TimeoutError:
+                if self.pid:
+                    os.kill(self.pid, signal.SIGKILL)
 
     def _start(self, config: HubConfig) -> StartReply:
         # ``config`` may have its owner's keys beside the hub's.
@@ -144,15 +153,16 @@ class HubInProcess(EmbeddedHub):
         self._line.settimeout(START_TIMEOUT_S)
         try:
             self._line.sendall(msgspec.json.encode((fields, self.transport)) + b"\n")
-            line = self._line.makefile("rb").readline()
+            lines = self._line.makefile("rb")
+            self.pid = int(lines.readline() or 0) or None
+            line = lines.readline()
         except TimeoutError:
             why = f"its process did not answer in {START_TIMEOUT_S:g} s"
             raise HubError(f"the hub did not start: {why}") from None
         except OSError:
             line = b""
         if not line:
-            code = self._process.wait(START_TIMEOUT_S)
-            raise HubError(f"the hub did not start: its process ended with exit code {code}")
+            raise HubError("the hub did not start: its process ended before it answered")
         reply = msgspec.json.decode(line, type=StartReply)
         if reply.error:
             raise HubError(f"the hub did not start: {reply.error}")

@@ -126,21 +126,3 @@ GPT_OSS = COMMON | {
     "initial_context_length": 1024,
 }
 QWEN3 = LLAMA | {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "rope_scaling": None}
-MAMBA2 = COMMON | {
-    "architectures": ["Mamba2ForCausalLM"],
-    "model_type": "mamba2",
-    "num_hidden_layers": 4,
-    "head_dim": 32,
-    "num_heads": 8,
-    "state_size": 16,
-    "n_groups": 1,
-    "expand": 2,
-    "conv_kernel": 4,
-    "chunk_size": 64,
-    "layer_norm_epsilon": 1e-5,
-    "hidden_act": "silu",
-    "rms_norm": True,
-    "use_bias": False,
-    "use_conv_bias": True,
-    "tie_word_embeddings": False,
-}

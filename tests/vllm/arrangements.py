@@ -195,11 +195,11 @@ def attend_short_spans_on_device() -> None:
 # Of the hub
 
 
-def stop_the_hub(order: str) -> None:
-    """Stop the hub's process at a moment that a test writes into the file ``order``.
+def signal_the_hub(order: str) -> None:
+    """Send the hub's process a signal at a moment that a test writes into the file ``order``.
 
-    "Release sent 1234": process 1234 is stopped just before the next message of that name is sent; "Release answered
-    1234": just after its answer was read.
+    "Release sent 1234 19": process 1234 gets signal 19 just before the next message of that name is sent; "Release
+    answered 1234 19": just after its answer was read.
     """
     from blendhub.client.hub_client import HubClient
     from blendhub.client.session import PendingReply
@@ -213,7 +213,7 @@ def stop_the_hub(order: str) -> None:
             return
         if said[:2] == [name, moment]:
             Path(order).unlink()
-            os.kill(int(said[2]), signal.SIGSTOP)
+            os.kill(int(said[2]), int(said[3]))
 
     send, result = client._send, pending.result
 

@@ -1,5 +1,6 @@
 """Engines that several tests use; each is started when the first test asks for it."""
 
+import json
 import re
 from collections.abc import Iterable, Iterator
 from importlib.util import find_spec
@@ -9,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness.engines import Answer, Engine
+from harness.engines import Answer, Engine, largest_difference
 from harness.engines.tiny_model import make_tiny_model
 
 SETTINGS: dict[str, Any] = {
@@ -32,12 +33,14 @@ ATTENDED: dict[str, Any] = {"selector": {"name": "attended", "options": {"layers
 TOLERANCE = 1e-3
 """The tolerance of log-probabilities that were computed in another order: see ``disagreement``."""
 
+ROUNDING = 1e-5
+"""The tolerance of KV in float32 that was computed in another order: see ``largest_difference``."""
+
 ON_THE_SECOND_RUNNER: dict[str, Any] = {
     "prepare": ["tests.vllm.gpu_stand_ins"],
     "environment": {"VLLM_USE_V2_MODEL_RUNNER": "1"},
 }
 """vLLM's model runner V2, which is the usual one on GPUs."""
-
 
 NO_AMX = pytest.mark.skipif(
     "amx_tile" in Path("/proc/cpuinfo").read_text(),
@@ -80,6 +83,35 @@ def capacity(engine: Engine) -> str:
     """How many tokens vLLM has room for, as it says."""
     (tokens,) = re.findall(r"KV cache size: ([\d,]+) tokens", engine.log)
     return tokens
+
+
+def drawn(folder: Path, shape: dict[str, Any]) -> Path:
+    """A folder that vLLM loads as a model of this shape, whose weights it draws (``load_format="dummy"``)."""
+    (folder / "config.json").write_text(json.dumps(shape))
+    return folder
+
+
+def store(engine: Engine, *documents: list[int]) -> None:
+    """Have an engine store documents, of which vLLM's own cache keeps nothing."""
+    for document in documents:
+        engine.one(document)
+    engine.forget()
+
+
+def check_recomputation(engine: Engine, texts: Texts, n: int, rounding: float = ROUNDING) -> None:
+    """Two documents of ``n`` tokens in another order, all recomputed, have the KV of a full prefill."""
+    first, second = texts.new(n), texts.new(n)
+    store(engine, [*first, *second])
+    prompt = [*second, *texts.new(5), *first, *texts.new(9)]
+    expected = engine.full_prefill(prompt)
+    blended = engine.one(prompt, recompute_ratio=1.0, store=False)
+    assert blended.report["moved_tokens"] == blended.report["recomputed_tokens"] == 2 * n
+    assert largest_difference(blended.kv(len(prompt) - 1), expected) < rounding
+    engine.forget()
+    # A selector that probes or asks before it picks has other forwards.
+    half = engine.one(prompt, recompute_ratio=0.5, store=False)
+    assert half.report["recomputed_tokens"] == n
+    engine.forget()
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from vllm.v1.core.kv_cache_utils import get_request_block_hasher
 from vllm.v1.kv_offload.base import OffloadingWorker, TransferResult
 from vllm.v1.kv_offload.cpu.spec import CPUOffloadingSpec
 from vllm.v1.request import Request
+from vllm.v1.simple_kv_offload import worker
 
 from harness.engines.wide_weights import widen
 
@@ -35,7 +36,7 @@ class HostSpec(CPUOffloadingSpec):
         return manager
 
     def get_worker(self, kv_caches: Any) -> OffloadingWorker:
-        return HostWorker([one.tensor.view(torch.int8) for one in kv_caches.tensors], self.num_chunks)
+        return HostWorker([cache.tensor.view(torch.int8) for cache in kv_caches.tensors], self.num_chunks)
 
 
 class HostWorker(OffloadingWorker):
@@ -43,7 +44,7 @@ class HostWorker(OffloadingWorker):
 
     def __init__(self, pages: list[torch.Tensor], n_chunks: int) -> None:
         self._pages = pages
-        self._chunks = [torch.zeros(n_chunks, *one.shape[1:], dtype=torch.int8) for one in pages]
+        self._chunks = [torch.zeros(n_chunks, *layer.shape[1:], dtype=torch.int8) for layer in pages]
         self._done: list[TransferResult] = []
 
     def submit_store(self, job_id: int, src_spec: Any, dst_spec: Any) -> bool:
@@ -67,19 +68,13 @@ class HostWorker(OffloadingWorker):
 
 
 class HostBackend:
-    """In the place of SimpleCPUOffloadConnector's copies through CUDA."""
+    """In the place of SimpleCPUOffloadConnector's copies through CUDA: copies are done when they are asked for."""
 
     def init(self, gpu_caches: dict[str, torch.Tensor], cpu_caches: dict[str, torch.Tensor], *streams: Any) -> None:
         self._pairs = [(gpu_caches[name], cpu_caches[name]) for name in gpu_caches]
 
     def launch_copy(
-        self,
-        src_blocks: list[int],
-        dst_blocks: list[int],
-        is_store: bool,
-        event_idx: int,
-        events_list: list[Any],
-        wait_event: Any = None,
+        self, src_blocks: Any, dst_blocks: Any, is_store: bool, event_idx: int, events_list: list[Any], **event: Any
     ) -> None:
         for gpu, cpu in self._pairs:
             source, place = (gpu, cpu) if is_store else (cpu, gpu)
@@ -91,16 +86,11 @@ class HostBackend:
 
 
 class Event:
-    """Copies are done when they are asked for."""
-
     def record(self, stream: Any = None) -> None:
-        pass
+        """Nothing is in flight."""
 
     def query(self) -> bool:
         return True
-
-    def synchronize(self) -> None:
-        pass
 
 
 class Stream:
@@ -112,30 +102,23 @@ class Stream:
         return 0, 0
 
 
-def without_cuda() -> None:
-    """Have SimpleCPUOffloadConnector copy with torch alone."""
-    from vllm.v1.simple_kv_offload import worker
-
+def without_cuda_and_wide() -> None:
+    """Have SimpleCPUOffloadConnector copy with torch alone, and dummy weights be large."""
     cuda = SimpleNamespace(Stream=Stream, current_stream=lambda: None)
     names = {name: getattr(torch, name) for name in ("Tensor", "device", "empty", "zeros", "int8", "dtype")}
     worker.torch = SimpleNamespace(**names, cuda=cuda, Event=Event)
     worker.DmaCopyBackend = HostBackend
+    widen()
 
 
 def stored_blocks(prompt: list[int], block_size: int = 32) -> list[bool]:
     """For each block of a prompt: whether OffloadingConnector has stored KV under the hash that its text has."""
     hasher = get_request_block_hasher(block_size, get_hash_fn_by_name("sha256"))
     request = Request("asked", prompt, SamplingParams(max_tokens=1), None, block_hasher=hasher)
-    return [any(key.startswith(bytes(one)) for key in STORED) for one in request.block_hashes]
-
-
-def without_cuda_and_wide() -> None:
-    """The same, for a model whose dummy weights are large."""
-    without_cuda()
-    widen()
+    return [any(key.startswith(bytes(block_hash)) for key in STORED) for block_hash in request.block_hashes]
 
 
 def find_nothing() -> None:
     """Have the connectors of this process find nothing of what they have stored."""
     for connector in (OffloadingConnector, SimpleCPUOffloadConnector):
-        setattr(connector, "get_num_new_matched_tokens", lambda *given: (0, False))  # noqa: B010
+        setattr(connector, "get_num_new_matched_tokens", lambda *arguments: (0, False))  # noqa: B010

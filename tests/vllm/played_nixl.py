@@ -35,8 +35,6 @@ class NixlConnector(KVConnectorBase_V1):
         self._n_blocks = kv_cache_config.num_blocks
         self._pages: dict[str, torch.Tensor] = {}
         self._transfers = Transfers()
-        self._waits_for: dict[str, str] = {}
-        self.has_heard = False
 
     # In a worker.
 
@@ -56,7 +54,7 @@ class NixlConnector(KVConnectorBase_V1):
     def wait_for_layer_load(self, layer_name: str) -> None:
         pass
 
-    def save_kv_layer(self, *given: Any, **named: Any) -> None:
+    def save_kv_layer(self, *arguments: Any, **named: Any) -> None:
         pass
 
     def wait_for_save(self) -> None:
@@ -79,9 +77,8 @@ class NixlConnector(KVConnectorBase_V1):
     # In the scheduler.
 
     def set_xfer_handshake_metadata(self, metadata: dict[int, KVConnectorHandshakeMetadata]) -> None:
-        if not all(isinstance(one, Payload) for one in metadata.values()):
+        if not all(isinstance(payload, Payload) for payload in metadata.values()):
             raise ValueError("NixlConnectorScheduler expects NixlHandshakePayload for handshake metadata.")
-        self.has_heard = bool(metadata)
         print(f"played NIXL has heard {len(metadata)} handshakes", flush=True)
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int, bool]:

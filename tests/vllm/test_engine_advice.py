@@ -12,8 +12,6 @@ from harness.engines.engine import ENVIRONMENT
 from tests.benchmarks.word_model import WORDS, make_tokenizer
 from tests.vllm.test_settings import HOST
 
-SPOKEN = list(WORDS)[3:]
-
 pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(600)]
 
 
@@ -26,17 +24,26 @@ def test_what_holds_an_agreement_is_found_and_its_configuration_is_one_that_vllm
     chatting = tmp_path / "model"
     shutil.copytree(model, chatting)
     make_tokenizer(chatting, chat_template="{{ bos_token }} user : {{ messages[0]['content'] }} </s> model :")
-    data, card = tmp_path / "data.jsonl", tmp_path / "card.md"
-    words = random.Random(1)
-    documents = [" ".join(words.choices(SPOKEN, k=150)) for _ in range(4)]
-    prompts = [[documents[n % 4], documents[(n + 1) % 4], documents[(n + 2) % 4]] for n in range(10)]
-    questions = [{"documents": one, "question": " ".join(words.choices(SPOKEN, k=9))} for one in prompts]
-    data.write_text("\n".join(map(json.dumps, questions)))
+    words, spoken = random.Random(1), list(WORDS)[3:]
+    texts = [" ".join(words.choices(spoken, k=150)) for _ in range(4)]
+    questions = [
+        {"documents": [texts[(n + k) % 4] for k in range(3)], "question": " ".join(words.choices(spoken, k=9))}
+        for n in range(10)
+    ]
+    (tmp_path / "data.jsonl").write_text("\n".join(map(json.dumps, questions)))
     engine = {"dtype": "float32", "enforce_eager": True, "max_model_len": 1024, "distributed_executor_backend": "uni"}
-    settings = {"hub": {"arena_gib": 0.25}, "selector": {"name": "first_k", "options": {"k": 0}}}
-    measured = ["--selectors", "first_k", "--ratios", "0,0.05,1", "--agreement", "0.7", "--tokens", "3"]
-    with_ = ["--engine", json.dumps(engine), "--settings", json.dumps(settings), "--card", str(card)]
-    code = main(["advise", "--model", str(chatting), "--data", str(data), *measured, *with_])
+    options = {
+        "model": str(chatting),
+        "data": str(tmp_path / "data.jsonl"),
+        "card": str(tmp_path / "card.md"),
+        "engine": json.dumps(engine),
+        "settings": json.dumps({"hub": {"arena_gib": 0.25}, "selector": {"name": "first_k", "options": {"k": 0}}}),
+        "selectors": "first_k",
+        "ratios": "0,0.05,1",
+        "agreement": "0.7",
+        "tokens": "3",
+    }
+    code = main(["advise", *(part for name, value in options.items() for part in (f"--{name}", value))])
     printed = capsys.readouterr().out
     assert "10 prompts, each answered in full, and with first_k at 0,0.05,1\n" in printed and "too few" not in printed
     rows = [
@@ -50,9 +57,8 @@ def test_what_holds_an_agreement_is_found_and_its_configuration_is_one_that_vllm
     (flag,) = [line for line in printed.splitlines() if line.startswith("--kv-transfer-config")]
     config = json.loads(flag.removeprefix("--kv-transfer-config '").removesuffix("'"))
     chosen = read_settings(config["kv_connector_extra_config"], HOST, "cpu")
-    assert (chosen.selector.options, chosen.recompute_ratio) == ({"k": 0}, 1.0)
-    assert chosen.hub.arena_gib == 0.25 and chosen.policy.max_recompute_share == 0.8
-    page = card.read_text()
+    assert (chosen.selector.options, chosen.recompute_ratio, chosen.hub.arena_gib) == ({"k": 0}, 1.0, 0.25)
+    page = (tmp_path / "card.md").read_text()
     assert said in page and flag in page and "| first_k | 1 | 100% | 10 | 100.0% | 100.0%" in page
 
 
@@ -60,7 +66,6 @@ def test_a_model_that_vllm_cannot_serve_ends_with_vllm_s_words(tmp_path, capfd):
     (tmp_path / "config.json").write_text('{"model_type": "abacus"}')
     (tmp_path / "data.jsonl").write_text(json.dumps({"documents": [[1]], "question": [2]}))
     flags = ["--model", str(tmp_path), "--data", str(tmp_path / "data.jsonl"), "--selectors", "first_k"]
-    assert main(["advise", *flags, "--card", str(tmp_path / "card.md")]) == 2
+    assert main(["advise", *flags]) == 2
     error = capfd.readouterr().err
     assert "vLLM failed with the selector first_k" in error and "abacus" in error
-    assert not (tmp_path / "card.md").exists()

@@ -1,6 +1,5 @@
 """Models with attention windows under vLLM's hybrid allocator, which keeps few blocks of a layer with a window."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +7,9 @@ import pytest
 
 from harness.engines import ONE_THREAD, Engine, disagreement
 from harness.engines.shapes import DEEPSEEK, GEMMA3, GPT_OSS, LLAMA4
+from harness.engines.tiny_model import SHAPE
 from tests.vllm.arrangements import fail_loads, inside, lend_blocks
-from tests.vllm.conftest import ATTENDED, NO_AMX, PROBING, SETTINGS, TOLERANCE, capacity
+from tests.vllm.conftest import NO_AMX, PROBING, SETTINGS, TOLERANCE, capacity, drawn, store
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -20,50 +20,41 @@ LATENTS: dict[str, Any] = {
     "compilation_config": {"custom_ops": ["none"]},
     "block_size": 16,
 }
-WITHOUT_ALLOCATOR: dict[str, Any] = {"disable_hybrid_kv_cache_manager": True}
-KEEPING_ALL: dict[str, Any] = {"arrange": ["tests.vllm.windowed_latents:install_keeping_all"]}
-MODELS = {
-    "gemma3": (GEMMA3, WIDE, WITHOUT_ALLOCATOR, ATTENDED),
-    "gpt_oss": (GPT_OSS, WIDE, WITHOUT_ALLOCATOR, PROBING),
-    # vLLM frees the blocks of a chunk when the next one begins.
-    "chunks of local attention": (LLAMA4, WIDE, WITHOUT_ALLOCATOR, ATTENDED),
-    "latents": (DEEPSEEK, LATENTS, KEEPING_ALL, PROBING),
+WINDOWS_ONLY = SHAPE | {
+    "sliding_window": 64,
+    "use_sliding_window": True,
+    "max_window_layers": 0,
+    "layer_types": ["sliding_attention"] * 4,
 }
-"""The shape; vLLM's options; those with which vLLM keeps all blocks; the selector of BlendHub."""
+MODELS = [
+    pytest.param((GEMMA3, WIDE, 150), id="gemma3"),
+    pytest.param((GPT_OSS, WIDE, 150), id="gpt_oss"),
+    # vLLM frees the blocks of a chunk when the next one begins.
+    pytest.param((LLAMA4, WIDE, 150), id="chunks of local attention"),
+    pytest.param((WINDOWS_ONLY, WIDE, 150), id="every layer has a window"),
+    pytest.param((DEEPSEEK, LATENTS, 40), id="latents", marks=NO_AMX),  # its attention in plain torch takes long
+]
+"""The shape; vLLM's options; the tokens of an answer."""
 
-
-class Model:
-    def __init__(self, path: Path, shape: dict, options: dict, keeps_all: dict, selector: dict) -> None:
-        (path / "config.json").write_text(json.dumps(shape))
-        self._path = path
-        self._options = {"load_format": "dummy", "seed": 7, **options}
-        self.keeps_all = keeps_all
-        self.selector = selector
-        self.has_chunks = "attention_chunk_size" in shape
-        self.tokens = 40 if keeps_all is KEEPING_ALL else 150  # its attention in plain torch takes long
-        self.few_blocks = 150 * 32 // options.get("block_size", 32)
-
-    def start(self, settings: dict | None = SETTINGS, **options: Any) -> Engine:
-        """An engine; without settings plain vLLM."""
-        return Engine(self._path, settings, **self._options | options)
-
-
-@pytest.fixture(
-    scope="module",
-    params=[pytest.param(facts, id=name, marks=[NO_AMX] * (name == "latents")) for name, facts in MODELS.items()],
-)
-def windows(request, tmp_path_factory):
-    """A model with windows."""
-    return Model(tmp_path_factory.mktemp("windows"), *request.param)
-
-
-SMALL_STEPS = {"max_num_batched_tokens": 160}
+SMALL_STEPS: dict[str, Any] = {"max_num_batched_tokens": 160}
 """Longer than a window, so that vLLM frees blocks in the middle of a prompt."""
 
 
+def start(folder: Path, shape: dict, options: dict, settings: dict | None = SETTINGS, **more: Any) -> Engine:
+    """An engine with weights that are drawn; without settings plain vLLM."""
+    return Engine(drawn(folder, shape), settings, load_format="dummy", seed=7, **options | more)
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def windows(request):
+    """A model with windows."""
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def engine(windows):
-    with windows.start(**SMALL_STEPS) as engine:
+def engine(windows, tmp_path_factory):
+    shape, options, _ = windows
+    with start(tmp_path_factory.mktemp("windows"), shape, options, **SMALL_STEPS) as engine:
         yield engine
 
 
@@ -84,51 +75,16 @@ def prompts(documents, texts):
     ]
 
 
-def test_exact_prefixes_longer_than_the_windows_equal_plain_vllm(windows, engine, texts):
-    document = texts.new(700)
-    asked = [[*document, *texts.new(n)] for n in (9, 150, 33)]
-    short = texts.new(40)
-    with windows.start(None, **SMALL_STEPS) as plain:
-        expected, capacity_of_plain = plain.ask(*asked, tokens=100), capacity(plain)
-        expected_short = plain.one(short, tokens=9)
-        turn = [*asked[1], *expected[1].tokens, *texts.new(9)]
-        expected_turn = plain.one(turn, tokens=9)
-    assert "text is reused anywhere" in engine.log and "free blocks hold what has left a window" in engine.log
-    assert "the same as without BlendHub" in engine.log and capacity(engine) == capacity_of_plain
-    engine.one(document)
+def full_prefill(engine, *prompts, tokens):
+    """The answers without reuse, to one prompt after the other."""
+    answers = [engine.one(prompt, tokens=tokens, mode="off", store=False) for prompt in prompts]
     engine.forget()
-    answers = engine.ask(*asked, tokens=100)
-    assert [answer.report["exact_tokens"] for answer in answers] == [700] * 3
-    assert disagreement(answers, expected) < TOLERANCE
-    assert disagreement([engine.one(short, tokens=9)], [expected_short]) < TOLERANCE
-    engine.forget()
-    answered = engine.one(turn, tokens=9)
-    # The answer is stored, too, although it is longer than a window.
-    assert answered.report["exact_tokens"] >= len(asked[1]) + (64 if windows.has_chunks else 99)
-    assert disagreement([answered], [expected_turn]) < TOLERANCE
-    check_nothing_failed(windows, engine)
-
-
-def check_nothing_failed(windows, engine):
-    """vLLM may free an answer's blocks of local attention before the hub has reserved slots for them."""
-    failures = {name for name in engine.call("counts") if "failed" in name}
-    assert failures <= ({"reservations_failed_DeadlineExceeded"} if windows.has_chunks else set())
-
-
-def store(engine, documents):
-    engine.ask(*documents)
-    engine.forget()
-
-
-def full_prefill(engine, prompt, tokens):
-    answer = engine.one(prompt, tokens=tokens, mode="off", store=False)
-    engine.forget()
-    return answer
+    return answers
 
 
 def check_everything_recomputed(engine, prompts, tokens):
     """All prompts in the same steps, and one behind a prefix that vLLM has cached itself and with an audit."""
-    expected = [full_prefill(engine, prompt, tokens) for prompt in prompts]
+    expected = full_prefill(engine, *prompts, tokens=tokens)
     together = engine.ask(*prompts, tokens=tokens, recompute_ratio=1.0, store=False)
     assert all(answer.report["moved_tokens"] == answer.report["recomputed_tokens"] >= 300 for answer in together)
     assert disagreement(together, expected) < TOLERANCE
@@ -143,72 +99,90 @@ def check_everything_recomputed(engine, prompts, tokens):
     engine.forget()
 
 
+def check_nothing_failed(windows, engine):
+    """vLLM may free an answer's blocks of local attention before the hub has reserved slots for them."""
+    failures = {name for name in engine.call("counts") if "failed" in name}
+    assert failures <= ({"reservations_failed_DeadlineExceeded"} if "attention_chunk_size" in windows[0] else set())
+
+
+def test_exact_prefixes_and_answers_longer_than_the_windows_equal_full_prefill(windows, engine, texts):
+    assert "text is reused anywhere" in engine.log and "free blocks hold what has left a window" in engine.log
+    document = texts.new(700)
+    asked = [[*document, *texts.new(n)] for n in (9, 150, 33)]
+    expected = full_prefill(engine, *asked, tokens=100)
+    turn = [*asked[1], *expected[1].tokens, *texts.new(9)]
+    expected += full_prefill(engine, turn, tokens=9)
+    store(engine, document)
+    answers = engine.ask(*asked, tokens=100)
+    assert [answer.report["exact_tokens"] for answer in answers] == [700] * 3
+    engine.forget()
+    answers.append(engine.one(turn, tokens=9))
+    assert answers[-1].report["exact_tokens"] >= len(asked[1]) + (64 if "attention_chunk_size" in windows[0] else 99)
+    assert disagreement(answers, expected) < TOLERANCE
+    check_nothing_failed(windows, engine)
+
+
 def test_everything_recomputed_in_small_steps_equals_full_prefill(windows, engine, documents, prompts):
-    store(engine, documents)
-    check_everything_recomputed(engine, prompts, windows.tokens)
-
-
-def test_a_blend_is_that_of_an_engine_that_keeps_all_blocks(windows, documents, prompts):
-    """The selection, the answers, and what is found of the blended KV when the prompt comes again.
-
-    In one thread: with gpt-oss and without the allocator, plain vLLM answers differently each time in two.
-    """
-    answers = []
-    for options in ({}, windows.keeps_all):
-        with windows.start(SETTINGS | windows.selector, variables=ONE_THREAD, **options) as engine:
-            store(engine, documents)
-            answers.append(engine.ask(*prompts, tokens=40))
-            engine.forget()
-            answers[-1] += engine.ask(*prompts, tokens=40)
-            check_nothing_failed(windows, engine)
-            engine.forget()
-            if not options:
-                check_everything_recomputed(engine, prompts, 40)
-    few, whole = answers
-    for ours, theirs in zip(few, whole, strict=True):
-        assert ours.report == theirs.report, (ours.report, theirs.report)
-    assert all(answer.report["moved_tokens"] >= 300 for answer in few[:3])
-    assert all(answer.report["settled_tokens"] >= 300 for answer in few[3:])
-    assert disagreement(few, whole) < TOLERANCE
+    store(engine, *documents)
+    check_everything_recomputed(engine, prompts, windows[2])
 
 
 def test_a_load_that_fails_is_computed_by_vllm(engine, texts):
     """vLLM cannot tell from blocks which request has failed: with several block tables it takes the request's name."""
     document = texts.new(300)
-    asked = [[*document, *texts.new(n)] for n in (9, 40)]
-    expected = engine.ask(*asked, tokens=9, mode="off")
-    engine.forget()
+    store(engine, document)
+    asked = [[*document, *texts.new(9)], [*document, *texts.new(40)], [*texts.new(9), *document, *texts.new(9)]]
+    expected = full_prefill(engine, *asked, tokens=9)
     before = engine.call("counts").get("loads_failed", 0)
     inside(engine, fail_loads, True)
-    answers = engine.ask(*asked, tokens=9)
-    assert engine.call("counts")["loads_failed"] == before + 2
+    answers = [*engine.ask(*asked[:2], tokens=9), engine.one(asked[2], tokens=9)]
+    assert engine.call("counts")["loads_failed"] == before + 3
     assert disagreement(answers, expected) < TOLERANCE
-    moved = [*texts.new(9), *document, *texts.new(9)]
-    expected = [full_prefill(engine, moved, 9)]
-    assert disagreement([engine.one(moved, tokens=9)], expected) < TOLERANCE
     engine.forget()  # which fails while blocks are borrowed
     inside(engine, fail_loads, False)
 
 
 def test_a_prompt_for_which_too_few_blocks_are_free_reuses_its_exact_prefix(engine, documents, prompts):
-    store(engine, documents)
+    store(engine, *documents)
     inside(engine, lend_blocks, 0.001)
-    expected = full_prefill(engine, prompts[0], 30)
-    answer = engine.one(prompts[0], tokens=30, explain=True)
+    expected = full_prefill(engine, prompts[0], tokens=30)
+    answer = engine.one(prompts[0], tokens=30)
     assert answer.report["moved_tokens"] == 0 and answer.report["exact_tokens"] == 170
     assert "too few free blocks" in answer.report["reason"]
-    assert disagreement([answer], [expected]) < TOLERANCE
+    assert disagreement([answer], expected) < TOLERANCE
     inside(engine, lend_blocks, None)
 
 
-def test_blocks_come_back_from_requests_that_are_aborted_or_preempted(windows, engine, documents, prompts, texts):
+def test_a_blend_is_that_of_an_engine_that_keeps_all_blocks(tmp_path, documents, prompts):
+    """The selection, the answers, and what is found of the blended KV when the prompt comes again.
+
+    In one thread: with gpt-oss and without the allocator, plain vLLM answers differently each time in two.
+    """
+    answers = []
+    for options in ({}, {"disable_hybrid_kv_cache_manager": True}):
+        with start(tmp_path, GPT_OSS, WIDE, SETTINGS | PROBING, variables=ONE_THREAD, **options) as engine:
+            store(engine, *documents)
+            answers.append(engine.ask(*prompts, tokens=40))
+            engine.forget()
+            answers[-1] += engine.ask(*prompts, tokens=40)
+            assert not any("failed" in name for name in engine.call("counts"))
+    few, whole = answers
+    assert [answer.report for answer in few] == [answer.report for answer in whole]
+    assert all(answer.report["moved_tokens"] >= 300 for answer in few[:3])
+    assert all(answer.report["settled_tokens"] >= 300 for answer in few[3:])
+    assert disagreement(few, whole) < TOLERANCE
+
+
+def test_blocks_come_back_from_requests_that_are_aborted_or_preempted(tmp_path, documents, prompts, texts):
     """vLLM has few blocks, of which all prompts together need more."""
     exact = [[*documents[0][: 64 * n], *texts.new(20)] for n in (1, 2, 3, 4) for _ in range(4)]
-    expected, expected_exact = (engine.ask(*asked, tokens=60, mode="off", store=False) for asked in (prompts, exact))
-    with windows.start(num_gpu_blocks_override=windows.few_blocks, max_model_len=900) as few:
-        for document in documents:
-            few.one(document)
-        few.forget()
+    scarce: dict[str, Any] = {"num_gpu_blocks_override": 150, "max_model_len": 900}
+    with start(tmp_path, GPT_OSS, WIDE, None, **scarce) as plain:
+        expected, expected_exact = (plain.ask(*asked, tokens=60) for asked in (prompts, exact))
+        room = capacity(plain)
+    with start(tmp_path, GPT_OSS, WIDE, **scarce) as few:
+        assert "the same as without BlendHub" in few.log and capacity(few) == room
+        store(few, *documents)
         for seconds in (0.001, 0.01, 0.03, 0.1):
             few.ask(*prompts, tokens=60, abort_after=seconds, recompute_ratio=0.9, store=False)
             few.forget()

@@ -1,7 +1,6 @@
 """Tensor parallel: two ranks, each with half of the heads, that must do the same at the same time."""
 
 import itertools
-import json
 import time
 from contextlib import suppress
 from typing import Any
@@ -11,7 +10,7 @@ import pytest
 from harness.engines import Engine, disagreement
 from harness.engines.shapes import GPT_OSS
 from tests.vllm.arrangements import arrange, ranks
-from tests.vllm.conftest import ATTENDED, PROBING, SETTINGS, TOLERANCE
+from tests.vllm.conftest import ATTENDED, SETTINGS, TOLERANCE, drawn, store
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -40,38 +39,30 @@ def engine(model, orders):
 
 
 @pytest.fixture
-def store_and_ask(texts):
-    """Has an engine store two documents; returns prompts of them in another order.
+def prompts(engine, texts):
+    """Prompts of two stored documents in another order.
 
-    Each prompt begins with its own text: a late one would find the blended blocks of an early one.
+    Each begins with its own text: a late one would find the blended blocks of an early one.
     """
-
-    def store(engine, number=3):
-        first, second = texts.new(200), texts.new(200)
-        engine.one([*first, *second])
-        engine.forget()
-        return [[*texts.new(7), *second, *texts.new(30 + n), *first, *texts.new(9)] for n in range(number)]
-
-    return store
+    first, second = texts.new(200), texts.new(200)
+    store(engine, [*first, *second])
+    return [[*texts.new(7), *second, *texts.new(30 + n), *first, *texts.new(9)] for n in range(3)]
 
 
-def check_blends(engine, plain, prompts):
-    expected = [plain.one(prompt, tokens=6) for prompt in prompts]
+@pytest.fixture
+def expected(plain, prompts):
+    return [plain.one(prompt, tokens=6) for prompt in prompts]
+
+
+def test_two_ranks_blend_and_audit_as_one_and_no_step_waits_for_a_copy(engine, prompts, expected, orders):
+    assert engine.call("batches_in_flight") == 2
     for ratio in (1.0, 0.3):
         answers = engine.ask(*prompts, tokens=6, recompute_ratio=ratio, store=False)
         reports = [answer.report for answer in answers]
-        assert all(report["moved_tokens"] == 400 for report in reports), (reports, engine.log)
-        assert all(report["recomputed_tokens"] == 400 * ratio for report in reports), (reports, engine.log)
+        told = [(report["moved_tokens"], report["recomputed_tokens"]) for report in reports]
+        assert told == [(400, 400 * ratio)] * 3, (reports, engine.log)
+        assert ratio < 1 or disagreement(answers, expected) < TOLERANCE
         engine.forget()
-        if ratio == 1.0:
-            assert disagreement(answers, expected) < TOLERANCE
-    return expected
-
-
-def test_two_ranks_blend_and_audit_as_one_and_no_step_waits_for_a_copy(engine, plain, store_and_ask):
-    assert engine.call("batches_in_flight") == 2
-    prompts = store_and_ask(engine)
-    expected = check_blends(engine, plain, prompts)
     for ratio in (1.0, 0.1):
         audited = engine.ask(*prompts, tokens=6, recompute_ratio=ratio, audit=True, store=False)
         assert disagreement(audited, expected) < TOLERANCE
@@ -79,14 +70,10 @@ def test_two_ranks_blend_and_audit_as_one_and_no_step_waits_for_a_copy(engine, p
         assert [audit["tokens"] for audit in audits] == [3, 2, 1], "as many as fit into the prompt's last block"
         assert all((audit["kl"] < 1e-5) == (ratio == 1.0) for audit in audits), audits
         engine.forget()
-    assert "the engine waited for a copy" not in engine.log
-
-
-def test_what_one_rank_could_not_copy_is_computed_by_all(engine, plain, store_and_ask, orders):
-    (prompt,) = store_and_ask(engine, 1)
+    # What one rank could not copy is computed by all.
     (orders / "1").write_text("copy fail")
-    answer = engine.one(prompt, tokens=6, recompute_ratio=1.0, store=False)
-    assert disagreement([answer], [plain.one(prompt, tokens=6)]) < TOLERANCE
+    answer = engine.one(prompts[0], tokens=6, recompute_ratio=1.0, store=False)
+    assert disagreement([answer], expected[:1]) < TOLERANCE
     assert answer.report["moved_tokens"] == 0 and "failed" in answer.report["reason"]
     assert "the engine waited for a copy" not in engine.log
     engine.forget()
@@ -94,51 +81,40 @@ def test_what_one_rank_could_not_copy_is_computed_by_all(engine, plain, store_an
 
 @pytest.mark.long
 def test_a_rank_that_is_stopped_in_any_stage_of_a_load_delays_its_requests_by_that_alone(
-    engine, plain, store_and_ask, orders
+    engine, prompts, expected, orders
 ):
     """The lease of the scheduler's session holds, and nothing stored is computed."""
-    prompts = store_and_ask(engine, 2)
-    expected = [plain.one(prompt, tokens=6) for prompt in prompts]
     moments = [f"{when} {stage}" for stage in ("copy", "recompute", "release") for when in ("before", "after")]
     for moment, rank in itertools.product(moments, (0, 1)):
         if "release" in moment and rank:  # one rank releases the lease of all
             continue
-        engine.forget()
         (orders / str(rank)).write_text(f"{moment} stop {STOP_S}")
         started = time.monotonic()
         answers = engine.ask(*prompts, tokens=6, recompute_ratio=1.0, store=False)
         assert time.monotonic() - started < STOP_S + 5, moment
         assert disagreement(answers, expected) < TOLERANCE, moment
-        assert [answer.report["moved_tokens"] for answer in answers] == [400, 400], (moment, engine.log[-3000:])
+        assert [answer.report["moved_tokens"] for answer in answers] == [400] * 3, (moment, engine.log[-3000:])
         assert not list(orders.iterdir()), moment
+        engine.forget()
 
 
-def test_a_rank_without_memory_for_a_forward_ends_the_engine_at_once(engine, store_and_ask, orders):
+def test_a_rank_without_memory_for_a_forward_ends_the_engine_at_once(engine, prompts, orders):
     """The last test of this engine. The other rank would wait in that forward until a timeout of minutes."""
-    (prompt,) = store_and_ask(engine, 1)
     (orders / "1").write_text("forward fail")
     started = time.monotonic()
     with pytest.raises(RuntimeError):
-        engine.one(prompt, recompute_ratio=1.0, store=False)
+        engine.one(prompts[0], recompute_ratio=1.0, store=False)
     assert time.monotonic() - started < 150
     assert "tried to allocate 2 GiB (rank 1 of 2); the engine ends" in engine.log
 
 
-@pytest.mark.long
-def test_ranks_that_vllm_spawns_blend_as_one(model, plain, store_and_ask):
-    with Engine(model, SETTINGS | PROBING, **RANKS) as engine:
-        check_blends(engine, plain, store_and_ask(engine))
-
-
 def test_two_ranks_blend_a_model_with_windows(texts, tmp_path):
     """With vLLM's hybrid allocator: each rank has its heads of what the borrowed blocks hold."""
-    (tmp_path / "config.json").write_text(json.dumps(GPT_OSS))
     documents = [texts.new(n) for n in (300, 260)]
     prompt = [*documents[1], *texts.new(40), *documents[0], *texts.new(30)]
     options = {"load_format": "dummy", "async_scheduling": False, "arrange": arrange(ranks, "", "wide")}
-    with Engine(tmp_path, SETTINGS | ATTENDED, **RANKS | options) as engine:
-        engine.ask(*documents)
-        engine.forget()
+    with Engine(drawn(tmp_path, GPT_OSS), SETTINGS | ATTENDED, **RANKS | options) as engine:
+        store(engine, *documents)
         expected = engine.one(prompt, tokens=90, mode="off", store=False)
         engine.forget()
         blended = engine.one(prompt, tokens=90, recompute_ratio=1.0, store=False)

@@ -1,17 +1,24 @@
 """The OpenAI-compatible server, as a person starts it: in several processes, asked over HTTP, ended by a signal."""
 
+import json
+import random
 import re
 import signal
 from collections import Counter
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
+from blendhub.cli import main
 from blendhub.client.hub_client import HubClient
+from blendhub.hub.memory.default_size import default_arena_bytes
 from harness.engines import Server
 from harness.engines.engine import transfer_config
+from harness.engines.tiny_model import SHAPE, make_tiny_model
+from harness.engines.words import add_tokenizer
 from harness.waiting import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -54,35 +61,32 @@ class AskedServer(Server):
 
 
 @pytest.fixture(scope="module")
-def server(model, tmp_path_factory):
+def server(tmp_path_factory):
     folder = tmp_path_factory.mktemp("server")
+    model = make_tiny_model(folder / "tiny")
+    add_tokenizer(model, SHAPE["vocab_size"])
     endpoint = f"ipc://{folder}/hub.sock"
-    settings = {"hub": {"arena_gib": 0.25, "listen": [{"endpoint": endpoint}]}, "selector": {"name": "hkvd"}}
-    config = transfer_config(settings)
-    with AskedServer(model, folder / "log", config, skip_tokenizer_init=True, max_model_len=2048) as server:
+    hub = {"arena_gib": 0.25, "listen": [{"endpoint": endpoint}], "embedded": "process"}  # as by default on GPUs
+    settings = {"hub": hub, "selector": {"name": "hkvd"}}
+    with AskedServer(model, folder / "log", transfer_config(settings), max_model_len=2048) as server:
         server.hub = endpoint
         server.wait_until_up()
         yield server
 
 
-def test_a_response_tells_what_was_reused(server, texts):
-    document = texts.new(400)
+def test_a_request_may_say_what_it_wants_and_its_response_tells_what_was_reused(server, texts):
+    document, unstored = texts.new(400), texts.new(200)
     fates = ("engine", "exact", "settled", "moved", "recomputed", "hole")
     nothing = {f"{fate}_tokens": 0 for fate in fates}
     assert server.ask(document) == nothing | {"reason": "nothing of this prompt is stored"}
     moved = {"moved_tokens": 400, "recomputed_tokens": 60, "hole_tokens": 50, "approximate_from": 50}
     assert server.ask([*texts.new(50), *document, *texts.new(9)]) == nothing | moved
-
-
-def test_every_request_may_say_what_it_wants(server, texts):
-    document, unstored = texts.new(400), texts.new(200)
-    server.ask(document)
     server.ask(unstored, store=False)
     half = server.ask([*texts.new(40), *document, *texts.new(9)], recompute_ratio=0.5, explain=True)
     assert half["moved_tokens"] == 400 and half["recomputed_tokens"] == 200
     assert half["spans"]["holes"] == [[0, 40]] and half["spans"]["moved"] == [[40, 440]]
-    for asked in ({"mode": "exact"}, {"mode": "off"}):
-        report = server.ask([*texts.new(41), *document, *texts.new(9)], **asked)
+    for mode in ("exact", "off"):
+        report = server.ask([*texts.new(41), *document, *texts.new(9)], mode=mode)
         assert report["moved_tokens"] == 0 and "reason" in report
     assert server.ask([*texts.new(42), *unstored, *texts.new(9)])["moved_tokens"] == 0
     assert "unknown field `ratio`" in server.ask(texts.new(100), ratio=0.5)["reason"]
@@ -125,9 +129,39 @@ def test_counters_are_on_the_metrics_endpoint(server, texts):
     assert {name: counted[name] for name in expected} == expected and not counted["loads_failed"]
 
 
+def test_blendhub_warm_computes_a_corpus_once(server, tmp_path, capsys):
+    words = random.Random(1)
+    corpus = [" ".join(f"w{words.randrange(2, 1000)}" for _ in range(n)) for n in (200, 150, 90, 450, 300)]
+    (tmp_path / "docs.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in corpus))
+    (tmp_path / "system.txt").write_text("w7 w8 w9")
+    files = ["--data", str(tmp_path / "docs.jsonl"), "--system", str(tmp_path / "system.txt")]
+    assert main(["warm", "--server", server.url, *files]) == 0
+    said = capsys.readouterr().out
+    assert "5 documents: 10 contexts are computed" in said and "0 contexts were stored" in said
+    computed = sum(len(text.split()) for text in corpus)
+    tokens = int(said.partition("computed, ")[2].partition(" tokens")[0].replace(",", ""))
+    assert 2 * computed <= tokens <= 2.2 * computed, "what stands before a document is loaded"
+    assert main(["warm", "--server", server.url, *files]) == 0
+    assert "0 contexts are computed, 0 tokens; 10 contexts were stored" in capsys.readouterr().out
+
+
 def test_a_signal_ends_it_and_no_shared_memory_is_left(server):
-    """The last test of this server."""
+    """The last test of this server. vLLM kills the engine's process and all of its children at once."""
     (arena,) = server.arenas()
     server.process.send_signal(signal.SIGTERM)
     assert server.process.wait(60) == 0, server.log[-3000:]
     wait_until(lambda: not arena.exists(), SOON_S)
+
+
+@pytest.mark.long
+@pytest.mark.alone
+def test_data_parallel_engines_of_a_machine_share_what_one_alone_would_have(model, tmp_path):
+    """vLLM configures each engine of a dense model as if it were alone, and each has a hub."""
+    alone_gib = default_arena_bytes() / 2**30
+    # vLLM's CPU platform has cores for one engine only on each NUMA node, unless it binds none.
+    unbound = {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+    options: dict[str, Any] = {"skip_tokenizer_init": True, "max_model_len": 512, "data_parallel_size": 2}
+    with Server(model, tmp_path / "log", transfer_config({}), environment=unbound, **options) as server:
+        server.wait_until_up()
+        sizes = re.findall(r"of 2 data-parallel engines .* its arena has ([\d.]+) GiB", server.log)
+    assert len(sizes) == 2 and 0.5 * alone_gib < sum(map(float, sizes)) < 1.1 * alone_gib

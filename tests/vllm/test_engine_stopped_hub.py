@@ -1,4 +1,4 @@
-"""A hub that stands still costs reuse, and not one late token of a request that has nothing to do with it."""
+"""A hub that stands still or dies costs reuse, and not one late token of a request that has nothing to do with it."""
 
 import contextlib
 import os
@@ -13,8 +13,8 @@ import pytest
 from blendhub.vllm.hub_executor import LEAVE_S
 from harness.engines import ONE_THREAD, Engine, disagreement
 from tests.hub.processes import HubProcess
-from tests.vllm.arrangements import arrange, stop_the_hub
-from tests.vllm.conftest import SETTINGS, TOLERANCE, Texts
+from tests.vllm.arrangements import arrange, signal_the_hub
+from tests.vllm.conftest import SETTINGS, TOLERANCE, Texts, store
 
 pytestmark = [pytest.mark.alone, pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -26,15 +26,14 @@ ATTEMPTS = 4
 """The machine does other things too: one undisturbed attempt is enough."""
 
 STREAM_TOKENS = 300
-STAGES = {
-    "before the lookup is answered": "Lookup sent",
-    "between the lookup and the load": "Lookup answered",
-    "at the load's end": "Release sent",
-    "before room is given": "Reserve sent",
-    "in the save": "Reserve answered",
-    "at the save's end": "Commit sent",
-}
-IN_EVERY_RUN = ("before the lookup is answered", "at the load's end", "in the save")
+STAGES = [
+    pytest.param("Lookup sent", id="before the lookup is answered"),
+    pytest.param("Lookup answered", id="between the lookup and the load", marks=pytest.mark.long),
+    pytest.param("Release sent", id="at the load's end"),
+    pytest.param("Reserve sent", id="before room is given", marks=pytest.mark.long),
+    pytest.param("Reserve answered", id="in the save"),
+    pytest.param("Commit sent", id="at the save's end", marks=pytest.mark.long),
+]
 
 
 class Scene:
@@ -47,9 +46,9 @@ class Scene:
         self._texts = Texts(12)
         self.document, self._stream = self._texts.new(400), self._texts.new(20)
         self._expected_stream = plain.one(self._stream, tokens=STREAM_TOKENS)
-        os.kill(self.hub.process.pid, signal.SIGSTOP)
+        self.freeze()
         settings = SETTINGS | {"endpoint": self.hub.endpoint, "hub": {}, "lookup_timeout_s": TIMEOUT_S}
-        self.engine = Engine(model, settings, variables=ONE_THREAD, arrange=arrange(stop_the_hub, str(self._order)))
+        self.engine = Engine(model, settings, variables=ONE_THREAD, arrange=arrange(signal_the_hub, str(self._order)))
         self.first = self.engine.one(self.document, tokens=4)
         self.thaw()
         self.ready()
@@ -60,10 +59,12 @@ class Scene:
         self.usual_s = max(statistics.median(run.answer.ended_s for run in some) for some in alike)
 
     def close(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            self.thaw()
-        self.engine.close()
+        with contextlib.suppress(RuntimeError, OSError):  # a test has ended it
+            self.engine.close()
         self.hub.kill()
+
+    def freeze(self) -> None:
+        os.kill(self.hub.process.pid, signal.SIGSTOP)
 
     def thaw(self) -> None:
         os.kill(self.hub.process.pid, signal.SIGCONT)
@@ -73,7 +74,16 @@ class Scene:
         self.hub.start()
 
     def ready(self) -> None:
-        wait_until_used(self.engine, self.document, self._texts)
+        """Wait until the hub gives the document."""
+        until = time.monotonic() + 30
+        while True:
+            store(self.engine, self.document)
+            answer = self.engine.one([*self._texts.new(9), *self.document, *self._texts.new(9)], store=False)
+            self.engine.forget()
+            if answer.report["moved_tokens"] == 400:
+                return
+            assert time.monotonic() < until, f"nothing is reused: {answer.report}\n{self.engine.log[-3000:]}"
+            time.sleep(0.1)
 
     def ask(self, mode: str = "blend"):
         """The document in a new prompt, beside another request; both answers are held against plain vLLM's."""
@@ -84,9 +94,9 @@ class Scene:
         assert disagreement([run.answer, run.stream], expected) < TOLERANCE
         return run
 
-    def stop_at(self, moment: str, then) -> threading.Thread:
-        """Have the hub stopped at a moment, and do something a while after it."""
-        self._order.write_text(f"{moment} {self.hub.process.pid}")
+    def signal_at(self, moment: str, how: signal.Signals, then) -> threading.Thread:
+        """Have the hub get a signal at a moment, and do something a while after it."""
+        self._order.write_text(f"{moment} {self.hub.process.pid} {int(how)}")
 
         def wait():
             until = time.monotonic() + 60
@@ -99,19 +109,19 @@ class Scene:
         thread.start()
         return thread
 
-
-def wait_until_used(engine, document, texts) -> None:
-    """Until the hub gives the document."""
-    until = time.monotonic() + 30
-    while time.monotonic() < until:
-        engine.one(document)
-        engine.forget()
-        answer = engine.one([*texts.new(9), *document, *texts.new(9)], store=False)
-        engine.forget()
-        if answer.report["moved_tokens"] == 400:
-            return
-        time.sleep(0.1)
-    pytest.fail(f"nothing is reused any more: {answer.report}\n{engine.log[-3000:]}")
+    def check_nothing_is_late(self, moment: str, how: signal.Signals, then) -> None:
+        """Signal the hub, and see how late another request and its own were, in one attempt of several."""
+        seen = []
+        for _ in range(ATTEMPTS):
+            signalled = self.signal_at(moment, how, then)
+            run = self.ask()
+            signalled.join()
+            self.ready()
+            gap_s, longer_s = run.longest_gap_s - self.usual_gap_s, run.answer.ended_s - self.usual_s
+            seen.append((round(gap_s, 3), round(longer_s, 3)))
+            if gap_s < LATE_S and longer_s < TIMEOUT_S + LATE_S:
+                return
+        pytest.fail(f"longest gap and time of the request, beyond the usual: {seen}")
 
 
 @pytest.fixture(scope="module")
@@ -121,57 +131,28 @@ def scene(model, plain, tmp_path_factory):
     made.close()
 
 
-def test_an_engine_starts_beside_a_hub_that_stands_still(scene, plain):
+@pytest.mark.versions
+def test_an_engine_starts_beside_a_hub_that_stands_still_says_so_once_and_uses_it_when_it_comes(scene, plain):
     assert scene.engine.call("batches_in_flight") == 2
     assert disagreement([scene.first], [plain.one(scene.document, tokens=4)]) < TOLERANCE
+    assert scene.hub.endpoint in scene.first.report["reason"]
+    told = [line for line in scene.engine.log.splitlines() if "no session with the hub" in line and "WARNING" in line]
+    assert 1 <= len(told) <= 2, "the scheduler's session and the worker's say it once each"
+    assert all(scene.hub.endpoint in line for line in told)
 
 
-def undisturbed(scene, stage, then) -> None:
-    """Stop the hub, and see how late another request and its own were, in one attempt of several."""
-    seen = []
-    for _ in range(ATTEMPTS):
-        stopped = scene.stop_at(STAGES[stage], then)
-        run = scene.ask()
-        stopped.join()
-        scene.ready()
-        gap_s, longer_s = run.longest_gap_s - scene.usual_gap_s, run.answer.ended_s - scene.usual_s
-        seen.append((round(gap_s, 3), round(longer_s, 3)))
-        if gap_s < LATE_S and longer_s < TIMEOUT_S + LATE_S:
-            return
-    pytest.fail(f"longest gap and time of the request, beyond the usual: {seen}")
+@pytest.mark.parametrize("moment", STAGES)
+def test_a_hub_that_stops_delays_no_other_request_and_its_own_no_longer_than_the_timeout(scene, moment):
+    scene.check_nothing_is_late(moment, signal.SIGSTOP, scene.thaw)
 
 
-@pytest.mark.parametrize(
-    "stage", [pytest.param(stage, marks=() if stage in IN_EVERY_RUN else pytest.mark.long) for stage in STAGES]
-)
-def test_a_hub_that_stops_delays_no_other_request_and_its_own_no_longer_than_the_timeout(scene, stage):
-    undisturbed(scene, stage, scene.thaw)
+@pytest.mark.versions
+@pytest.mark.parametrize("how", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.long)])
+def test_a_hub_that_dies_at_once_or_after_standing_still_is_no_worse_and_the_next_one_is_used(scene, how):
+    scene.check_nothing_is_late("Release sent", how, scene.replace)
 
 
-@pytest.mark.parametrize("stage", ["at the load's end", pytest.param("in the save", marks=pytest.mark.long)])
-def test_so_does_one_that_is_killed_while_it_stands_still_and_another_one_is_used_when_it_comes(scene, stage):
-    undisturbed(scene, stage, scene.replace)
-
-
-def test_an_engine_starts_without_its_hub_uses_it_when_it_comes_and_ends_while_it_stands_still(
-    model, plain, texts, tmp_path
-):
-    hub = HubProcess(tmp_path, arena_gib=0.25)
-    hub.kill()
-    document = texts.new(400)
-    engine = Engine(model, SETTINGS | {"endpoint": hub.endpoint, "hub": {}, "lookup_timeout_s": TIMEOUT_S})
-    try:
-        answer = engine.one(document, tokens=4)
-        assert disagreement([answer], [plain.one(document, tokens=4)]) < TOLERANCE
-        assert hub.endpoint in answer.report["reason"]
-        told = [line for line in engine.log.splitlines() if "no session with the hub" in line and "WARNING" in line]
-        assert 1 <= len(told) <= 2, "the scheduler's session and the worker's say it once each"
-        assert all(hub.endpoint in line for line in told)
-        hub.start()
-        wait_until_used(engine, document, texts)
-        os.kill(hub.process.pid, signal.SIGSTOP)
-    finally:
-        took_s = engine.close()
-        hub.kill()
-    # The scheduler and the worker each wait for the hub to end their sessions, and vLLM's own end takes a moment.
-    assert took_s < 2 * LEAVE_S + 1.5
+def test_an_engine_ends_while_its_hub_stands_still(scene):
+    """The last test of this engine. The scheduler and the worker each wait for the hub to end their sessions."""
+    scene.freeze()
+    assert scene.engine.close() < 2 * LEAVE_S + 1.5, "vLLM's own end takes a moment"

@@ -51,25 +51,14 @@ def attend(impl: Any, query: Any, pages: torch.Tensor, metadata: Any, layer: Any
     return output, None
 
 
-def install_keeping_all() -> None:
-    install(keep_all=True)
-
-
-def install(*, keep_all: bool = False) -> None:
-    """Have every second layer of a model with MLA have a window, and large weights, in this process.
-
-    ``keep_all``: vLLM keeps all blocks of these layers, as without its hybrid allocator. It cannot serve such layers
-    without the allocator itself: their description has an option that those of full attention do not know.
-    """
+def install() -> None:
+    """Have every second layer of a model with MLA have a window, and large weights, in this process."""
     widen()
     described: Any = MLAAttention.get_kv_cache_spec
 
     def describe(layer: Any, config: Any) -> Any:
-        window = WINDOW if int(layer.layer_name.split(".")[2]) % 2 else None
-        layer.sliding_window = None if keep_all else window
-        spec = described(layer, config)
-        layer.sliding_window = window
-        return spec
+        layer.sliding_window = WINDOW if int(layer.layer_name.split(".")[2]) % 2 else None
+        return described(layer, config)
 
     check: Any = CpuPlatform.check_and_update_config
 

@@ -24,8 +24,8 @@ class SmallServer(ThreadingHTTPServer):
     def __init__(self, hub: HubInThread) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.url = f"http://127.0.0.1:{self.server_address[1]}"
-        self.has_template = self.has_blendhub = True
-        """Whether its model has a chat template, and its answers a report."""
+        self.has_template = self.has_blendhub = self.has_models = True
+        """Whether its model has a chat template, its answers a report, and its list of models is one."""
         self.computed: list[Any] = []
         """The texts and chats of which something was computed and stored."""
         self.asked = self.at_once = self.most_at_once = 0
@@ -91,7 +91,7 @@ class _Handler(BaseHTTPRequestHandler):
     server: SmallServer
 
     def do_GET(self) -> None:
-        self._say(200, {"data": [{"id": "a-model", "max_model_len": LONGEST}]})
+        self._say(200, {"data": [{"id": "a-model", "max_model_len": LONGEST}]} if self.server.has_models else {})
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))

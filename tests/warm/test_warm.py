@@ -1,13 +1,11 @@
-"""``blendhub warm`` against a small server over a real hub."""
+"""``blendhub warm`` against a small server over a real hub; ``test_engine_server.py`` has it with vLLM's."""
 
 import json
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections import Counter
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
@@ -39,18 +37,20 @@ def server():
 
 @pytest.fixture
 def warm(server, tmp_path, capsys):
+    """Runs the command, and gives what it says."""
     (tmp_path / "system").write_text(SYSTEM["content"] + "\n")
 
     def run(data: Path, *arguments: str, code: int = 0) -> str:
-        given = ["--server", server.url, "--system", str(tmp_path / "system"), "--data", str(data)]
-        assert main(["warm", *given, *arguments]) == code
+        named = ["--server", server.url, "--system", str(tmp_path / "system"), "--data", str(data)]
+        assert main(["warm", *named, *arguments]) == code
         return capsys.readouterr().out
 
     return run
 
 
-def test_each_document_is_computed_alone_and_in_the_company_of_earlier_ones(server, warm, tmp_path):
-    assert "12 documents: 24 contexts are computed" in warm(write(tmp_path / "docs.jsonl", 12))
+def test_each_document_is_computed_alone_and_in_the_company_of_earlier_ones_for_each_salt(server, warm, tmp_path):
+    data = write(tmp_path / "docs.jsonl", 12)
+    assert "12 documents: 24 contexts are computed" in warm(data)
     assert all(prompt[0] == SYSTEM for prompt in server.computed)
     contents = [prompt[1]["content"] for prompt in server.computed]
     documents = [text(number) for number in range(12)]
@@ -61,6 +61,8 @@ def test_each_document_is_computed_alone_and_in_the_company_of_earlier_ones(serv
         assert len(company) > 1 and len(set(company)) == len(company), "no document stands twice"
         assert company == [1, 0] or company == sorted(company), "before a document stand earlier ones"
     assert max(map(len, companies)) > 2
+    assert "24 contexts are computed" in warm(data, "--cache-salt", "a-tenant")
+    assert "24 contexts were stored" in warm(data, "--cache-salt", "a-tenant")
     longer = write(tmp_path / "longer.jsonl", 14)
     assert "4 contexts are computed" in warm(longer), "added documents change no other's company"
 
@@ -83,14 +85,6 @@ def test_a_stopped_command_goes_on_where_it_was(server, warm, tmp_path):
     warm(data)
     computed = Counter(map(str, server.computed))
     assert len(server.computed) == 80 and set(computed.values()) == {1}, "nothing is computed twice"
-    assert "0 contexts are computed, 0 tokens; 80 contexts were stored" in warm(data)
-
-
-def test_salts_share_nothing(server, warm, tmp_path):
-    data = write(tmp_path / "docs.jsonl", 3)
-    warm(data)
-    assert "6 contexts are computed" in warm(data, "--cache-salt", "a-tenant")
-    assert "6 contexts were stored" in warm(data, "--cache-salt", "a-tenant")
 
 
 def test_what_did_not_fit_is_said_with_the_key_that_enlarges_it(tmp_path, capsys, monkeypatch):
@@ -101,13 +95,19 @@ def test_what_did_not_fit_is_said_with_the_key_that_enlarges_it(tmp_path, capsys
     assert "contexts are not stored any more" in said and "hub.arena_gib enlarges the arena" in said
 
 
-def test_conversations_are_computed_as_they_are(server, warm, tmp_path):
+def test_conversations_are_computed_as_they_are_and_folders_of_texts_are_read(server, warm, tmp_path):
     own = [{"role": "system", "content": "be brief"}, {"role": "user", "content": text(1)}]
     bare = [{"role": "user", "content": text(2)}, {"role": "assistant", "content": text(3)}]
-    file = tmp_path / "chats.jsonl"
-    file.write_text("\n".join(json.dumps({"messages": messages}) for messages in (own, bare)))
-    warm(file)
+    chats = tmp_path / "chats.jsonl"
+    chats.write_text("\n".join(json.dumps({"messages": messages}) for messages in (own, bare)))
+    warm(chats)
     assert sorted(server.computed, key=str) == sorted([own, [SYSTEM, *bare]], key=str)
+    folder = tmp_path / "folder"
+    (folder / "below").mkdir(parents=True)
+    for file, content in (("a.TXT", text(4)), ("below/b.md", text(5)), ("below/c.md", text(5)), ("d.png", "\x89PNG")):
+        (folder / file).write_text(content)
+    assert "2 documents: 4 contexts" in warm(folder)
+    assert sorted(prompt[1]["content"] for prompt in server.computed[2:4]) == [text(4), text(5)]
 
 
 def test_a_model_without_a_chat_template_gets_plain_text_and_what_it_refuses_is_left_out(server, warm, tmp_path):
@@ -121,15 +121,6 @@ def test_a_model_without_a_chat_template_gets_plain_text_and_what_it_refuses_is_
     assert "4 documents are left out; the first one: " in said and "docs.jsonl:4 has neither" in said
 
 
-def test_folders_of_texts_are_read(server, warm, tmp_path):
-    folder = tmp_path / "folder"
-    (folder / "below").mkdir(parents=True)
-    for file, content in (("a.TXT", text(0)), ("below/b.md", text(1)), ("below/c.md", text(1)), ("d.png", "\x89PNG")):
-        (folder / file).write_text(content)
-    assert "2 documents: 4 contexts" in warm(folder)
-    assert sorted(prompt[1]["content"] for prompt in server.computed[:2]) == [text(0), text(1)]
-
-
 def test_a_busy_server_gets_no_more_at_a_time_and_progress_is_told(server, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("blendhub.cli.warm.TOLD_EVERY_S", 0.0)
     monkeypatch.setattr("blendhub.cli.warming.server.BUSY_PAUSE_S", 0.05)
@@ -141,36 +132,22 @@ def test_a_busy_server_gets_no_more_at_a_time_and_progress_is_told(server, tmp_p
     assert error.splitlines()[-1] == "60 contexts are computed, 0 were stored"
 
 
-def complaint(capsys, *arguments: str) -> str:
-    assert main(["warm", *arguments]) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("blendhub: ") and error.count("\n") == 1
-    return error
+def test_what_is_no_server_with_blendhub_and_no_data_are_refused_in_a_line(server, tmp_path, capsys):
+    documents, empty = write(tmp_path / "docs.jsonl", 30), tmp_path / "empty.jsonl"
+    empty.write_text("\n")
 
+    def complaint(url: str = server.url, data: object = documents) -> str:
+        assert main(["warm", "--server", url, "--data", str(data), "--concurrency", "2"]) == 2
+        error = capsys.readouterr().err
+        assert error.startswith("blendhub: ") and error.count("\n") == 1
+        return error
 
-def test_what_is_no_server_with_blendhub_is_refused(server, tmp_path, capsys):
-    data = ["--data", str(write(tmp_path / "docs.jsonl", 30))]
-
-    class Page(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(b"<html>")
-
-        def log_message(self, *said: object) -> None:
-            pass
-
-    with HTTPServer(("127.0.0.1", 0), Page) as page:
-        threading.Thread(target=page.handle_request, daemon=True).start()
-        url = f"http://127.0.0.1:{page.server_address[1]}"
-        assert "does not answer /v1/models as vLLM does" in complaint(capsys, "--server", url, *data)
-    assert "should be an address such as http" in complaint(capsys, "--server", "localhost", *data)
+    assert "should be an address such as http" in complaint("localhost")
+    assert "cannot read" in complaint(data="/nowhere.jsonl") and "has no documents" in complaint(data=empty)
     server.dies_after = 12
-    said = complaint(capsys, "--server", server.url, *data, "--concurrency", "2")
+    said = complaint()
     assert f"no server answers at {server.url}" in said and "repeat the command" in said
     server.dies_after, server.has_blendhub = None, False
-    said = complaint(capsys, "--server", server.url, *data)
-    assert "answers without a report of BlendHub: start vLLM with --kv-transfer-config" in said
-    assert "cannot read" in complaint(capsys, "--server", server.url, "--data", "/nowhere.jsonl")
-    (tmp_path / "empty.jsonl").write_text("\n")
-    assert "has no documents" in complaint(capsys, "--server", server.url, "--data", str(tmp_path / "empty.jsonl"))
+    assert "answers without a report of BlendHub: start vLLM with --kv-transfer-config" in complaint()
+    server.has_models = False
+    assert "does not answer /v1/models as vLLM does" in complaint()
