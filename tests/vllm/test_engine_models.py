@@ -37,11 +37,8 @@ MODELS = {
     "one vector for key and value": (DEEPSEEK, [], "text is reused anywhere"),
     "one vector, by the device": (DEEPSEEK, BY_DEVICE, OURS),
     "ALiBi": (BLOOM, BY_DEVICE, f"{THEIRS}transformer.h.0.self_attention.attn has ALiBi"),
-    "the KV of another layer": (
-        GEMMA3N,
-        BY_DEVICE,
-        ".self_attn.attn reads the KV of",
-    ),  # vLLM lists layers in any order
+    # vLLM lists its layers in any order.
+    "the KV of another layer": (GEMMA3N, BY_DEVICE, ".self_attn.attn reads the KV of"),
 }
 """The shape, how the engine is arranged, and what its log says."""
 UNMOVED = {

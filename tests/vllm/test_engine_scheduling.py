@@ -57,7 +57,7 @@ def test_answers_behind_reused_text_are_those_without_speculation(model, plain, 
         (tmp_path / "config.json").write_text(json.dumps(LLAMA | facts | {"rope_scaling": None}))
         head = {"method": "eagle", "model": str(tmp_path), "draft_load_config": {"load_format": "dummy"}}
         speculation |= head
-    options = {"async_scheduling": False, "speculative_config": speculation}
+    options: dict[str, Any] = {"async_scheduling": False, "speculative_config": speculation}
     with Engine(model, SETTINGS, arrange=arrange(count_drafts), **options) as engine:
         if method == "draft_model":
             engine.one(moved, tokens=24, mode="off", store=False)
