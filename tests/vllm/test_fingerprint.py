@@ -1,4 +1,4 @@
-"""The name of a model's weights, without a copy of them."""
+"""The names of a model's and of an adapter's weights, without a copy of them."""
 
 import pytest
 
@@ -6,57 +6,61 @@ pytest.importorskip("vllm", reason="the adapter's tests need vLLM; `make setup` 
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+from vllm.lora.lora_model import LoRAModel
+from vllm.lora.lora_weights import LoRALayerWeights, PackedLoRALayerWeights
 
-from blendhub.vllm.model.fingerprint import fingerprint
-
-
-def model_of(**parameters):
-    module = torch.nn.Module()
-    for name, values in parameters.items():
-        module.register_parameter(name, torch.nn.Parameter(values, requires_grad=False))
-    return module
-
+from blendhub.vllm.model.fingerprint import adapter_fingerprint, fingerprint
 
 WEIGHT = torch.randn(300, 200, generator=torch.Generator().manual_seed(1))
 
 
-class Copies(TorchDispatchMode):
-    """Notes the items of the largest tensor that has other memory than the model."""
+def model_of(weight):
+    module = torch.nn.Module()
+    module.register_parameter("weight", torch.nn.Parameter(weight, requires_grad=False))
+    return module
 
-    def __init__(self, model):
-        super().__init__()
-        self.items = 0
-        self._known = {one.untyped_storage().data_ptr() for one in model.parameters()}
+
+class LargestTensor(TorchDispatchMode):
+    """Notes the items of the largest tensor that has other memory than the weight."""
+
+    items = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         made = func(*args, **(kwargs or {}))
-        if isinstance(made, torch.Tensor) and made.untyped_storage().data_ptr() not in self._known:
+        if isinstance(made, torch.Tensor) and made.untyped_storage().data_ptr() != WEIGHT.untyped_storage().data_ptr():
             self.items = max(self.items, made.numel())
         return made
 
 
-def test_a_transposed_parameter_is_not_copied():
-    model = model_of(weight=WEIGHT.clone().T)
-    with Copies(model) as copies:
-        fingerprint(model)
-    assert copies.items < 1000
-
-
-def test_the_name_follows_from_the_items_in_their_order():
-    assert fingerprint(model_of(weight=WEIGHT.T.contiguous())) == fingerprint(model_of(weight=WEIGHT.clone().T))
-    assert fingerprint(model_of(weight=WEIGHT)) != fingerprint(model_of(weight=WEIGHT + 1))
-    assert fingerprint(model_of(weight=WEIGHT)) != fingerprint(model_of(weight=WEIGHT.reshape(200, 300)))
+def test_the_name_follows_from_the_items_in_their_order_and_no_parameter_is_copied():
+    with LargestTensor() as largest:
+        transposed = fingerprint(model_of(WEIGHT.T))
+    assert largest.items < 1000
+    assert transposed == fingerprint(model_of(WEIGHT.T.contiguous()))
+    assert (
+        len({transposed, *(fingerprint(model_of(weight)) for weight in (WEIGHT, WEIGHT + 1, WEIGHT.view(200, 300)))})
+        == 4
+    )
 
 
 @pytest.mark.parametrize(
-    "values",
-    [
-        torch.tensor(3.0),
-        torch.zeros(0, 4),
-        torch.ones(5, 3).to(torch.float8_e4m3fn).T,
-        torch.ones(70, dtype=torch.int8),
-    ],
+    "weight",
+    [torch.tensor(3.0), torch.zeros(0, 4), torch.ones(5, 3).to(torch.float8_e4m3fn).T, torch.ones(70).to(torch.int8)],
     ids=["no dimension", "empty", "8-bit floats", "integers"],
 )
-def test_parameters_of_every_kind(values):
-    assert len(fingerprint(model_of(weight=values))) == 32
+def test_parameters_of_every_kind_have_a_name(weight):
+    assert len(fingerprint(model_of(weight))) == 32
+
+
+def adapter_of(value=1.0, *, at=(7, 3), scaling=1.0):
+    """An adapter of vLLM's with a packed layer, one of whose parts it leaves as it is."""
+    down, up = torch.ones(8, 16, dtype=torch.bfloat16), torch.ones(32, 8, dtype=torch.bfloat16)
+    up[at[0] :, at[1] :] = value
+    packed = PackedLoRALayerWeights("m.qkv", 8, [8, None], [down, None], [up.clone(), None], [1.0, None])
+    return LoRAModel(1, 8, {"m.qkv": packed, "m.o": LoRALayerWeights("m.o", 8, 8, down, up, scaling)})
+
+
+def test_every_tensor_of_an_adapter_counts():
+    adapters = adapter_of(), adapter_of(), adapter_of(2.0), adapter_of(2.0, at=(20, 3)), adapter_of(scaling=2.0)
+    names = [*map(adapter_fingerprint, adapters)]
+    assert names[0] == names[1] and len(set(names)) == 4

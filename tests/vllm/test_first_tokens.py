@@ -9,15 +9,16 @@ from blendhub.vllm.scheduler.first_tokens import FirstTokens
 from blendhub.vllm.scheduler.request_state import RequestState
 
 
-def begun(name: str, arrival: float) -> RequestState:
-    request = Request(name, [1, 2], SamplingParams(max_tokens=9), None, arrival_time=arrival)
-    return RequestState(request, Terms(Variant(), "off", 0.0, stores=False))
-
-
 def test_each_request_is_timed_once_from_its_arrival_to_the_step_that_sampled_its_first_token():
     now, seen = 100.0, []
     tokens = FirstTokens(lambda reuse, seconds: seen.append((reuse, seconds)), lambda: now)
-    first, second, aborted = (begun(name, arrival) for name, arrival in (("a", 99.0), ("b", 98.0), ("c", 97.0)))
+    first, second, aborted = (
+        RequestState(
+            Request(name, [1, 2], SamplingParams(max_tokens=9), None, arrival_time=arrival),
+            Terms(Variant(), "off", 0.0, stores=False),
+        )
+        for name, arrival in (("a", 99.0), ("b", 98.0), ("c", 97.0))
+    )
     for state in (first, second, aborted):
         tokens.begin(state)
     tokens.look()
@@ -31,6 +32,5 @@ def test_each_request_is_timed_once_from_its_arrival_to_the_step_that_sampled_it
     tokens.end(second)  # it had only one
     tokens.end(aborted)
     tokens.begin(first)  # it was preempted
-    first.request.append_output_token_ids(6)
     tokens.look()
     assert seen == [("none", 2.0), ("none", 5.0)]

@@ -27,35 +27,33 @@ HOME = Namespace(model="m", layout=LAYOUT, matchers=(PluginChoice("prefix"),))
 TOKENS = np.arange(8, dtype=np.uint32)
 
 
-def start(address: HubAddress, namespace: Namespace = HOME) -> HubExecutor:
-    return HubExecutor(HubPlace(address, namespace), "engine", 0, HOST)
+def start(address: HubAddress) -> HubExecutor:
+    executor = HubExecutor(HubPlace(address, HOME), "engine", 0, HOST)
+    executor.reach()
+    return executor
 
 
-def eventually(what, seconds: float = 10.0):
+def eventually(holds, seconds: float = 10.0):
     until = time.monotonic() + seconds
-    while not (found := what()) and time.monotonic() < until:
+    while not holds():
+        assert time.monotonic() < until
         time.sleep(0.01)
-    assert found
-    return found
 
 
 @pytest.fixture
 def hub():
-    with HubInThread(HubConfig(arena_gib=0.001, metrics="", silence_s=2.0), HOST) as made:
-        yield made
+    with HubInThread(HubConfig(arena_gib=0.001, metrics="", silence_s=2.0), HOST) as hub:
+        yield hub
 
 
 @pytest.fixture
 def executor(hub):
-    made = start(HubAddress(hub.endpoint, hub.transport))
-    made.reach()
-    yield made
-    made.close()
-
-
-def store(client) -> None:
-    reserved = client.reserve(TOKENS, Span(0, 8))
-    client.commit(reserved.right, 8)
+    """It has stored some tokens."""
+    executor = start(HubAddress(hub.endpoint, hub.transport))
+    executor.client.commit(executor.client.reserve(TOKENS, Span(0, 8)).right, 8)
+    assert found(executor.client)
+    yield executor
+    executor.close()
 
 
 def found(client) -> bool:
@@ -69,42 +67,33 @@ def test_ten_thousand_salts_take_one_session_one_connection_and_one_thread(hub, 
         links = (Path(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd"))
         return {*threading.enumerate(), *(os.readlink(link) for link in links if link.is_symlink())}
 
-    before = used()
+    before, indexes = used(), len(hub.hub.service.state.indexes)
     for number in range(10_000):
         assert not executor.client.lookup(TOKENS, Variant(cache_salt=f"salt {number}")).result().matches
     assert not used() - before and executor.client.stats().gauges["sessions"] == 1
-    assert not hub.hub.service.state.indexes
+    assert len(hub.hub.service.state.indexes) == indexes
 
 
-def test_while_the_hub_stands_still_everything_fails_at_once(hub, executor):
+def test_while_the_hub_stands_still_everything_fails_at_once_and_no_lease_is_left(hub, executor):
+    client = executor.client
     with standing_still(hub):
+        client.lookup(TOKENS).close()  # nobody wants the reply
         with pytest.raises(DeadlineExceeded):
-            executor.client.lookup(TOKENS, timeout=0.05).result()
+            client.lookup(TOKENS, timeout=0.05).result()
         started = time.monotonic()
-        assert not executor.client.is_up
+        assert not client.is_up
         with pytest.raises(PeerGone):
             executor.run(lambda client: client).result(5)
         assert time.monotonic() - started < 1
-    eventually(lambda: executor.client.is_up)
+    eventually(lambda: client.is_up)
+    eventually(lambda: client.stats().gauges["read_leases"] == 0)
 
 
-def test_no_call_runs_between_the_request_to_clear_and_the_clear(executor):
-    store(executor.client)
-    assert found(executor.client)
-    hold = threading.Event()
-    executor.run_later(hold.wait)
-    executor.clear()
-    called = executor.run(found)
-    hold.set()
-    eventually(lambda: not executor.is_clearing)
-    assert not called.result(5)
-    assert not found(executor.client)
-
-
-def test_a_clear_that_fails_is_repeated_and_nothing_is_used_before(executor, monkeypatch):
+def test_nothing_is_used_between_the_request_to_clear_and_the_clear_which_is_repeated_if_it_fails(
+    executor, monkeypatch
+):
     monkeypatch.setattr(module, "RETRY_S", 0.05)
-    store(executor.client)
-    clear, tries = executor.client.clear, []
+    clear, tries, hold = executor.client.clear, [], threading.Event()
 
     def fails_once():
         assert executor.is_clearing
@@ -114,44 +103,28 @@ def test_a_clear_that_fails_is_repeated_and_nothing_is_used_before(executor, mon
         clear()
 
     monkeypatch.setattr(executor.client, "clear", fails_once)
+    executor.run_later(hold.wait)
     executor.clear()
+    called = executor.run(found)
+    hold.set()
     with pytest.raises(PeerGone, match="not cleared"):  # a lookup would find what is to be forgotten
-        executor.run(found).result(5)
+        called.result(5)
     eventually(lambda: not executor.is_clearing)
-    assert not found(executor.client)
-    assert tries == [None, None]
-
-
-def test_the_lease_of_a_lookup_whose_reply_nobody_wants_ends(hub, executor):
-    client = executor.client
-    store(client)
-    with standing_still(hub):
-        client.lookup(TOKENS).close()
-    eventually(lambda: client.stats().gauges["read_leases"] == 1)
-    eventually(lambda: client.stats().gauges["read_leases"] == 0)
-
-
-@pytest.fixture
-def away(tmp_path):
-    """A hub in a separate process that has not started yet."""
-    made = HubProcess(tmp_path)
-    made.kill()
-    yield made
-    if made.process.poll() is None:
-        made.kill()
+    assert not executor.run(found).result(5) and tries == [None, None]
 
 
 @pytest.mark.slow
-def test_a_hub_that_comes_later_is_found_and_both_are_said_once(away, caplog):
+def test_a_hub_that_comes_later_is_found_and_both_are_said_once(tmp_path, caplog):
+    away = HubProcess(tmp_path)
+    away.kill()
     with caplog.at_level(logging.INFO, logger="blendhub"):
-        made = start(HubAddress(away.endpoint, PluginChoice("zmq")))
-        made.reach()
+        executor = start(HubAddress(away.endpoint, PluginChoice("zmq")))
         with pytest.raises(PeerGone, match=away.endpoint):
-            made.client.check_up()
+            executor.run(found).result(5)
         time.sleep(2.5 * module.RETRY_S)
         away.start()
-        eventually(lambda: made.client.is_up)
-        assert made.client
-        made.close()
+        eventually(lambda: executor.client.is_up)
+        executor.close()
+    away.kill()
     said = [record for record in caplog.records if away.endpoint in record.message]
     assert [record.levelname for record in said] == ["WARNING", "INFO"]

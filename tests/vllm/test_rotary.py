@@ -1,7 +1,5 @@
 """Tables of rotary embeddings: no more rows than the engine has positions, and no table twice."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -12,14 +10,13 @@ from vllm.model_executor.layers.rotary_embedding.yarn_scaling_rope import YaRNSc
 
 from blendhub.vllm.model.rotary import digest, rotated, rotations_of
 from blendhub.vllm.model.runner import Runner
+from tests.stand_in import StandIn
 
 TEN_MILLION, SERVED, WIDTH = 10_485_760, 8192, 16
 
 
 class LargestTensor(TorchDispatchMode):
-    def __init__(self):
-        super().__init__()
-        self.items = 0
+    items = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         made = func(*args, **(kwargs or {}))
@@ -28,18 +25,23 @@ class LargestTensor(TorchDispatchMode):
         return made
 
 
-def module_of(*parts):
+def rotations(*parts, n=SERVED):
     module = torch.nn.Module()
     module.parts = torch.nn.ModuleList(parts)
-    return module
+    return rotations_of(module, WIDTH, n)
+
+
+@pytest.fixture(autouse=True)
+def configured():
+    with set_current_vllm_config(VllmConfig()):
+        yield
 
 
 class Rotary(RotaryEmbedding):
     """A model of ten million positions as vLLM configures it; its own table, of which vLLM has one, is left out."""
 
     def __init__(self, n_positions=TEN_MILLION, base=500000.0):
-        with set_current_vllm_config(VllmConfig()):
-            super().__init__(WIDTH, WIDTH, n_positions, base, True, torch.float32, init_cache=False)
+        super().__init__(WIDTH, WIDTH, n_positions, base, True, torch.float32, init_cache=False)
 
 
 class OfItsLength(Rotary):
@@ -51,52 +53,40 @@ class OfItsLength(Rotary):
 
 def test_of_ten_million_positions_only_those_of_the_engine_are_computed():
     with LargestTensor() as largest:
-        rotations = rotations_of(module_of(Rotary()), WIDTH, SERVED)
-    assert [one.cos_sin.shape for one in rotations] == [(SERVED, WIDTH)] * 2
+        assert [rotation.cos_sin.shape for rotation in rotations(Rotary())] == [(SERVED, WIDTH)] * 2
     assert largest.items == SERVED * WIDTH
 
 
-def test_rows_are_those_of_the_whole_table():
-    whole = Rotary(20_000)._compute_cos_sin_cache()
-    rotations = rotations_of(module_of(Rotary(20_000)), WIDTH, SERVED)
-    assert all(torch.equal(one.cos_sin, whole[:SERVED]) for one in rotations)
-
-
-@pytest.mark.parametrize("kind", ["its own length", "stretched"])
-def test_a_table_that_depends_on_its_length_is_cut_after_it_was_computed(kind):
-    with set_current_vllm_config(VllmConfig()):
-        stretched = YaRNScalingRotaryEmbedding(WIDTH, WIDTH, 1024, 10000.0, True, 16.0, torch.float32)
-    part = OfItsLength(20_000) if kind == "its own length" else stretched
+@pytest.mark.parametrize("kind", ["usual", "of its length", "stretched"])
+def test_rows_are_those_of_the_whole_table_which_is_cut_after_it_was_computed_if_it_depends_on_its_length(kind):
+    part = {
+        "usual": lambda: Rotary(20_000),
+        "of its length": lambda: OfItsLength(20_000),
+        "stretched": lambda: YaRNScalingRotaryEmbedding(WIDTH, WIDTH, 1024, 10000.0, True, 16.0, torch.float32),
+    }[kind]()
     whole = part._compute_cos_sin_cache()
-    rotations = rotations_of(module_of(part), WIDTH, SERVED)
-    for one in rotations:
-        assert torch.equal(one.cos_sin, whole[:SERVED])
+    for rotation in rotations(part):
+        assert torch.equal(rotation.cos_sin, whole[:SERVED])
         # Not a view, which would keep all rows.
-        assert one.cos_sin.untyped_storage().nbytes() == SERVED * WIDTH * 4
+        assert rotation.cos_sin.untyped_storage().nbytes() == SERVED * WIDTH * 4
     assert part.max_position_embeddings in (20_000, 1024)
 
 
-def test_equal_tables_go_to_the_device_once():
-    rotations = rotations_of(module_of(Rotary(), Rotary(), Rotary(base=10000.0)), WIDTH, SERVED)
-    assert len(rotations) == 4 and len({one.cos_sin.data_ptr() for one in rotations}) == 2
-    assert [one.neox for one in rotations] == [True, False, True, False]
-
-
-def test_engines_of_different_lengths_name_a_rotation_alike():
-    (short, _), (long, _) = (rotations_of(module_of(Rotary()), WIDTH, n) for n in (SERVED, 2 * SERVED))
-    (other, _) = rotations_of(module_of(Rotary(base=10000.0)), WIDTH, SERVED)
-    assert digest(short) == digest(long) != digest(other)
+def test_equal_tables_go_to_the_device_once_and_engines_of_different_lengths_name_them_alike():
+    both = rotations(Rotary(), Rotary(), Rotary(base=10000.0))
+    assert [rotation.neox for rotation in both] == [True, False, True, False]
+    assert len({rotation.cos_sin.data_ptr() for rotation in both}) == 2
+    (longer, _) = rotations(Rotary(), n=2 * SERVED)
+    assert digest(both[0]) == digest(longer) != digest(both[2])
 
 
 @pytest.mark.parametrize("interleaved", [False, True])
 def test_the_keys_of_text_with_positions_of_three_dimensions_move_like_others(interleaved):
     """vLLM's class for M-RoPE: text has the same position in each dimension."""
-    with set_current_vllm_config(VllmConfig()):
-        embedding = MRotaryEmbedding(WIDTH, WIDTH, SERVED, 10000.0, True, torch.float32, [2, 3, 3], interleaved)
-    rotation, _ = rotations_of(module_of(embedding), WIDTH, SERVED)
-    assert rotation.neox and len(rotation.cos_sin) == SERVED
+    embedding = MRotaryEmbedding(WIDTH, WIDTH, SERVED, 10000.0, True, torch.float32, [2, 3, 3], interleaved)
+    rotation, _ = rotations(embedding)
     runner = Runner.__new__(Runner)
-    runner._runner = SimpleNamespace(model_config=SimpleNamespace(uses_mrope=True, mrope_num_dims=3))
+    runner._runner = StandIn(model_config=StandIn(uses_mrope=True, mrope_num_dims=3))
     keys, old, new = torch.randn(5, 2 * WIDTH), torch.arange(5), torch.arange(SERVED - 5, SERVED)
     at_old, at_new = (
         embedding.forward_native(runner.dimensions(at, 8), keys.clone(), keys.clone())[1].view(5, 2, WIDTH)

@@ -4,7 +4,6 @@ import ast
 import importlib.util
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
 
@@ -21,57 +20,37 @@ from vllm.v1.kv_cache_interface import (
 )
 
 from blendhub.core.errors import Unsupported
-from blendhub.vllm.model.runner import NEEDED, Runner, find_caller
+from blendhub.vllm.model.runner import KERNEL_BLOCK_SIZES, NEEDED, Runner, find_caller
 from blendhub.vllm.plugin import register
+from tests.stand_in import StandIn
 
-RUNNERS = {
-    "V1": ("vllm.v1.worker.gpu_model_runner", "_kernel_block_sizes"),
-    "V2": ("vllm.v1.worker.gpu.model_runner", "kernel_block_sizes"),
-}
-MIXIN = "vllm.v1.worker.lora_model_runner_mixin"
+RUNNERS = "vllm.v1.worker.gpu_model_runner", "vllm.v1.worker.gpu.model_runner"
 
 
 def members(module: str) -> set[str]:
     """Methods of the runner's class, and what they assign to ``self``; read, since only a GPU could run them all."""
-    spec = importlib.util.find_spec(module)
-    tree = ast.parse(Path(spec.origin).read_text())
+    tree = ast.parse(Path(importlib.util.find_spec(module).origin).read_text())
     names = "GPUModelRunner", "LoRAModelRunnerMixin"
     (owner,) = (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name in names)
     methods = {node.name for node in owner.body if isinstance(node, ast.FunctionDef)}
-    given = (node for node in ast.walk(owner) if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store))
-    return methods | {node.attr for node in given if isinstance(node.value, ast.Name) and node.value.id == "self"}
+    stored = (node for node in ast.walk(owner) if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store))
+    return methods | {node.attr for node in stored if isinstance(node.value, ast.Name) and node.value.id == "self"}
 
 
-@pytest.mark.parametrize("module, sizes", RUNNERS.values(), ids=RUNNERS)
-def test_both_runners_have_all_that_is_needed(module, sizes):
-    assert {*NEEDED, sizes, "initialize_kv_cache", "execute_model"} <= members(module)
-
-
-def test_both_keep_adapters_where_they_are_looked_for():
-    assert "lora_manager" in members(MIXIN)
+def test_both_runners_have_all_that_is_needed_and_the_one_that_samples_after_the_connector_is_told():
+    for module, sizes in zip(RUNNERS, KERNEL_BLOCK_SIZES, strict=True):
+        assert {*NEEDED, sizes, "initialize_kv_cache", "execute_model"} <= members(module)
+    assert "lora_manager" in members("vllm.v1.worker.lora_model_runner_mixin")
+    assert "kv_connector" in members(RUNNERS[1]) - members(RUNNERS[0])
+    assert Runner(made(_kernel_block_sizes=[16])).samples_last
+    assert not Runner(made(kernel_block_sizes=[16], kv_connector="calls")).samples_last
 
 
 def made(**changes):
-    groups = SimpleNamespace(kv_cache_groups=["group"], num_blocks=9)
-    settings = SimpleNamespace(enable_prompt_embeds=False)
-    every = {name: name for name in NEEDED} | {"get_model": lambda: "module", "kv_cache_config": groups}
-    every["device"] = torch.device("cuda")
-    return SimpleNamespace(**(every | {"supports_mm_inputs": False, "model_config": settings} | changes))
-
-
-@pytest.mark.parametrize("sizes", ["_kernel_block_sizes", "kernel_block_sizes"])
-def test_a_runner_of_either_kind_is_taken(sizes):
-    runner: Any = Runner(made(**{sizes: [16]}))
-    assert runner.kernel_block_sizes == [16] and runner.block_groups == ["group"]
-    assert (runner.module, runner.forward, runner.adapters) == ("module", "model", None)
-    assert not runner.takes_embeddings
-
-
-def test_the_runner_that_samples_after_the_connector_is_v1():
-    assert Runner(made(kernel_block_sizes=[16])).samples_last
-    assert not Runner(made(kernel_block_sizes=[16], kv_connector="calls")).samples_last
-    v1, v2 = (members(module) for module, _ in RUNNERS.values())
-    assert "kv_connector" in v2 - v1
+    groups, settings = StandIn(kv_cache_groups=["group"], num_blocks=9), StandIn(enable_prompt_embeds=False)
+    every: dict[str, Any] = dict.fromkeys(NEEDED) | {"get_model": lambda: "module", "kv_cache_config": groups}
+    every |= {"device": torch.device("cuda"), "supports_mm_inputs": False, "model_config": settings}
+    return StandIn(**every | changes)
 
 
 def test_what_a_runner_lacks_is_named():
@@ -83,41 +62,28 @@ def test_what_a_runner_lacks_is_named():
 
 class ModelRunner:
     def initialize_kv_cache(self):
-        return Connector().register()
+        return find_caller("initialize_kv_cache", "execute_model")
 
     def execute_model(self):
         raise NotImplementedError
 
 
-class Connector:
-    def register(self):
-        return find_caller("initialize_kv_cache", "execute_model")
-
-
-def test_the_runner_is_found_up_the_stack():
+def test_the_runner_is_found_up_the_stack_or_it_is_said_that_there_is_none():
     runner = ModelRunner()
     assert runner.initialize_kv_cache() is runner
-
-
-def test_where_no_runner_calls_it_is_said():
     with pytest.raises(Unsupported, match="initialize_kv_cache and execute_model"):
-        Connector().register()
+        find_caller("initialize_kv_cache", "execute_model")
 
 
 BLOCK = 16
 COMMON: dict[str, Any] = {"num_kv_heads": 1, "head_size": 576, "dtype": torch.bfloat16}
-
-
-def latent(**changes):
-    return MLAAttentionSpec(**{"block_size": BLOCK, **COMMON, **changes})
-
-
+LATENT = MLAAttentionSpec(block_size=BLOCK, **COMMON)
 WINDOW = SlidingWindowMLASpec(block_size=BLOCK, sliding_window=128, **COMMON)
 STATE = MambaSpec(
     block_size=BLOCK,
     shapes=((3, 4), (2, 8, 8)),
     dtypes=(torch.bfloat16, torch.bfloat16),
-    page_size_padded=latent().page_size_bytes,
+    page_size_padded=LATENT.page_size_bytes,
 )
 
 
@@ -131,9 +97,9 @@ def served(layers):
     vllm.cache_config.kv_cache_layout = "BLHNC"
     groups = get_kv_cache_groups(vllm, {f"layers.{at}": spec for at, spec in enumerate(layers)})
     attention = [
-        [SimpleNamespace(layer_names=[name], kv_cache_spec=spec) for name, spec in layers_of(group)] for group in groups
+        [StandIn(layer_names=[name], kv_cache_spec=spec) for name, spec in layers_of(group)] for group in groups
     ]
-    config = SimpleNamespace(kv_cache_groups=groups, num_blocks=9)
+    config = StandIn(kv_cache_groups=groups, num_blocks=9)
     return Runner(made(kernel_block_sizes=[BLOCK] * len(groups), attn_groups=attention, kv_cache_config=config))
 
 
@@ -143,25 +109,24 @@ def layers_of(group):
 
 
 def test_latents_with_and_without_a_window_have_tables_apart():
-    runner = served([latent(), WINDOW] * 4)
+    runner = served([LATENT, WINDOW] * 4)
     tables = [{runner.layers[f"layers.{at}"][0] for at in range(first, 8, 2)} for first in (0, 1)]
     assert len(runner.layers) == 8 and not tables[0] & tables[1]
-
-
-COMPRESSED = {"head_size": 512, "tokens_per_state": 2, "model_version": "deepseek_v4", "alignment": 512}
-RING = CircularBufferSpec(block_size=BLOCK // 2, **COMMON)
 
 
 @pytest.mark.parametrize(
     "layers, why",
     [
-        ([latent(**COMPRESSED)], "MLAAttentionSpec, not a key and a value of each token"),
-        ([latent(), STATE], "recurrent state, which is that of a whole prefix"),
-        ([latent(), RING], r"ring of keys that are still being compressed \(CircularBufferSpec\)"),
         (
-            [latent(), replace(WINDOW, bounded_replay=True)],
-            "a window that vLLM computes anew behind each reused prefix",
+            [replace(LATENT, head_size=512, tokens_per_state=2, model_version="deepseek_v4", alignment=512)],
+            "MLAAttentionSpec, not a key and a value of each token",
         ),
+        ([LATENT, STATE], "recurrent state, which is that of a whole prefix"),
+        (
+            [LATENT, CircularBufferSpec(block_size=BLOCK // 2, **COMMON)],
+            r"ring of keys that are still being compressed \(CircularBufferSpec\)",
+        ),
+        ([LATENT, replace(WINDOW, bounded_replay=True)], "a window that vLLM computes anew behind each reused prefix"),
         ([SinkFullAttentionSpec(block_size=BLOCK, sink_len=4, **COMMON)], "SinkFullAttentionSpec, not a key"),
     ],
     ids=["compressed", "recurrent", "ring", "replayed", "sinks"],
