@@ -20,6 +20,8 @@ from blendhub.framework.options import describe_options
 from blendhub.hub import limits
 from blendhub.hub.config import HubConfig, Listen, StoreChoice
 from blendhub.outcome import report
+from blendhub.outcome.fates import LETTERS, WHY, Fate
+from blendhub.outcome.reasons import Why
 from blendhub.vllm.settings import RequestSettings, ReusePolicy, Settings
 from tests.metric_names import OF_HUB
 
@@ -76,7 +78,7 @@ def _with_meanings(facts: Iterable[tuple[str, Any]], rows: list[str]) -> list[st
 
 
 def tables() -> dict[tuple[str, str], Rows]:
-    """Each table, by its page and the heading that it stands under."""
+    """Each table, by its page and the heading, or the first row, that it stands under."""
     made: dict[tuple[str, str], Rows] = {
         ("settings.md", "### `blendhub`"): partial(rows_of_options, Settings),
         ("settings.md", "### `transport`, `device`, `selector`, and each of `matchers`"): partial(
@@ -88,6 +90,10 @@ def tables() -> dict[tuple[str, str], Rows]:
         ("hub-keys.md", "### `[[listen]]`"): partial(rows_of_options, Listen),
         ("hub-keys.md", "### `[store]`"): partial(rows_of_options, StoreChoice),
         ("hub-keys.md", "## Limits"): rows_of_limits,
+        ("explain.md", "| letter | what | why |"): lambda _: [
+            f"| `{LETTERS[fate]}` | {fate.label} | {WHY[fate]} |" for fate in Fate
+        ],
+        ("explain.md", "| `--json` | why |"): lambda _: [f"| `{why}` | {why.sentence} |" for why in Why],
         ("watch.md", "## The hub's metrics"): lambda _: [
             f"| `blendhub_{name}` | {about} |" for name, about in OF_HUB.items()
         ],

@@ -6,6 +6,7 @@ import sys
 import pytest
 
 import blendhub
+from blendhub import API_VERSION, PluginHost
 from blendhub.cli import main
 from blendhub.testing.matchers import MatcherSuite
 
@@ -106,3 +107,52 @@ def test_conformance_fails_when_nothing_ran(plugins, capfd, expression):
     assert hasattr(MatcherSuite, "test_a_prefix_stored_as_exact_is_exact")
     assert main(["conformance", "matcher", "sound", "-k", expression]) != 0
     assert "nothing ran, so nothing is proven" in capfd.readouterr().out
+
+
+COMMANDS = """
+from blendhub import PluginSpec, hookimpl
+from blendhub.contracts import Command
+from blendhub.core.errors import InvalidInput
+
+
+class Greet(Command):
+    def add_arguments(self, parser):
+        parser.add_argument("name")
+
+    def run(self, arguments):
+        if arguments.name == "nobody":
+            raise InvalidInput("nobody is there")
+        print("hello", arguments.name)
+        return 3
+
+
+@hookimpl
+def blendhub_commands():
+    return [PluginSpec(name=name, api=API, summary="says hello", factory=Greet) for name in ("greet", "serve")]
+"""
+
+
+@pytest.fixture
+def greet(site, monkeypatch):
+    site.install("greeting", COMMANDS.replace("API", str(API_VERSION)))
+    monkeypatch.setattr(PluginHost, "discover", site.host)
+
+
+def test_a_stranger_s_command_runs_like_one_of_the_core(greet, capsys):
+    assert main(["greet", "you"]) == 3
+    shown = capsys.readouterr()
+    assert shown.out == "hello you\n" and "a plugin's command serve is ignored" in shown.err
+    assert main(["greet", "nobody"]) == 2
+    assert "blendhub: nobody is there\n" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    assert "says hello" in capsys.readouterr().out
+    assert main(["plugins"]) == 0 and "says hello (greeting 1.0, API" in capsys.readouterr().out
+
+
+def test_a_command_of_ours_that_is_not_installed_says_what_brings_it(greet, capsys):
+    assert main(["analyze", "log"]) == 2
+    assert "the command analyze comes with: pip install 'blendhub[tools]'" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["analyse"])
+    assert "invalid choice: 'analyse'" in capsys.readouterr().err

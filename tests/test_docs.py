@@ -20,8 +20,8 @@ from blendhub import PluginHost
 from blendhub.cli.check import CHECKS, EXIT_CODES
 from blendhub.framework import hookspecs
 from blendhub.framework.builtin_plugins import HOMES, install_command
-from blendhub.outcome.fates import COLOURS, LETTERS, WHY, Fate
-from blendhub.outcome.reasons import SENTENCES, Why
+from blendhub.outcome.fates import COLOURS, Fate
+from blendhub.outcome.reasons import Why
 from blendhub.testing import SUITES
 from blendhub.vllm.settings import RequestSettings, read_request, read_settings
 from blendhub.vllm.transfer_config import check_transfer_config
@@ -40,20 +40,10 @@ def read(page: Path) -> str:
     return page.read_text(encoding="utf-8")
 
 
-def ids_of(pages: list[Path]) -> list[str]:
-    return [str(page.relative_to(ROOT)) for page in pages]
-
-
 def test_the_hooks_are_documented_with_their_signatures():
     signatures = {re.sub(r"[\w.]+\.", "", f"{name}{inspect.signature(hook)}") for name, hook in HOOKS.items()}
     assert set(re.findall(r"^## `(\w+\(.*)`$", read(DOCS / "hooks.md"), re.M)) == signatures
     assert f"The API version is {hookspecs.API_VERSION}." in read(DOCS / "hooks.md")
-
-
-def test_every_hook_is_implemented_by_something_built_in_or_by_the_tests_of_observers():
-    files = [*ROOT.glob("plugins/*/*/__init__.py"), ROOT / "tests" / "test_observers.py"]
-    implemented = {name for file in files for name in re.findall(r"@hookimpl\s+def (\w+)\(", read(file))}
-    assert not HOOKS.keys() - implemented
 
 
 @pytest.mark.parametrize("page", tables.pages())
@@ -202,7 +192,7 @@ EXAMPLES = [(page, code) for page in PAGES for code in re.findall(r"```python\n(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page, code", EXAMPLES, ids=ids_of([page for page, _ in EXAMPLES]))
+@pytest.mark.parametrize("page, code", EXAMPLES, ids=[page.stem for page, _ in EXAMPLES])
 def test_examples_run(page, code, tmp_path):
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, f"{page.name}:\n{code}\n{done.stderr}"
@@ -215,16 +205,9 @@ def test_every_check_and_exit_code_of_blendhub_check_is_documented():
     assert {int(code) for code in codes} == {*EXIT_CODES.values(), 2}
 
 
-def test_the_words_and_colours_of_strips_are_documented():
-    rows = re.findall(r"^\| `(.)` \| (.*) \| (.*) \|$", read(DOCS / "explain.md"), re.M)
-    assert rows == [(LETTERS[fate], fate.label, WHY[fate]) for fate in Fate]
+def test_the_picture_of_strips_has_every_colour_and_word():
     picture = read(DOCS / "explain.svg")
     assert all(COLOURS[fate] in picture and fate.label in picture for fate in Fate)
-
-
-def test_every_reason_why_a_stretch_was_not_reused_is_documented():
-    rows = re.findall(r"^\| `(\w{2,})` \| (.*) \|$", read(DOCS / "explain.md"), re.M)
-    assert dict(rows) == SENTENCES
 
 
 def test_the_fifteen_functions_on_a_request_s_way_exist():
