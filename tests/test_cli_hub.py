@@ -42,7 +42,7 @@ class Served:
             preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
         )
 
-    def wait_until_up(self) -> None:
+    def wait_until_up(self) -> "Served":
         self.screen = ""
         while "--kv-transfer-config" not in self.screen:
             line = self.process.stdout.readline()
@@ -50,10 +50,7 @@ class Served:
             self.screen += line
         self.rows = dict(re.findall(r"^([a-z]+) +(.*)$", self.screen, re.M))
         assert server_command() in self.screen
-
-    @property
-    def segment(self) -> Path:
-        return SHM / Path(self.rows["arena"]).name
+        return self
 
     def stop(self, number: int = signal.SIGTERM) -> str:
         """The last words of a hub that ended well."""
@@ -64,15 +61,12 @@ class Served:
 
 
 @pytest.fixture
-def serve(tmp_path) -> Iterator:
+def serve() -> Iterator:
     started: list[Served] = []
 
-    def start(*flags: str, wait: bool = True) -> Served:
-        served = Served(*(flags or ("--endpoint", f"ipc://{tmp_path}/hub.sock")))
-        started.append(served)
-        if wait:
-            served.wait_until_up()
-        return served
+    def start(*flags: str) -> Served:
+        started.append(Served(*flags))
+        return started[-1]
 
     yield start
     for served in started:
@@ -104,8 +98,8 @@ def store_a_chunk(endpoint: str, variant: Variant = BASE) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP], ids=lambda number: number.name)
 def test_serve_answers_and_leaves_nothing_when_it_is_stopped(serve, tmp_path, number, capsys):
-    served = serve()
     endpoint = f"ipc://{tmp_path}/hub.sock"
+    served = serve("--endpoint", endpoint).wait_until_up()
     assert served.rows["endpoint"] == endpoint and f'{{"blendhub": {{"endpoint": "{endpoint}"}}}}' in served.screen
     assert served.rows["arena"].startswith("10 MiB") and "rolling_hash" in served.rows["matchers"]
     for salt in ("one", "two"):
@@ -118,17 +112,35 @@ def test_serve_answers_and_leaves_nothing_when_it_is_stopped(serve, tmp_path, nu
     assert '\nblendhub_request_seconds_count{kind="lookup"} 4.0\n' in metrics
     assert "\nblendhub_chunks_in_arena 1.0\n" in metrics
     assert "<!doctype html>" in httpx.get(served.rows["page"]).text
-    assert served.segment.exists()
+    segment = SHM / Path(served.rows["arena"]).name
+    assert segment.exists()
     assert served.stop(number).endswith("\nstopped\n")
-    assert not served.segment.exists() and list(tmp_path.iterdir()) == []
+    assert not segment.exists() and list(tmp_path.iterdir()) == []
 
 
-def test_without_a_hub_commands_say_so_soon(tmp_path, capsys, monkeypatch):
+def test_without_an_endpoint_serve_and_other_commands_meet_and_without_a_hub_they_say_so_soon(
+    serve, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     monkeypatch.setattr("blendhub.cli.forget.ANSWER_S", 0.2)
     monkeypatch.setattr("blendhub.cli.explain.TIMEOUT_S", 0.2)
     for command in (["forget", "--salt", "one"], ["explain", "cmpl-9"]):
-        assert main([*command, "--endpoint", f"ipc://{tmp_path}/none.sock"]) == 2
+        assert main(command) == 2
         assert "is the hub running? Start it with: blendhub serve" in capsys.readouterr().err
+    store = f"{tmp_path}/store"
+    served = serve("--store", store).wait_until_up()
+    assert served.rows["endpoint"] == f"ipc://{tmp_path}/blendhub/hub.sock"
+    assert main(["check", "--only", "hub"]) == 0 and served.rows["endpoint"] in capsys.readouterr().out
+    store_a_chunk(served.rows["endpoint"])
+    served.stop()
+    # The next one's readers leave at once.
+    again = serve("--store", store)
+    again.process.stdout.close()
+    until(lambda: Path(tmp_path, "blendhub/hub.sock").exists())
+    with HubClient(served.rows["endpoint"], timeout=SOON_S) as client:
+        assert client.stats().gauges["chunks"] == 1
+    again.process.terminate()
+    assert again.process.wait(SOON_S) == 0
 
 
 SLOW_START = """
@@ -151,35 +163,3 @@ def test_a_start_that_takes_long_is_ended_at_once(tmp_path):
     words, _ = starting.communicate(timeout=5)
     assert starting.returncode == 0 and words == "stopped before the hub was up\n"
     assert not segment.exists() and not (tmp_path / "hub.sock").exists()
-
-
-def test_what_a_killed_hub_left_is_gone_when_the_next_one_runs(serve, tmp_path):
-    killed = serve()
-    killed.process.kill()
-    killed.process.wait()
-    assert killed.segment.exists() and (tmp_path / "hub.sock").exists()
-    again = serve()
-    assert not killed.segment.exists() and again.segment.exists()
-    again.stop()
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_without_an_endpoint_serve_and_other_commands_meet(serve, tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    store = f"{tmp_path}/store"
-    served = serve("--store", store)
-    assert served.rows["endpoint"] == f"ipc://{tmp_path}/blendhub/hub.sock"
-    assert main(["check", "--only", "hub"]) == 0 and served.rows["endpoint"] in capsys.readouterr().out
-    store_a_chunk(served.rows["endpoint"])
-    served.stop()
-    assert serve("--store", store).rows["store"] == f"disk in {store}, 1 chunks restored"
-
-
-def test_a_hub_whose_readers_are_gone_serves_on_and_ends_well(serve, tmp_path):
-    served = serve(wait=False)
-    served.process.stdout.close()
-    until(lambda: (tmp_path / "hub.sock").exists())
-    with HubClient(f"ipc://{tmp_path}/hub.sock", timeout=SOON_S) as client:
-        client.stats()
-    served.process.terminate()
-    assert served.process.wait(SOON_S) == 0

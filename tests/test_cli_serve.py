@@ -33,23 +33,18 @@ def test_what_is_printed_is_a_configuration_that_serves(tmp_path, capsys):
     assert capsys.readouterr().out == printed
 
 
-@pytest.mark.parametrize(
-    "file, flags, name, options",
-    [
-        ("", ["--store", "a-store"], "a-store", {}),
+def test_a_store_is_named_beside_its_options(tmp_path, capsys):
+    config = tmp_path / "hub.toml"
+    for text, flags, name, options in (
         ("", [], "disk", {}),
         ('[store]\nname = "a-store"\noptions = {rate = 1, kept = true}\n', [], "a-store", {"kept": True}),
         ('[store]\nname = "a-store"\noptions = {lost = 1}\n', ["--store", "disk"], "disk", {}),
-    ],
-    ids=["named", "the default", "of the file", "another than the file's"],
-)
-def test_a_store_is_named_beside_its_options(tmp_path, capsys, file, flags, name, options):
-    (tmp_path / "hub.toml").write_text(file)
-    given = [*flags, "--store-option", "url=redis://:a=b@h:1/0", "--store-option", "rate=2.5"]
-    assert main(["serve", "--config", str(tmp_path / "hub.toml"), *given, "--print-config"]) == 0
-    (tmp_path / "hub.toml").write_text(capsys.readouterr().out)
-    expected = StoreChoice(name, {**options, "url": "redis://:a=b@h:1/0", "rate": 2.5})
-    assert load_config(tmp_path / "hub.toml").store == expected
+    ):
+        config.write_text(text)
+        given = [*flags, "--store-option", "url=redis://:a=b@h:1/0", "--store-option", "rate=2.5"]
+        assert main(["serve", "--config", str(config), *given, "--print-config"]) == 0
+        config.write_text(capsys.readouterr().out)
+        assert load_config(config).store == StoreChoice(name, {**options, "url": "redis://:a=b@h:1/0", "rate": 2.5})
 
 
 def test_without_flags_the_defaults_are_printed_with_every_key(capsys):
@@ -63,12 +58,10 @@ def test_without_flags_the_defaults_are_printed_with_every_key(capsys):
     "text, flags, complaint",
     [
         ("arena_gb = 1", [], "unknown field `arena_gb` (did you mean 'arena_gib'?)"),
-        ("arena_gib =", [], "is not TOML"),
         ("", ["--arena-gib", "-1"], "the command line: Expected `float` >= 0.0 - at `$.arena_gib`"),
         ("", ["--arena-gib", "1000000"], "set arena_gib to at most"),
         ("", ["--store", ""], "--store is empty, expected a directory"),
         ("", ["--store", "disk", "--store-option", "path"], "--store-option 'path' should be KEY=VALUE"),
-        ("", ["--endpoint", ""], "the command line: Expected `str` of length >= 1 - at `$.listen[0].endpoint`"),
         ("", ["--endpoint", "udp://x"], "not 'udp://x'"),
         ('metrics = "here"', [], "metrics = 'here' should be HOST:PORT"),
         ('[store]\nname = "dsk"', [], "did you mean 'disk'?"),
@@ -96,11 +89,6 @@ def test_the_default_socket_is_in_a_directory_that_only_its_user_rules(tmp_path,
         another.setattr(os, "getuid", lambda: folder.stat().st_uid + 1)
         with pytest.raises(HubError, match=f"only uid {folder.stat().st_uid + 1} can enter"):
             default_endpoint()
-    (tmp_path / "elsewhere").mkdir(mode=0o700)
-    folder.rmdir()
-    folder.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(HubError, match="it is no directory"):
-        default_endpoint()
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "missing"))
     with pytest.raises(HubError, match="cannot make the directory"):
         default_endpoint()

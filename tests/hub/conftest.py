@@ -13,7 +13,7 @@ from tests.hub.processes import HubProcess
 
 @pytest.fixture
 def make_hub() -> Iterator[Callable[..., DirectHub]]:
-    """Makes hubs that are called directly, and closes them after the test."""
+    """Makes hubs that are called directly; their state is checked and they are closed after the test."""
     hubs: list[DirectHub] = []
 
     def make(n_slots: int = 64, *store: Any, **options: Any) -> DirectHub:
@@ -23,6 +23,8 @@ def make_hub() -> Iterator[Callable[..., DirectHub]]:
     yield make
     for hub in hubs:
         hub.close()
+    for hub in hubs:
+        hub.state.check_integrity()
 
 
 @pytest.fixture

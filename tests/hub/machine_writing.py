@@ -11,13 +11,12 @@ from blendhub.core.errors import BlendHubError
 from blendhub.core.layout import Variant
 from blendhub.core.spans import Span
 from tests.hub.hub_direct import BASE
-from tests.hub.machine_engines import SALT, SALTED, SILENCE_S, TEXT, TEXTS, VARIANT, WHICH, Engine, Job, Line, Write
-from tests.hub.machine_reading import ReadingRules
+from tests.hub.machine_engines import SILENCE_S, TEXT, TEXTS, VARIANT, WHICH, Engine, HubRules, Job, Line, Write
 
 ORIGINS = ({}, {"exact": False}, {"exact": False, "ratio": 0.5}, {"exact": False, "blended": True, "ratio": 0.25})
 
 
-class WritingRules(ReadingRules):
+class WritingRules(HubRules):
     @rule(
         which=WHICH,
         text=TEXT,
@@ -27,33 +26,6 @@ class WritingRules(ReadingRules):
     )
     def reserve(self, which: int, text: int, variant: Variant, origin: dict[str, Any], start: int) -> None:
         self.reserve_for(self.an_engine(which), TEXTS[text], variant, start, **origin)
-
-    @rule(which=WHICH, settled=st.booleans())
-    def forget(self, which: int, settled: bool) -> None:
-        """Delete what requests with a salt stored, also while others read or write it."""
-        if settled:
-            self.hub.settle()  # else the store may drop chunks of others meanwhile, to make room for what is saved
-        others = self.chunks_of_others()
-        try:
-            self.an_engine(which).scheduler.client.forget(SALT)
-        except BlendHubError:
-            return
-        assert not any(index.runs for index in self.hub.state.indexes if index.namespace.cache_salt == SALT)
-        assert not settled or self.chunks_of_others() == others
-
-    @rule(which=WHICH, text=TEXT, other=TEXT)
-    def a_reader_is_overtaken_by_a_deletion(self, which: int, text: int, other: int) -> None:
-        """What it reads is deleted, and others store meanwhile."""
-        engine, quick = self.an_engine(which), self.an_engine(which // 3)
-        self.store_by(engine, TEXTS[text], SALTED)
-        self.look_up_and_read_later(which, text, SALTED, 0.0, 0)
-        self.forget(which, settled=False)
-        self.store_by(quick, TEXTS[other])
-        self.read_and_release(which)
-
-    def chunks_of_others(self) -> set[tuple[int, Span]]:
-        indexes = [index for index in self.hub.state.indexes if index.namespace.cache_salt != SALT]
-        return {(chunk.run.id, chunk.span) for index in indexes for chunk in index.chunks()}
 
     def reserve_for(
         self, engine: Engine, text: np.ndarray, variant: Variant = BASE, start: int = 0, **origin: Any
@@ -157,22 +129,6 @@ class WritingRules(ReadingRules):
             process = self.a_worker(which) if by_worker else engine.scheduler
             with contextlib.suppress(BlendHubError):
                 process.client.abort(job.right)
-
-    @rule(which=WHICH, text=TEXT, other=TEXT)
-    def write_too_late(self, which: int, text: int, other: int) -> None:
-        """An engine's sessions end by silence and other engines store, before it writes."""
-        slow, quick = self.an_engine(which), self.an_engine(which // 3)
-        job = self.reserve_for(slow, TEXTS[text])
-        self.hub.pass_time(SILENCE_S + 1)
-        for engine in (quick, slow):
-            for process in engine.processes:
-                process.keep_alive()
-            late = self.reserve_for(engine, TEXTS[other])
-            if late:
-                self.write_all(engine, late, 0.5)
-        if job:
-            self.write_all(slow, job, 0.5)
-        self.look_up_by(quick, TEXTS[other])
 
     @rule(which=WHICH, text=TEXT, other=TEXT, times=st.integers(0, 2))
     def a_write_is_overtaken(self, which: int, text: int, other: int, times: int) -> None:

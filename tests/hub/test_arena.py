@@ -1,31 +1,66 @@
-"""Shared memory: reserved completely, mapped by name, and always removed."""
+"""Shared memory: mapped by name, always removed, and reserved while the hub serves, as far as there is memory."""
 
+import asyncio
 import logging
 import os
 import signal
+import time
+from pathlib import Path
+from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
 from blendhub.client.arena_view import SHM, ArenaName, ArenaView, header_of
-from blendhub.core.errors import HubError, InvalidInput
+from blendhub.core.errors import ArenaFull, HubError, InvalidInput
+from blendhub.core.spans import Span
+from blendhub.hub.config import HubConfig
+from blendhub.hub.embedded import embedded_hub
+from blendhub.hub.memory import arena as arena_module
 from blendhub.hub.memory.arena import Arena
-from blendhub.hub.memory.segments import remove_leftovers
+from blendhub.hub.memory.segments import Mount, remove_leftovers
+from blendhub.system import memory
 from harness.namespaces import skip_unless_permitted
-from tests.hub.processes import IN_A_CONTAINER, IN_A_PLACE, python_of, run_python, until
+from tests.hub.hub_direct import LAYOUT, namespace, tokens
+from tests.hub.processes import IN_A_CONTAINER, IN_A_PLACE, check, python_of, run_python, store, until
 
-HUGE_PAGES = """
-from pathlib import Path
-from blendhub.hub.memory.arena import Arena
-def huge():
-    return next(int(line.split()[1]) for line in Path("/proc/meminfo").open() if line.startswith("ShmemHugePages"))
-def mapped():
-    return next(int(line.split()[1]) for line in Path("/proc/self/status").open() if line.startswith("RssShmem"))
-before = huge(), mapped()
-arena = Arena(1 << 25)
-print(huge() - before[0], mapped() - before[1])
-arena.close()
-"""
+GIB = 2**30
+
+
+def test_what_one_side_writes_the_other_reads_and_its_mapping_is_seen_until_the_last_array_is_gone():
+    arena = Arena(1 << 16)
+    view = ArenaView(arena.name)
+    view.slot(100, 5)[:] = np.frombuffer(b"bytes", np.uint8)
+    assert bytes(arena.slot(100, 5)) == b"bytes"
+    assert os.stat(SHM / arena.name.segment).st_mode & 0o777 == 0o600
+    with pytest.raises(InvalidInput, match="not inside"):
+        view.slot(1 << 16, 1)
+    mapping, part = view.mapping, view.slot(100, 5)
+    del view
+    assert arena.is_mapped_by(mapping) and not arena.is_mapped_by(mapping + 1)
+    removed = ArenaView(arena.name)
+    del part
+    assert not arena.is_mapped_by(mapping)
+    arena.close()
+    assert not (SHM / arena.name.segment).exists()
+    assert bytes(removed.slot(100, 5)) == b"bytes", "who maps it keeps it"
+
+
+def test_another_arena_of_the_same_name_is_not_mapped():
+    arena = Arena(1 << 12)
+    path, larger = SHM / arena.name.segment, ArenaName(arena.name.segment, arena.name.nonce, 1 << 30)
+    for name, content, why in (
+        (ArenaName(arena.name.segment, "other nonce", 1 << 12), None, r"another hub's arena.*docker run --ipc=host"),
+        (ArenaName("blendhub-nowhere", arena.name.nonce, 1 << 12), None, "No such file or directory"),
+        (larger, header_of(larger) + bytes(5000), "cannot map the hub's arena"),
+        (larger, b"something else", "does not begin as an arena"),
+    ):
+        if content:
+            path.write_bytes(content)
+        with pytest.raises(HubError, match=why):
+            ArenaView(name)
+    arena.close()
 
 
 HOLD = """
@@ -37,51 +72,9 @@ time.sleep(60)
 """
 
 
-def test_what_one_side_writes_the_other_reads():
-    arena = Arena(1 << 16)
-    view = ArenaView(arena.name)
-    view.slot(100, 5)[:] = np.frombuffer(b"bytes", np.uint8)
-    assert bytes(arena.slot(100, 5)) == b"bytes"
-    assert os.stat(SHM / arena.name.segment).st_mode & 0o777 == 0o600
-    with pytest.raises(InvalidInput, match="not inside"):
-        view.slot(1 << 16, 1)
-    arena.close()
-    assert not (SHM / arena.name.segment).exists()
-    assert bytes(view.slot(100, 5)) == b"bytes", "who maps it keeps it"
-
-
-def test_another_arena_of_the_same_name_is_not_mapped():
-    arena = Arena(1 << 12)
-    with pytest.raises(HubError, match=r"another hub's arena.*docker run --ipc=host"):
-        ArenaView(ArenaName(arena.name.segment, "other nonce", 1 << 12))
-    with pytest.raises(HubError, match=r"No such file or directory.*docker run --ipc=host"):
-        ArenaView(ArenaName("blendhub-nowhere", arena.name.nonce, 1 << 12))
-    path = SHM / arena.name.segment
-    larger = ArenaName(arena.name.segment, arena.name.nonce, 1 << 30)
-    path.write_bytes(header_of(larger) + bytes(5000))
-    with pytest.raises(HubError, match="cannot map the hub's arena"):
-        ArenaView(larger)
-    path.write_bytes(b"something else")
-    with pytest.raises(HubError, match="does not begin as an arena"):
-        ArenaView(larger)
-    arena.close()
-
-
-def test_a_mapping_is_seen_until_the_last_array_over_it_is_gone():
-    arena = Arena(1 << 12)
-    view = ArenaView(arena.name)
-    mapping, part = view.mapping, view.slot(0, 64)
-    assert arena.is_mapped_by(mapping) and not arena.is_mapped_by(mapping + 1)
-    del view
-    assert arena.is_mapped_by(mapping)
-    del part
-    assert not arena.is_mapped_by(mapping)
-    arena.close()
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("within", [(), IN_A_CONTAINER], ids=["beside it", "in a container"])
 @pytest.mark.alone
+@pytest.mark.parametrize("within", [(), IN_A_CONTAINER], ids=["beside it", "in a container"])
 def test_what_a_killed_hub_left_is_removed_and_what_a_live_one_has_is_not(within):
     skip_unless_permitted(within)
     holders = [run_python(HOLD, within=within) for _ in range(2)]
@@ -93,16 +86,6 @@ def test_what_a_killed_hub_left_is_removed_and_what_a_live_one_has_is_not(within
     holders[1].kill()
     holders[1].wait()
     until(lambda: alive in remove_leftovers())
-
-
-@pytest.mark.alone
-def test_huge_pages_are_advised_before_the_memory_is_reserved():
-    """The file system decides about a page when it is created. The hub keeps none in its page tables."""
-    within = [*IN_A_PLACE, "size=256m,huge=advise"]
-    skip_unless_permitted(within)
-    made = run_python(HUGE_PAGES, within=within)
-    huge_kib, mapped_kib = map(int, made.communicate(timeout=60)[0].split())
-    assert huge_kib >= 2**14 and mapped_kib < 2**12
 
 
 @pytest.mark.timeout(20)
@@ -126,3 +109,157 @@ def test_what_is_only_named_like_an_arena_stops_no_hub(kind, tmp_path, caplog):
         Arena(1 << 16).close()
     finally:
         path.unlink()
+
+
+# Reserved step by step.
+
+
+@pytest.mark.alone
+def test_a_hub_with_512_gib_serves_and_ends_at_once(monkeypatch):
+    """Reserving takes as long as a machine with 64 GiB of free memory was seen to need, and no memory."""
+    monkeypatch.setattr(Arena, "_allocate", lambda self, at, size: at and time.sleep(size / (1.3 * GIB)))
+    monkeypatch.setattr(arena_module, "mount_at", lambda place: Mount("tmpfs", ()))
+    for free in ("available_bytes", "free_shared_bytes"):
+        monkeypatch.setattr(arena_module, free, lambda: 2**50)
+    before, started = set(SHM.iterdir()), time.monotonic()
+    with embedded_hub(HubConfig(arena_gib=512, metrics="")) as hub, hub.connect() as client:
+        client.register("e", namespace(), rank=0)
+        store(client, tokens(1, 96))
+        assert check(client, tokens(1, 96)) == 96
+        assert time.monotonic() - started < 10.0
+        gauges, early = client.stats().gauges, client.arena.progress()
+        assert gauges["arena_bytes"] == 512 * GIB > gauges["arena_reserved_bytes"] > gauges["arena_free_bytes"] > 0
+        until(lambda: early.reserved < client.arena.progress().reserved < 512 * GIB)
+        ending = time.monotonic()
+    assert time.monotonic() - ending < 5.0, "the end of the hub waits for the reservation"
+    assert set(SHM.iterdir()) == before
+
+
+def test_slots_exist_as_far_as_memory_is_reserved(monkeypatch, make_hub):
+    """The first step comes with the arena, and the others while it is used."""
+    monkeypatch.setattr(arena_module, "STEP", 2**14)
+    hub = make_hub(64)
+    member, size = hub.join(), namespace().slot_bytes
+    early = member.view.progress()
+    assert early.goal == 64 * size == len(member.view.bytes) and early.reserved == 2**14 - 4096
+    few = hub.arena.extents.size // size
+    assert len(member.reserve(tokens(1, 64 * 32)).slots) == few
+    with pytest.raises(ArenaFull, match="MiB when all is reserved"):
+        member.reserve(tokens(2, 320), Span(0, 320))
+    hub.run(hub.arena.reserve())
+    assert member.view.progress() == (64 * size, 64 * size)
+    rest = member.reserve(tokens(2, 64 * 32))
+    assert len(rest.slots) == 64 - few
+    last = max(slot.slot for slot in rest.slots)
+    member.view.slot(last, size)[:] = 7
+    assert bytes(hub.arena.slot(last, size)) == bytes([7]) * size, "who mapped early writes what was reserved late"
+    hub.state.check_integrity()
+
+
+OUT_OF_MEMORY = """
+import asyncio, logging, os, sys
+import numpy as np
+from blendhub.client.arena_view import ArenaView
+from blendhub.hub.memory import arena as module
+
+logging.basicConfig(stream=sys.stdout, format="%(message)s")
+module.STEP = 2**20
+arena = module.Arena(48 * 2**20)
+view = ArenaView(arena.name)
+with open("/dev/shm/other", "wb") as other:
+    os.posix_fallocate(other.fileno(), 0, 40 * 2**20)
+asyncio.run(arena.reserve())
+slots = view.slot(0, view.progress().reserved)
+slots[:] = 1  # ends in SIGBUS where no memory is reserved
+print(int(slots.sum()), *view.progress(), arena.describe(), sep=";")
+room = os.statvfs("/dev/shm")
+print(room.f_bavail * room.f_frsize)
+arena.close()
+"""
+
+
+@pytest.mark.parametrize("options", ["size=64m", "size=64m,huge=advise"])
+def test_an_arena_whose_memory_ends_half_way_is_what_was_reserved(options):
+    within = [*IN_A_PLACE, options]
+    skip_unless_permitted(within)
+    warning, found, left = run_python(OUT_OF_MEMORY, within=within).communicate(timeout=60)[0].splitlines()
+    written, reserved, goal, described = found.split(";")
+    assert 20 * 2**20 < int(written) == int(reserved) == int(goal) < 24 * 2**20
+    assert described.endswith(" MiB of the 48 MiB that it was to have") and int(left) < 2**22
+    assert "no more memory could be reserved" in warning and "set arena_gib to 0.02" in warning
+
+
+def test_a_step_that_would_leave_hardly_any_memory_ends_the_arena_and_not_the_hub(monkeypatch, caplog):
+    """The kernel kills a process that reserves more than its control group may have, instead of refusing it."""
+    left = iter([2**30, 2**29, arena_module.SPARE_BYTES])
+    monkeypatch.setattr(arena_module, "STEP", 2**16)
+    monkeypatch.setattr(arena_module, "available_bytes", lambda: next(left))
+    arena = Arena(2**20)
+    asyncio.run(arena.reserve())
+    assert arena.progress == (3 * 2**16 - 4096, 3 * 2**16 - 4096)
+    assert "hardly any memory left" in caplog.text
+    arena.close()
+
+
+HUGE_PAGES = """
+from pathlib import Path
+from blendhub.hub.memory.arena import Arena
+def kib(file, name):
+    return next(int(line.split()[1]) for line in Path(file).open() if line.startswith(name))
+def numbers():
+    return kib("/proc/meminfo", "ShmemHugePages"), kib("/proc/self/status", "RssShmem")
+before = numbers()
+arena = Arena(1 << 25)
+print(*(now - then for now, then in zip(numbers(), before)))
+arena.close()
+"""
+
+
+@pytest.mark.alone
+def test_huge_pages_are_advised_before_the_memory_is_reserved():
+    """The file system decides about a page when it is created. The hub keeps none in its page tables."""
+    within = [*IN_A_PLACE, "size=256m,huge=advise"]
+    skip_unless_permitted(within)
+    huge_kib, mapped_kib = map(int, run_python(HUGE_PAGES, within=within).communicate(timeout=60)[0].split())
+    assert huge_kib >= 2**14 and mapped_kib < 2**12
+
+
+def test_pages_lie_on_all_nodes_in_turn_from_the_first_on(monkeypatch, caplog):
+    """The kernel asks for the policy when it makes a page. A container that may set none has an arena all the same."""
+    calls, allocate = list[Any](), Arena._allocate
+
+    def note_allocate(self, at, size):
+        calls.append("pages")
+        allocate(self, at, size)
+
+    def refuse(address, size, nodes):
+        calls.append((size, nodes))
+        raise PermissionError("mbind: Operation not permitted")
+
+    monkeypatch.setattr(Arena, "_allocate", note_allocate)
+    monkeypatch.setattr(arena_module, "mount_at", lambda place: Mount("tmpfs", ()))
+    monkeypatch.setattr(arena_module, "interleave", refuse)
+    for nodes in ([0], [0, 2, 65]):
+        monkeypatch.setattr(arena_module, "memory_nodes", lambda nodes=nodes: nodes)
+        Arena(2**20).close()
+    assert calls == ["pages", (2**20 + 4096, [0, 2, 65]), "pages"]
+    assert "--cap-add SYS_NICE" in caplog.text
+
+
+def test_the_kernel_takes_the_policy():
+    if not memory.memory_nodes():
+        pytest.skip("this kernel knows no NUMA nodes")
+    arena = Arena(2**20)
+    try:
+        memory.interleave(arena._address, 2**20, memory.memory_nodes())
+    except PermissionError as error:
+        pytest.skip(f"this container may not set policies: {error}")
+    lines = Path("/proc/self/numa_maps").read_text().splitlines()
+    assert any(" interleave:" in line for line in lines if arena.name.segment in line)
+    arena.close()
+
+
+def test_the_shared_memory_of_a_container_that_fits_no_chunk_is_named_with_the_flag(make_hub):
+    large = msgspec.structs.replace(LAYOUT, layers=LAYOUT.layers * 2)
+    with pytest.raises(ArenaFull, match=r"not one chunk of this model fits: .*--shm-size=16g.*an emptyDir volume"):
+        make_hub(1).join(namespace=namespace(layout=large)).reserve(tokens(1, 32))

@@ -1,97 +1,78 @@
-"""A client of a hub whose clock the test sets."""
+"""A client of a hub: its rights to write end for good, and it carries on after whatever goes wrong."""
 
+import msgspec
 import pytest
-from blendhub_transports.inproc import InprocTransport
-from blendhub_transports.options import TransportOptions
 
 from blendhub.client import wire
-from blendhub.client.hub_client import HubClient
-from blendhub.core.errors import (
-    HubError,
-    PeerGone,
-    ProtocolError,
-    UnknownSession,
-)
+from blendhub.client.write_rights import MOST_ENDED, WriteRight, WriteRights
+from blendhub.core.errors import LeaseError, ProtocolError
 from blendhub.hub.config import HubConfig
-from blendhub.testing.transports.base import Running
-from tests.hub.hub_direct import DirectHub, namespace, tokens
+from blendhub.hub.embedded import HubInThread
+from tests.hub.hub_direct import namespace, tokens
 from tests.hub.processes import until
 
-ENDPOINT = "inproc://a-client-test"
+RIGHT = WriteRight(lease=20, epoch=1, arena="nonce", end=64)
 
 
 @pytest.fixture
-def served(hub):
-    running = Running(InprocTransport(TransportOptions()), ENDPOINT, hub.service)
-    yield hub, running
-    running.stop()
+def rights():
+    rights = WriteRights()
+    rights.begin_session(1, "nonce", first=10, granted_before=(3,))
+    return rights
 
 
-def silence(hub: DirectHub, running: Running) -> None:
-    """Let so much time pass that the hub ends every session."""
-
-    async def pass_time() -> None:
-        hub.now += 100
-        hub.service.tick()
-
-    running.run(pass_time())
+def write(rights: WriteRights, **other: object) -> None:
+    right = msgspec.structs.replace(RIGHT, **other)
+    rights.begin_write(right)
+    rights.end_write(right)
 
 
-def test_a_client_registers_once_again_however_much_was_under_way(served):
-    hub, running = served
-    with HubClient(ENDPOINT, "inproc") as client:
-        client.register("e", namespace(), rank=0)
-        under_way = [client.lookup(tokens(1, 64)) for _ in range(3)]
-        for lookup in under_way:
-            lookup.result()
-        silence(hub, running)
-        under_way = [client.lookup(tokens(1, 64)) for _ in range(3)]
-        for lookup in under_way:
-            with pytest.raises(UnknownSession):
-                lookup.result()
-        until(lambda: client.is_up)
-        assert client.registrations == 2 and client.stats().gauges["sessions"] == 1
-        client.lookup(tokens(1, 64)).result()
+def test_a_right_of_another_life_or_session_is_refused(rights):
+    write(rights)
+    write(rights, lease=3)
+    for other, why in (
+        ({"epoch": 2}, "an earlier life of the hub"),
+        ({"arena": "another"}, "another arena"),
+        ({"lease": 9}, "before this process registered"),
+    ):
+        with pytest.raises(LeaseError, match=why):
+            write(rights, **other)
+    # A hub that was restarted counts its leases from the beginning.
+    rights.end(RIGHT)
+    rights.begin_session(2, "nonce", first=1, granted_before=())
+    write(rights, epoch=2)
+    rights.end(RIGHT)  # of the first life
+    write(rights, epoch=2)
 
 
-def test_a_hub_that_answers_nonsense_is_a_typed_error(served, monkeypatch):
-    hub, _running = served
-    with HubClient(ENDPOINT, "inproc") as client:
-        client.register("e", namespace(), rank=0)
-        monkeypatch.setitem(hub.service._handlers, wire.Lookup, lambda *_: wire.Done())
-        with pytest.raises(ProtocolError, match="answered Done where Found was expected"):
-            client.lookup(tokens(1, 64)).result()
+@pytest.mark.parametrize("ends", ["end", "revoke", "close", "end_session"])
+def test_a_right_that_ended_is_refused_for_ever(rights, ends):
+    arguments = {"end": (RIGHT,), "revoke": ((RIGHT.lease,),), "close": (), "end_session": ()}[ends]
+    getattr(rights, ends)(*arguments)
+    for first in (100, 100 + 2 * MOST_ENDED):
+        with pytest.raises(LeaseError):
+            write(rights)
+        # What might make the process forget: it acknowledged the end, and thousands of others ended.
+        rights.acknowledged(rights.to_acknowledge())
+        rights.revoke(range(first, first + 2 * MOST_ENDED))
+    assert len(rights._ended) <= 2 * MOST_ENDED, "what is remembered is bounded"
+    if ends in ("end", "revoke"):
+        write(rights, lease=100 + 4 * MOST_ENDED)
+    if ends != "close":
+        rights.begin_session(1, "nonce", first=30, granted_before=())
+    with pytest.raises(LeaseError):
+        write(rights)
 
 
-def end_epoch(hub: DirectHub, running: Running) -> None:
-    """End the hub's epoch, as a hub that was restarted at the same endpoint does."""
-    hub.state.sessions.epoch += 1
-
-
-@pytest.mark.parametrize(
-    ("lose", "why"), [(silence, "was silent for too long"), (end_epoch, "belongs to an earlier hub")]
-)
-def test_calls_between_two_sessions_fail_at_once_and_say_why(served, lose, why):
-    hub, running = served
-    with HubClient(ENDPOINT, "inproc", background=False) as client:
-        client.register("e", namespace(), rank=0)
-        lose(hub, running)
-        with pytest.raises(HubError):
-            client.lookup(tokens(1, 64)).result()
-        with pytest.raises(PeerGone, match=f"no session with the hub at {ENDPOINT}: .*{why}"):
-            client.lookup(tokens(1, 64)).result()
-        client.keep_alive()
-        client.lookup(tokens(1, 64)).result()
-
-
-def test_a_client_pings_on_after_an_unexpected_error(served, monkeypatch, caplog):
-    hub, _running = served
-    hub.service._config = hub.service._sessions.config = HubConfig(silence_s=0.1)
-    with HubClient(ENDPOINT, "inproc") as client:
+def test_a_client_pings_on_after_an_unexpected_error_and_an_answer_of_nonsense_is_a_typed_error(monkeypatch, caplog):
+    with HubInThread(HubConfig(arena_gib=0.001, silence_s=0.2, metrics="")) as hub, hub.connect() as client:
         client.register("e", namespace(), rank=0)
         with monkeypatch.context() as broken:
             broken.setattr(client, "_ping", lambda: 1 / 0)
-            until(lambda: not client.is_up)
             until(lambda: "division by zero" in caplog.text)
+            assert not client.is_up
         until(lambda: client.is_up)
         client.lookup(tokens(1, 64)).result()
+        monkeypatch.setitem(hub.hub.service._handlers, wire.Lookup, lambda *_: wire.Done())
+        with pytest.raises(ProtocolError, match="answered Done where Found was expected"):
+            client.lookup(tokens(1, 64)).result()

@@ -1,5 +1,7 @@
-"""A hub embedded in another process: in a thread of it, and in a child process that ends with it."""
+"""A hub embedded in another process: in a thread of it, and in a child process that ends with it; and how little a
+process that runs only a hub makes of its garbage."""
 
+import gc
 import os
 import signal
 import threading
@@ -8,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from blendhub.client import wire
 from blendhub.client.arena_view import SHM
 from blendhub.client.hub_client import HubClient
 from blendhub.core.errors import BlendHubError, HubError
@@ -43,10 +46,10 @@ def test_an_embedded_hub_serves_this_process_and_others_and_leaves_nothing(where
         assert check(outside, TEXT) == 96 and outside.registrations == 1
     assert set(SHM.iterdir()) == before
     assert not os.path.exists(hub.endpoint.removeprefix("ipc://"))
-    client = HubClient(hub.endpoint, timeout=0.3)
-    with pytest.raises(BlendHubError):
-        client.register("g", namespace())
-    client.close()
+    with HubClient(hub.endpoint, timeout=0.3) as late, pytest.raises(BlendHubError):
+        late.register("g", namespace())
+    with pytest.raises(HubError, match="set arena_gib to at most"):
+        embedded_hub(HubConfig(arena_gib=2**20), where)
 
 
 OWNER = """
@@ -76,38 +79,12 @@ def test_a_hub_in_a_process_of_its_own_ends_with_its_owner_and_not_with_its_chil
         until(lambda: not segment.exists())
 
 
-@pytest.mark.parametrize("where", ["thread", "process"])
-def test_an_arena_that_does_not_fit_stops_the_start_with_the_size_that_would(where):
-    with pytest.raises(HubError, match="set arena_gib to at most"):
-        embedded_hub(HubConfig(arena_gib=2**20), where)
-
-
 STRANGE = """
-from blendhub import API_VERSION, PluginSpec, hookimpl
-from blendhub_transports.inproc import InprocTransport
-from blendhub_transports.options import TransportOptions
-
-@hookimpl
-def blendhub_transports():
-    return [PluginSpec(name="strange", api=API_VERSION, summary="inproc under another name", factory=InprocTransport,
-                       options=TransportOptions, capabilities=("one_process",))]
-"""
-
-
-def test_a_hub_needs_no_plugin_but_those_that_are_chosen(site):
-    """A stranger's matcher and transport, and no plugin that is registered by this repository."""
-    site.install("ngram", Path("examples/plugin-template/matcher/ngram_matcher.py").read_text(), module="ngram_matcher")
-    site.install("strange", STRANGE)
-    with embedded_hub(SMALL, "thread", site.host(), PluginChoice("strange")) as hub, hub.connect() as client:
-        client.register("e", namespace(matchers=(PluginChoice("ngram"),)), rank=0)
-        store(client, TEXT)
-        assert check(client, TEXT) == 96
-
-
-NEVER_READY = """
 import asyncio
 from blendhub import API_VERSION, PluginSpec, hookimpl
 from blendhub.contracts import Transport
+from blendhub_transports.inproc import InprocTransport
+from blendhub_transports.options import TransportOptions
 
 class NeverReady(Transport):
     schemes = ("never://",)
@@ -119,15 +96,90 @@ class NeverReady(Transport):
 
 @hookimpl
 def blendhub_transports():
-    return [PluginSpec(name="never", api=API_VERSION, summary="never serves", factory=NeverReady)]
+    return [PluginSpec(name="strange", api=API_VERSION, summary="inproc under another name", factory=InprocTransport,
+                       options=TransportOptions, capabilities=("one_process",)),
+            PluginSpec(name="never", api=API_VERSION, summary="never serves", factory=NeverReady)]
 """
 
 
 @pytest.mark.alone
-def test_a_hub_that_does_not_start_in_time_leaves_nothing(site, monkeypatch):
-    site.install("never-ready", NEVER_READY)
+def test_a_hub_needs_no_plugin_but_those_that_are_chosen_and_leaves_nothing_where_one_never_starts(site, monkeypatch):
+    """A stranger's matcher and transport, and no plugin that is registered by this repository."""
+    site.install("ngram", Path("examples/plugin-template/matcher/ngram_matcher.py").read_text(), module="ngram_matcher")
+    site.install("strange", STRANGE)
+    with embedded_hub(SMALL, "thread", site.host(), PluginChoice("strange")) as hub, hub.connect() as client:
+        client.register("e", namespace(matchers=(PluginChoice("ngram"),)), rank=0)
+        store(client, TEXT)
+        assert check(client, TEXT) == 96
     monkeypatch.setattr("blendhub.hub.embedded.START_TIMEOUT_S", 0.5)
     segments, threads = set(SHM.iterdir()), set(threading.enumerate())
     with pytest.raises(HubError, match=r"the hub did not start in 0\.5 s"):
         embedded_hub(SMALL, "thread", site.host(), PluginChoice("never"))
     until(lambda: set(SHM.iterdir()) == segments and set(threading.enumerate()) <= threads)
+
+
+# Garbage.
+
+COLLECTIONS = """
+import gc, weakref
+from benchmarks.memory import own_bytes
+from blendhub.hub.process_tuning import tune_process
+
+class Task:
+    pass
+
+looked_at = []
+
+def count(phase, facts):
+    if (phase, facts["generation"]) == ("start", 2):
+        looked_at.append(len(gc.get_objects()))
+
+gc.callbacks.append(count)
+tune_process()
+task = Task()
+task.itself = task
+gc.collect(1)  # the cycle is old now
+dropped = weakref.ref(task)
+del task
+kept = [[] for _ in range(300_000)]
+print(len(looked_at) > 1, sum(looked_at) < 400_000, gc.get_freeze_count() > 200_000, dropped())
+bytes(30 * 2**20)  # the largest block freed so far
+before, small, large = own_bytes(), [], []
+for number in range(30):
+    large.append(b"x" * (2**21 + number))
+    small.append(bytearray(4096))
+del large
+print(own_bytes() - before < 2**22)
+"""
+
+
+def test_a_hub_s_process_looks_at_each_object_once_frees_old_cycles_and_returns_large_blocks():
+    assert run_python(COLLECTIONS).communicate(timeout=60)[0] == "True True True None\nTrue\n"
+
+
+def test_a_hub_frees_its_state_without_a_collection(hub):
+    """So that its process may do with few of them."""
+
+    def use_up(rounds):
+        for number in range(rounds):
+            member = hub.join(f"engine {number}")
+            for text in range(30):
+                member.store(tokens(1000 * number + text, 96))
+            member.read(tokens(1000 * number + 29, 96))
+            member.ask(wire.Abort, lease=member.reserve(tokens(1000 * number + 99, 64)).lease)
+            member.ask(wire.Clear)
+            member.ask(wire.Unregister)
+
+    use_up(2)
+    gc.collect()
+    gc.disable()
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    try:
+        use_up(5)
+        gc.collect()
+        kinds = {type(garbage).__name__ for garbage in gc.garbage}
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()
+    assert not {"Chunk", "Run", "EngineEntry", "Session", "ReadLease", "WriteLease", "Quarantine"} & kinds, kinds

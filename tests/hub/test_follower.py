@@ -32,22 +32,18 @@ SOON_S = 60.0
 class Fleet:
     """Hubs of one group, which run when they are asked to."""
 
-    def __init__(self, make_hub, server, path, **options):
+    def __init__(self, make_hub, server, path):
         self.make_hub, self.server, self.path = make_hub, server, path
         self.group = f"group-{secrets.token_hex(4)}"
-        self.options = {"deadline_s": 10.0, **options}
         self.hubs = []
 
-    def hub(self, n_slots=32):
-        options = DirectoryOptions(catalogue=self.server.url, group=self.group, path=str(self.path), **self.options)
-        self.hubs.append(self.make_hub(n_slots, lambda: open_store(options)))
-        return self.hubs[-1]
-
-    def pair(self):
-        """Two hubs that see each other."""
-        one, other = self.hub(), self.hub()
-        self.until(lambda: one.follower.hubs == other.follower.hubs == 2, "the hubs see each other")
-        return one, other
+    def join(self, n_hubs=2, n_slots=32, **options):
+        """Hubs that see each other."""
+        settings = {"catalogue": self.server.url, "group": self.group, "path": str(self.path), "deadline_s": 10.0}
+        options = DirectoryOptions(**settings | options)
+        self.hubs += [self.make_hub(n_slots, lambda: open_store(options)) for _ in range(n_hubs)]
+        self.until(lambda: all(hub.follower.hubs == len(self.hubs) for hub in self.hubs), "the hubs see each other")
+        return self.hubs
 
     def until(self, condition, what):
         """Let all hubs run until the condition holds."""
@@ -59,8 +55,6 @@ class Fleet:
 
     def until_each_knows(self, n_chunks):
         self.until(lambda: all(known(hub) == n_chunks for hub in self.hubs), f"every hub knows {n_chunks} chunks")
-        for hub in self.hubs:
-            hub.state.check_integrity()
 
     def files(self):
         return list(self.path.rglob("*.kv"))
@@ -78,8 +72,7 @@ def store(member, text=TEXT, **more):
 
 
 def count(hub, name):
-    stats = hub.service.stats()
-    return stats.counters[name] if name in stats.counters else stats.gauges[name]
+    return hub.service.stats().counters[name]
 
 
 @pytest.fixture(scope="module")
@@ -93,45 +86,33 @@ def fleet(make_hub, shared_server, tmp_path):
     return Fleet(make_hub, shared_server, tmp_path / "place")
 
 
-@pytest.fixture
-def two(fleet):
-    return fleet.pair()
-
-
-def test_what_one_hub_stores_is_found_on_the_other_and_its_run_grows_only_there(fleet, two):
-    one, other = two
+def test_what_one_hub_stores_is_found_on_the_other_and_bytes_that_are_gone_are_a_miss_that_all_hear_of(fleet):
+    one, other = fleet.join()
     first, member = one.join(), other.join()
     store(first)
     fleet.until_each_knows(3)
     (foreign,) = other.index.runs
     assert member.read(TEXT) == len(TEXT)
-    assert all(match.exact for match in member.lookup(TEXT).matches)
+    assert all(match.exact for match in member.lookup(TEXT, acquire=False).matches)
     assert count(other, "fleet_fetched_bytes") == count(one, "fleet_sent_bytes") == 3 * namespace().slot_bytes
     assert count(other, "fleet_published_chunks") == 3 and count(one, "fleet_published_chunks") == 0
     longer = np.concatenate([TEXT, tokens(9, 2 * CHUNK)])
-    assert store(member, longer, run=foreign).run != foreign
+    assert store(member, longer, run=foreign).run != foreign, "a run grows only where it was computed"
     fleet.until_each_knows(5)
     assert first.read(longer) == len(longer)
-
-
-def test_bytes_that_are_gone_are_a_miss_that_all_hear_of(fleet, two):
-    one, other = two
-    writer = one.join()
-    store(writer)
-    fleet.until_each_knows(3)
+    store(first, tokens(2, 2 * CHUNK))
+    fleet.until_each_knows(7)
     for file in fleet.files():
         file.unlink()
-    assert other.join().read(TEXT) == 0
-    fleet.until(lambda: known(other) == 0, "the reader forgets what is gone")
-    fleet.until(lambda: not any(chunk.in_store for chunk in one.index.chunks()), "the writer hears of it")
-    assert writer.read(TEXT) == len(TEXT), "the writer still has it in its arena"
-    assert count(other, "fleet_gone_chunks") == 3 and count(other, "store_failures") == 0
-    other.state.check_integrity()
+    assert member.read(tokens(2, 2 * CHUNK)) == 0
+    fleet.until(lambda: known(other) == 5, "the reader forgets what is gone")
+    fleet.until(lambda: sum(chunk.in_store for chunk in one.index.chunks()) == 5, "the writer hears of it")
+    assert first.read(tokens(2, 2 * CHUNK)) == 2 * CHUNK, "the writer still has it in its arena"
+    assert count(other, "fleet_gone_chunks") == 2 and count(other, "store_failures") == 0
 
 
-def test_a_hub_that_falls_behind_the_log_reads_the_catalogue_again(make_hub, shared_server, tmp_path):
-    fleet = Fleet(make_hub, shared_server, tmp_path / "place", log_length=8)
-    one, other = fleet.pair()
+def test_a_hub_that_falls_behind_the_log_reads_the_catalogue_again(fleet):
+    one, other = fleet.join(log_length=8)
     member = one.join()
     for seed in range(100, 140):  # meanwhile the other one applies nothing
         store(member, tokens(seed, CHUNK))
@@ -140,9 +121,8 @@ def test_a_hub_that_falls_behind_the_log_reads_the_catalogue_again(make_hub, sha
     assert other.join().read(tokens(139, CHUNK)) == CHUNK
 
 
-def test_only_what_is_asked_for_again_goes_out(make_hub, shared_server, tmp_path):
-    fleet = Fleet(make_hub, shared_server, tmp_path / "place", share="reused")
-    one, other = fleet.pair()
+def test_only_what_is_asked_for_again_goes_out(fleet):
+    one, other = fleet.join(share="reused")
     member = one.join()
     store(member)
     store(member, tokens(2, 3 * CHUNK))
@@ -153,11 +133,9 @@ def test_only_what_is_asked_for_again_goes_out(make_hub, shared_server, tmp_path
     assert other.join().read(TEXT) == 2 * CHUNK
 
 
-def test_a_pace_is_kept_and_what_is_evicted_before_its_turn_is_not_sent(make_hub, shared_server, tmp_path):
+def test_a_pace_is_kept_and_what_is_evicted_before_its_turn_is_not_sent(fleet):
     per_second = 20 * namespace().slot_bytes
-    fleet = Fleet(make_hub, shared_server, tmp_path / "place", rate_mib_s=per_second / 2**20)
-    one = fleet.hub(n_slots=16)
-    fleet.until(lambda: one.follower.hubs == 1, "the hub has joined")
+    (one,) = fleet.join(n_hubs=1, n_slots=16, rate_mib_s=per_second / 2**20)
     member, began = one.join(), time.monotonic()
     for seed in range(64):
         member.store(tokens(seed, CHUNK))
@@ -167,19 +145,19 @@ def test_a_pace_is_kept_and_what_is_evicted_before_its_turn_is_not_sent(make_hub
     assert count(one, "store_skipped") == 64 - sent // namespace().slot_bytes
 
 
-def test_what_is_no_hub_s_run_is_skipped_and_a_record_of_other_sizes_dropped_for_all(fleet, two, shared_server):
-    one, other = two
+def test_what_is_no_hub_s_run_is_skipped_and_a_record_of_other_sizes_dropped_for_all(fleet):
+    one, other = fleet.join()
     odd = RunKey("5eed", "odd")
     one.tier.store.save_run(StoredRun(odd, bytes(4 * CHUNK), b"not a description", ()))
     one.tier.store.save(odd, Span(0, CHUNK), [one.arena.slot(0, 64)])
     fleet.until(lambda: count(other, "fleet_refused_runs") == 1, "the odd run comes")
     store(one.join())
     fleet.until(lambda: known(other) == 3, "what comes after it is taken")
-    redis = shared_server.client()
-    run = f"blendhub:{{{fleet.group}}}:run:{one.index.digest}:{next(iter(one.index.runs.values())).key.run}"
-    (run,) = [name for name in redis.scan_iter(f"blendhub:{{{fleet.group}}}:run:*") if b"odd" not in name] or [run]
-    record = decode_record(redis.hget(run, encode_spans([Span(0, CHUNK)])))
-    redis.hset(run, encode_spans([Span(0, CHUNK)]), encode_record(msgspec.structs.replace(record, sizes=(4,))))
+    redis, span = fleet.server.client(), encode_spans([Span(0, CHUNK)])
+    runs = redis.scan_iter(f"blendhub:{{{fleet.group}}}:run:*")
+    (run,) = [name for name in runs if b"odd" not in name]
+    record = decode_record(redis.hget(run, span))
+    redis.hset(run, span, encode_record(msgspec.structs.replace(record, sizes=(4,))))
     member = other.join()
     assert member.read(TEXT) == 2 * CHUNK
     fleet.until(lambda: known(other) == 2, "the reader forgets it")
@@ -187,9 +165,9 @@ def test_what_is_no_hub_s_run_is_skipped_and_a_record_of_other_sizes_dropped_for
     assert member.read(TEXT) == 2 * CHUNK and count(other, "store_failures") == 1
 
 
-def test_all_hubs_delete_a_salt_also_from_their_arenas(fleet, two):
+def test_all_hubs_delete_a_salt_also_from_their_arenas(fleet):
     salt = Variant(cache_salt="a")
-    one, other = two
+    one, other = fleet.join()
     store(one.join(), variant=salt)
     store(one.join("another"), tokens(3, CHUNK), variant=Variant(cache_salt="b"))
     fleet.until_each_knows(4)
@@ -197,94 +175,76 @@ def test_all_hubs_delete_a_salt_also_from_their_arenas(fleet, two):
     assert reader.read(TEXT, salt) == len(TEXT)
     # The hub that is asked is not the one that computed it.
     other.ask(wire.Forget("a"))
-    fleet.until(lambda: known(one) == known(other) == 1, "all hubs delete it")
+    fleet.until_each_knows(1)
     assert len(fleet.files()) == 1 and reader.read(TEXT, salt) == 0
     # A hub that knows nothing of it tells the others all the same.
     one.join("third").store(tokens(4, CHUNK), variant=Variant(cache_salt="late"))
     other.ask(wire.Forget("late"))
     one.settle()
-    fleet.until(lambda: known(one) == known(other) == 1, "the writer hears of it")
-    one.state.check_integrity()
+    fleet.until_each_knows(1)
 
 
-# Alone.
-
-
-@pytest.fixture
-def server():
+def test_without_redis_hubs_go_on_alone_and_catch_up_by_themselves(make_hub, tmp_path):
     with RedisServer() as server:
-        yield server
-
-
-def test_without_redis_hubs_go_on_alone_and_catch_up_by_themselves(make_hub, server, tmp_path):
-    server.kill()
-    fleet = Fleet(make_hub, server, tmp_path / "place", deadline_s=1.0)
-    one, other = fleet.hub(), fleet.hub()
-    members = [one.join(), other.join()]
-    store(members[0])
-    assert members[0].read(TEXT) == len(TEXT)
-    server.start()
-    fleet.until_each_knows(3)  # what was stored before is sent as well
-    server.kill()
-    alone = tokens(2, 2 * CHUNK)
-    for member in members:
-        store(member, alone)
-        assert member.read(alone) == 2 * CHUNK
-        assert count(member.hub, "store_failures") > 0
-    assert members[1].read(TEXT) == 0, "it cannot be fetched now"
-    fleet.until(lambda: not other.follower.in_step, "the hub notices")
-    server.start()
-    store(members[0], tokens(3, CHUNK))
-    fleet.until(lambda: one.follower.in_step and other.follower.in_step, "the hubs follow again")
-    # Redis remembered nothing, so what only the fleet had is forgotten; what is in an arena is not, and what was stored
-    # meanwhile is sent now: the text that both have, and one more chunk.
-    fleet.until(lambda: known(other) == 2 + 2 + 1, "the other hub forgets the three chunks from before")
-    assert members[1].read(tokens(3, CHUNK)) == CHUNK
-    assert count(one, "store_waiting_chunks") == 0
-    assert members[0].read(TEXT) == len(TEXT)
-    for hub in (one, other):
-        hub.state.check_integrity()
-
-
-@pytest.fixture
-def mounted(tmp_path):
-    try:
-        with mount.Mount(tmp_path / "behind", tmp_path / "place") as mounted:
-            yield mounted
-    except OSError as error:
-        pytest.skip(f"{mount.MISSING}: {error}")
+        fleet = Fleet(make_hub, server, tmp_path / "place")
+        one, other = fleet.join(deadline_s=1.0)
+        server.kill()
+        members = [one.join(), other.join()]
+        store(members[0])
+        assert members[0].read(TEXT) == len(TEXT)
+        server.start()
+        fleet.until_each_knows(3)  # what was stored before is sent as well
+        server.kill()
+        alone = tokens(2, 2 * CHUNK)
+        for member in members:
+            store(member, alone)
+            assert member.read(alone) == 2 * CHUNK
+            assert count(member.hub, "store_failures") > 0
+        assert members[1].read(TEXT) == 0, "it cannot be fetched now"
+        fleet.until(lambda: not other.follower.in_step, "the hub notices")
+        server.start()
+        store(members[0], tokens(3, CHUNK))
+        fleet.until(lambda: one.follower.in_step and other.follower.in_step, "the hubs follow again")
+        # Redis remembered nothing, so what only the fleet had is forgotten; what is in an arena is not, and what was
+        # stored meanwhile is sent now: the text that both have, and one more chunk.
+        fleet.until(lambda: known(other) == 2 + 2 + 1, "the other hub forgets the three chunks from before")
+        assert members[1].read(tokens(3, CHUNK)) == CHUNK
+        assert members[0].read(TEXT) == len(TEXT)
 
 
 @pytest.mark.skipif(mount.BINARY is None, reason=mount.MISSING)
-def test_a_hub_whose_shared_directory_hangs_answers_and_ends_when_it_is_asked_to(make_hub, server, mounted, tmp_path):
+def test_a_hub_whose_shared_directory_hangs_answers_and_ends_when_it_is_asked_to(fleet, tmp_path):
     texts = [tokens(seed, 2 * CHUNK) for seed in range(16)]
-    fleet = Fleet(make_hub, server, mounted.place)
-    writer = fleet.hub(n_slots=64)
-    fleet.until(lambda: writer.follower.hubs == 1, "the hub has joined")
-    member = writer.join()
-    for text in texts:
-        store(member, text)
-    options = {"path": mounted.place, "group": fleet.group, "catalogue": server.url, "transfer_deadline_s": 1.0}
-    flags = [part for name, value in options.items() for part in ("--store-option", f"{name}={value}")]
-    endpoint = f"ipc://{tmp_path}/hub.sock"
-    serve = [sys.executable, "-m", "blendhub.cli", "serve", "--arena-gib", "0.01", "--endpoint", endpoint]
-    hub = subprocess.Popen([*serve, "--store", "shared_directory", *flags], stdout=subprocess.PIPE, text=True)
     try:
-        assert hub.stdout and any("--kv-transfer-config" in line for line in hub.stdout), "the hub did not start"
-        client = HubClient(endpoint, timeout=10.0)
-        client.register("engine", namespace())
-        fleet.until(lambda: client.stats().gauges["chunks"] == 32, "the hub has read the catalogue")
-        mounted.hang()
-        began = time.monotonic()
+        mounted = mount.Mount(tmp_path / "behind", fleet.path)
+    except OSError as error:
+        pytest.skip(f"{mount.MISSING}: {error}")
+    with mounted:
+        (writer,) = fleet.join(n_hubs=1, n_slots=64)
+        member = writer.join()
         for text in texts:
-            assert client.lookup(text, acquire=False).result().on_the_way_tokens == 2 * CHUNK
-        assert time.monotonic() - began < 5.0, "lookups waited for the mount"
-        began = time.monotonic()
-        hub.terminate()
-        assert hub.wait(30) == 0
-        assert time.monotonic() - began < 4.0
-        assert "stopped" in hub.stdout.read()
-    finally:
-        mounted.go_on()
-        hub.kill()
-        hub.wait()
+            store(member, text)
+        options = {"path": fleet.path, "group": fleet.group, "catalogue": fleet.server.url, "transfer_deadline_s": 1.0}
+        flags = [part for name, value in options.items() for part in ("--store-option", f"{name}={value}")]
+        endpoint = f"ipc://{tmp_path}/hub.sock"
+        serve = [sys.executable, "-m", "blendhub.cli", "serve", "--arena-gib", "0.01", "--endpoint", endpoint]
+        hub = subprocess.Popen([*serve, "--store", "shared_directory", *flags], stdout=subprocess.PIPE, text=True)
+        try:
+            assert hub.stdout and any("--kv-transfer-config" in line for line in hub.stdout), "the hub did not start"
+            client = HubClient(endpoint, timeout=10.0)
+            client.register("engine", namespace())
+            fleet.until(lambda: client.stats().gauges["chunks"] == 32, "the hub has read the catalogue")
+            mounted.hang()
+            began = time.monotonic()
+            for text in texts:
+                assert client.lookup(text, acquire=False).result().on_the_way_tokens == 2 * CHUNK
+            assert time.monotonic() - began < 5.0, "lookups waited for the mount"
+            began = time.monotonic()
+            hub.terminate()
+            assert hub.wait(30) == 0
+            assert time.monotonic() - began < 4.0
+            assert "stopped" in hub.stdout.read()
+        finally:
+            mounted.go_on()
+            hub.kill()
+            hub.wait()

@@ -8,18 +8,160 @@ allocate to another.
 import contextlib
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import invariant, rule
+from hypothesis.stateful import invariant, precondition, rule
 
+from blendhub.client import wire
+from blendhub.contracts import Segment
 from blendhub.core.errors import BlendHubError
 from blendhub.core.layout import Variant
-from tests.hub.machine_engines import VARIANTS, WHICH, Line
+from blendhub.core.spans import Span
+from tests.hub.hub_direct import BASE
+from tests.hub.machine_engines import (
+    PROMPT,
+    PROMPTS,
+    SALT,
+    SALTED,
+    SILENCE_S,
+    TEXT,
+    TEXTS,
+    VARIANT,
+    VARIANTS,
+    WHICH,
+    Engine,
+    Line,
+    Process,
+    Read,
+)
 from tests.hub.machine_writing import WritingRules
 
 
 class HubMachine(WritingRules):
+    # Reading.
+
+    @rule(
+        which=WHICH,
+        prompt=PROMPT,
+        variant=VARIANT,
+        wait=st.sampled_from([0.0, 0.5]),
+        skip=st.integers(0, 220),
+        settled=st.sampled_from([None, 0.0, 0.3]),
+    )
+    def look_up(self, which: int, prompt: int, variant: Variant, wait: float, skip: int, settled: float | None) -> None:
+        self.look_up_by(self.an_engine(which), PROMPTS[prompt], variant, wait, skip, settled)
+
+    def look_up_by(
+        self,
+        engine: Engine,
+        prompt: np.ndarray,
+        variant: Variant = BASE,
+        wait: float = 0.0,
+        skip: int = 0,
+        settled: float | None = None,
+    ) -> None:
+        """Each worker that knows the scheduler's hub copies under the lookup's lease."""
+        scheduler = engine.scheduler.client
+        with contextlib.suppress(BlendHubError):
+            found = scheduler.lookup(prompt, variant, wait_s=wait, skip_prefix=skip, settled=settled).result()
+            check_order([match.span for match in found.matches], skip)
+            assert not any(match.settled and (settled is None or match.exact) for match in found.matches)
+            assert all(match.moved or match.source_start == match.span.start for match in found.matches)
+            assert (found.lease is None) == (not found.matches)
+            assert sum(len(piece.span) for piece in found.pieces) == sum(len(match.span) for match in found.matches)
+            workers = [worker for worker in engine.workers if worker.client.epoch == scheduler.epoch]
+            copies = [copied(worker, found) for worker in workers]
+            if found.lease is not None:
+                scheduler.release(found.lease).result()
+            for worker, shards in zip(workers, copies, strict=True):
+                check(worker, shards, prompt, variant)
+
+    def look_up_all(self) -> None:
+        for prompt in TEXTS:
+            for engine in self.engines:
+                for variant in VARIANTS:
+                    self.look_up_by(engine, prompt, variant)
+
+    @rule(which=WHICH, prompt=PROMPT, variant=VARIANT, seconds=st.sampled_from([0.0, 1.0]), skip=st.integers(0, 220))
+    def look_up_and_read_later(self, which: int, prompt: int, variant: Variant, seconds: float, skip: int) -> None:
+        engine = self.an_engine(which)
+        with contextlib.suppress(BlendHubError):
+            found = engine.scheduler.client.lookup(PROMPTS[prompt], variant, skip_prefix=skip).result()
+            check_order([piece.span for piece in found.pieces], skip)
+            if found.lease is not None:
+                engine.reads.append(Read(found, PROMPTS[prompt], variant))
+            self.hub.pass_time(seconds)
+
+    @rule(which=WHICH)
+    def read_and_release(self, which: int) -> None:
+        engine = self.an_engine(which)
+        if engine.reads:
+            found, prompt, variant = engine.reads.pop()
+            worker = engine.workers[0]
+            assert found.lease is not None
+            with contextlib.suppress(BlendHubError):  # what was read must not be used then, so it may be anything
+                shards = copied(worker, found)
+                worker.client.release(found.lease).result()
+                check(worker, shards, prompt, variant)
+
+    # Deletion.
+
+    @rule(which=WHICH, settled=st.booleans())
+    def forget(self, which: int, settled: bool) -> None:
+        """Delete what requests with a salt stored, also while others read or write it."""
+        if settled:
+            self.hub.settle()  # else the store may drop chunks of others meanwhile, to make room for what is saved
+        others = self.chunks_of_others()
+        try:
+            self.an_engine(which).scheduler.client.forget(SALT)
+        except BlendHubError:
+            return
+        assert not any(index.runs for index in self.hub.state.indexes if index.namespace.cache_salt == SALT)
+        assert not settled or self.chunks_of_others() == others
+
+    @rule(which=WHICH, text=TEXT, other=TEXT)
+    def a_reader_is_overtaken_by_a_deletion(self, which: int, text: int, other: int) -> None:
+        """What it reads is deleted, and others store meanwhile."""
+        engine, quick = self.an_engine(which), self.an_engine(which // 3)
+        self.store_by(engine, TEXTS[text], SALTED)
+        self.look_up_and_read_later(which, text, SALTED, 0.0, 0)
+        self.forget(which, settled=False)
+        self.store_by(quick, TEXTS[other])
+        self.read_and_release(which)
+
+    def chunks_of_others(self) -> set[tuple[int, Span]]:
+        indexes = [index for index in self.hub.state.indexes if index.namespace.cache_salt != SALT]
+        return {(chunk.run.id, chunk.span) for index in indexes for chunk in index.chunks()}
+
+    @rule(which=WHICH, variant=st.sampled_from([None, *VARIANTS]))
+    def clear(self, which: int, variant: Variant | None) -> None:
+        with contextlib.suppress(BlendHubError):
+            self.an_engine(which).scheduler.client.clear(variant)
+
+    # Time, lines and crashes.
+
+    @rule(which=WHICH, text=TEXT, other=TEXT)
+    def write_too_late(self, which: int, text: int, other: int) -> None:
+        """An engine's sessions end by silence and other engines store, before it writes."""
+        slow, quick = self.an_engine(which), self.an_engine(which // 3)
+        job = self.reserve_for(slow, TEXTS[text])
+        self.hub.pass_time(SILENCE_S + 1)
+        for engine in (quick, slow):
+            for process in engine.processes:
+                process.keep_alive()
+            late = self.reserve_for(engine, TEXTS[other])
+            if late:
+                self.write_all(engine, late, 0.5)
+        if job:
+            self.write_all(slow, job, 0.5)
+        self.look_up_by(quick, TEXTS[other])
+
+    @rule(seconds=st.sampled_from([1.0, 1.0, 1.0, 11.0, 11.0, SILENCE_S + 1]))
+    def time_passes(self, seconds: float) -> None:
+        self.hub.pass_time(seconds)
+
     @rule(which=WHICH, line=st.sampled_from(Line))
     def the_line_changes(self, which: int, line: Line) -> None:
         process = self.a_process(which)
@@ -33,10 +175,6 @@ class HubMachine(WritingRules):
             process.line.line = Line.GOOD
             process.keep_alive()
 
-    @rule(which=WHICH)
-    def keep_alive(self, which: int) -> None:
-        self.a_process(which).keep_alive()
-
     @rule()
     def all_keep_alive(self) -> None:
         for engine in self.engines:
@@ -48,6 +186,7 @@ class HubMachine(WritingRules):
         self.kill(self.an_engine(which), child_lives)
 
     @rule()
+    @precondition(lambda self: self.orphans)
     def children_end(self) -> None:
         self.children_exit()
 
@@ -67,26 +206,33 @@ class HubMachine(WritingRules):
         if orderly:
             self.all_keep_alive()
 
-    @rule(which=WHICH, variant=st.sampled_from([None, *VARIANTS]))
-    def clear(self, which: int, variant: Variant | None) -> None:
-        with contextlib.suppress(BlendHubError):
-            self.an_engine(which).scheduler.client.clear(variant)
-
     @rule()
     def the_store_catches_up(self) -> None:
         self.hub.settle()
-
-    @rule(garbage=st.integers(0, 2**62))
-    def nonsense(self, garbage: int) -> None:
-        for engine in self.engines[:1]:
-            client = engine.workers[0].client
-            with pytest.raises(BlendHubError):
-                client.release(garbage).result()
 
     @invariant()
     def all_agree(self) -> None:
         if hasattr(self, "hub"):
             self.hub.state.check_integrity()
+
+
+def check_order(spans: list[Span], skip: int) -> None:
+    at = skip
+    for span in spans:
+        assert span.start >= at and len(span)
+        at = span.end
+
+
+def copied(worker: Process, found: wire.Found) -> list[tuple[Segment, np.ndarray]]:
+    return [(piece, worker.client.shard(piece.shard).copy()) for piece in found.pieces]
+
+
+def check(worker: Process, shards: list[tuple[Segment, np.ndarray]], prompt: np.ndarray, variant: Variant) -> None:
+    """Every piece holds the bytes that were written for these tokens at the positions it names."""
+    for piece, shard in shards:
+        rows = shard.view(np.uint32)[piece.row : piece.row + len(piece.span)]
+        expected = prompt[piece.span.start : piece.span.end] ^ worker.mark(variant)
+        assert np.array_equal(rows, expected), "a piece holds other KV than was stored"
 
 
 TestAnyHistory: Any = HubMachine.TestCase

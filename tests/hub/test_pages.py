@@ -1,31 +1,42 @@
-"""What the hub serves over HTTP: numbers, the page with the last requests, and deletion for the hub's own user."""
+"""What the hub shows: reports within bounds, previews, `/metrics` and the page; and what its user may delete there."""
 
 import asyncio
 import os
+import re
 import socket
+from typing import Any
 
 import httpx
+import msgspec
+import numpy as np
 import pytest
 
 from blendhub.client import wire
-from blendhub.core.errors import HubError, OptionError
+from blendhub.core.errors import HubError, InvalidInput, OptionError, ProtocolError
 from blendhub.core.layout import Variant
+from blendhub.core.spans import Match, Span
+from blendhub.hub.counters import RECENT, Audits
 from blendhub.hub.http.pages import pages
 from blendhub.hub.http.server import http_server
-from blendhub.outcome.fates import Fate
-from blendhub.outcome.reasons import SENTENCES, Why
+from blendhub.hub.limits import MOST_KEPT_REPORTS, MOST_REPORTING_ENGINES
+from blendhub.hub.reports import ReportTable
+from blendhub.outcome.agreement import wilson
+from blendhub.outcome.fates import Fate, count
+from blendhub.outcome.reasons import SENTENCES, NotReused, Why, not_reused
+from blendhub.outcome.report import MOST_OUTCOMES, MOST_SPANS, ReusedSpans
+from harness.servers.prometheus import needs_prometheus, promtool
 from tests.hub.hub_direct import CHUNK, DirectHub, tokens
 from tests.hub.processes import run_python
-from tests.hub.test_reports import report
+from tests.metric_names import OF_HUB
+from tests.outcomes import audited, outcome
 
 SALT = Variant(cache_salt="s")
-DELETE_AS_ANOTHER_USER = """
-import encodings.idna, os, socket, sys  # another user may not be able to import
-os.setgid(65534), os.setuid(65534)
-with socket.create_connection((sys.argv[1], int(sys.argv[2])), timeout=10) as connection:
-    connection.sendall(b"DELETE /kv?salt=s HTTP/1.1\\r\\nHost: localhost\\r\\n\\r\\n")
-    print(connection.recv(65536).decode().splitlines()[0])
-"""
+SPANS = {"exact": [Span(16, 32)], "moved": [Span(40, 90)], "recomputed": [Span(50, 60)], "holes": [Span(32, 40)]}
+SOURCES = [Match(Span(16, 32), 7, 16, True), Match(Span(40, 90), 9, 0, False)]
+
+
+def report(request: str = "cmpl-1", **more: Any):
+    return outcome(request, 100, 16, SPANS, SOURCES, **more)
 
 
 def answers(
@@ -41,6 +52,121 @@ def answers(
     return hub.run(ask())
 
 
+# Reports and previews.
+
+
+def test_what_an_engine_sends_of_any_prompt_is_within_the_bounds_of_a_message_and_the_hub_takes_no_more(hub):
+    spans = {"moved": [Span(0, 10**6)], "recomputed": [Span(at, at + 1) for at in range(0, 10**6, 2)]}
+    sources = [Match(Span(at, at + 1), 1, at, False) for at in range(2 * MOST_SPANS)]
+    long = outcome("x" * 1000, 10**6, 0, spans, sources, "y" * 10**6).bounded()
+    n_tokens = count(long.strip())
+    assert n_tokens[Fate.MOVED] == n_tokens[Fate.RECOMPUTED] == 500_000
+    sent = msgspec.msgpack.encode(long)
+    assert len(sent) < 2**16 and msgspec.msgpack.decode(sent, type=type(long)) == long
+    member, many = hub.join(), MOST_SPANS + 1
+    for wrong in (
+        {"spans": ReusedSpans(recomputed=(Span(0, 1),) * many)},
+        {"sources": (SOURCES[0],) * many},
+        {"unused": (NotReused(Span(0, 1), Why.LAST),) * many},
+        {"request": "x" * 1000},
+        {"reason": "x" * 10**4},
+    ):
+        with pytest.raises(ProtocolError):
+            member.ask(wire.Reported, outcomes=(msgspec.structs.replace(report(), **wrong),))
+    with pytest.raises(ProtocolError):
+        member.ask(wire.Reported, outcomes=(report(),) * (MOST_OUTCOMES + 1))
+    assert hub.service.reports.engines() == []
+
+
+def test_an_outcome_says_why_each_stretch_was_computed_and_nothing_of_what_was_reused():
+    whys = {Why.NOTHING_STORED: [Span(0, 100)], Why.TOO_MUCH: [Span(30, 95)], Why.LAST: [Span(99, 100)]}
+    why = report(whys=whys)
+    assert [(stretch.span.start, stretch.span.end, stretch.why) for stretch in not_reused(why.strip(), why.unused)] == [
+        (32, 40, Why.TOO_MUCH), (90, 95, Why.TOO_MUCH), (95, 99, Why.NOTHING_STORED), (99, 100, Why.LAST),
+    ]  # fmt: skip
+
+
+def test_the_newest_reports_of_some_engines_are_kept_and_found_by_the_ids_of_responses(hub):
+    member = hub.join("an-engine")
+    member.ask(wire.Reported, outcomes=(report("cmpl-12-0-abcdefgh"), report("cmpl-1-0-abcdefgh")))
+    found = hub.ask(wire.Explain("cmpl-1"))
+    assert found.engine == "an-engine" and found.outcome == report("cmpl-1-0-abcdefgh")
+    assert hub.ask(wire.Explain("cmpl-2")) == wire.Explained()
+    table = ReportTable()
+    for number in range(MOST_KEPT_REPORTS + 10):
+        table.add("busy", [report(f"r{number}")])
+    assert len(table.encoded("busy")) == MOST_KEPT_REPORTS
+    assert table.find("r9") is None and table.find("r10") and table.find(f"r{MOST_KEPT_REPORTS + 9}")
+    for number in range(MOST_REPORTING_ENGINES):
+        table.add(f"e{number}", [report()])
+    assert len(table.engines()) == MOST_REPORTING_ENGINES and "busy" not in table.engines()
+    assert table.latest_engine == f"e{MOST_REPORTING_ENGINES - 1}"
+
+
+def test_a_preview_says_what_would_be_found_and_changes_nothing(hub):
+    with pytest.raises(InvalidInput, match="none: start vLLM with this hub"):
+        hub.ask(wire.Preview(), [b""])
+    member, text = hub.join("an-engine"), tokens(1, 2 * CHUNK)
+    member.store(text)
+    member.store(text, variant=SALT)
+    before = hub.service.counters.totals.copy()
+    prompt = np.concatenate([tokens(2, CHUNK), text])
+    found = hub.ask(wire.Preview(), [prompt.tobytes()])
+    assert hub.ask(wire.Preview(engine="an-engine"), [text.tobytes()]).matches[0].exact
+    assert hub.ask(wire.Preview(variant=Variant(cache_salt="else")), [text.tobytes()]).matches == ()
+    assert hub.service.counters.totals == before and not hub.state.reads.leases
+    assert (found.engine, found.model) == ("an-engine", "m")
+    assert found.matches == member.lookup(prompt, acquire=False).matches
+    hub.join("another")
+    with pytest.raises(InvalidInput, match="name one of the engines that are registered: an-engine, another"):
+        hub.ask(wire.Preview(), [b""])
+
+
+# Numbers.
+
+
+def test_audits_that_engines_chose_are_counted_by_namespace_whether_something_is_stored_there_or_not(hub):
+    member = hub.join()
+    member.ask(wire.Reported, outcomes=audited(True, True, True, False))
+    member.ask(wire.Reported, outcomes=audited(False, is_sample=False))
+    member.store(tokens(1, CHUNK))
+    (numbers,) = hub.service.stats().namespaces.values()
+    assert (numbers["audits"], numbers["audit_disagreements"], numbers["tokens"]) == (4, 1, CHUNK)
+    audits = Audits()
+    for agrees in [False] * 9 + [True] * RECENT:
+        audits.add(agrees=agrees)
+    assert list(audits.numbers().values()) == [RECENT + 9, 9, RECENT, 0], "all, and the last ones"
+
+
+@needs_prometheus
+def test_every_metric_has_a_meaning_and_follows_the_conventions_of_prometheus(make_hub, tmp_path):
+    hub = make_hub(2, tmp_path)
+    member = hub.join()
+    for seed in range(3):
+        member.store(tokens(seed, CHUNK))
+        hub.settle()
+    member.lookup(tokens(0, CHUNK), wait_s=5.0)
+    member.ask(wire.Reported, outcomes=audited(True, True, True, False))
+    with pytest.raises(InvalidInput):
+        member.ask(wire.Lookup, [b"", b""])
+    (answer,) = answers(hub, "/metrics")
+    checked = promtool("check", "metrics", given=answer.text)
+    assert (checked.returncode, checked.stdout, checked.stderr) == (0, "", "")
+    shown = dict(re.findall(r"^# HELP blendhub_(\w+) (.*)$", answer.text, re.M))
+    assert shown == {name: about for name, about in OF_HUB.items() if not name.startswith("fleet_")}
+    values = {name: float(value) for name, value in re.findall(r"^blendhub_(\S+) (\S+)$", answer.text, re.M)}
+    assert values['request_seconds_bucket{kind="lookup",le="+Inf"}'] == 1
+    assert values['store_read_seconds_bucket{le="+Inf"}'] == 1 == values["store_loads_total"]
+    assert 0 < values["store_read_seconds_sum"] < 10
+    assert values['refused_requests_total{error="InvalidInput"}'] == 1
+    (digest,) = hub.service.stats().namespaces
+    ends = [values[f'namespace_agreement_{end}ratio{{namespace="{digest}"}}'] for end in ("", "low_", "high_")]
+    assert ends == [0.75, *wilson(3, 4)]
+
+
+# Over HTTP.
+
+
 def test_the_page_s_json_has_reports_and_numbers_and_nothing_of_the_text(hub):
     hub.join("first").ask(wire.Reported, outcomes=(report("a"), report("b", reason="why")))
     hub.join("second").ask(wire.Reported, outcomes=(report("c"),))
@@ -52,12 +178,11 @@ def test_the_page_s_json_has_reports_and_numbers_and_nothing_of_the_text(hub):
         "request", "prompt_tokens", "tokens", "strip", "sources", "n_sources", "not_reused", "n_not_reused",
         "reason", "ended_at",
     }  # fmt: skip
-    assert first["stats"]["counters"]["requests_reported"] == 2
     assert [fate["name"] for fate in first["fates"]] == list(Fate)
     assert first["whys"] == SENTENCES and set(SENTENCES) == set(Why)
 
 
-def test_the_page_is_served_with_guards_and_nothing_else_is(hub):
+def test_the_page_is_served_with_guards_to_this_machine_alone_and_nothing_else_is(hub):
     files = {"/": "text/html", "/page.css": "text/css", "/page.js": "text/javascript"}
     for answer, kind in zip(answers(hub, *files), files.values(), strict=True):
         assert answer.status_code == 200 and answer.headers["content-type"].startswith(kind) and answer.text
@@ -67,47 +192,45 @@ def test_the_page_is_served_with_guards_and_nothing_else_is(hub):
     others = ("/page/../pages.py", "/%2e%2e/pages.py", "/pages.py")
     assert {answer.status_code for answer in answers(hub, *others)} == {404}
     assert [answer.status_code for answer in answers(hub, "/", "/metrics", method="POST")] == [405, 405]
-
-
-@pytest.mark.parametrize("name", ["evil.example:9464", "127.0.0.1.evil.example"])
-def test_a_strangers_name_for_this_machine_is_refused_but_not_to_monitoring(hub, name):
-    asked = ("/", "/page.json", "/page.js", "/metrics", "/healthz")
-    refused = [answer.status_code for answer in answers(hub, *asked, host=name)]
-    assert refused == [403, 403, 403, 200, 200]
-    (answer,) = answers(hub, "/kv?salt=s", host=name, method="DELETE")
-    assert answer.status_code == 403
+    # A stranger's page could make its own name mean this machine.
+    for name in ("evil.example:9464", "127.0.0.1.evil.example"):
+        asked = answers(hub, "/", "/page.json", "/page.js", "/metrics", "/healthz", host=name)
+        assert [answer.status_code for answer in asked] == [403, 403, 403, 200, 200]
+        assert answers(hub, "/kv?salt=s", host=name, method="DELETE")[0].status_code == 403
 
 
 def test_an_address_that_cannot_be_had_is_an_error_with_the_key(hub):
-    async def serve(address):
-        async with http_server(address, pages(hub.service)):
-            raise AssertionError("it serves")
-
     with pytest.raises(OptionError, match="metrics = '9464' should be HOST:PORT"):
-        hub.run(serve("9464"))
+        answers(hub, at="9464")
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(HubError, match="set metrics to another"):
-        hub.run(serve(f"127.0.0.1:{taken.getsockname()[1]}"))
+        answers(hub, at=f"127.0.0.1:{taken.getsockname()[1]}")
 
 
-@pytest.mark.parametrize("at", ["127.0.0.1:0", "[::1]:0"])
-def test_the_owner_deletes_a_salt_and_may_ask_again(hub, at):
-    hub.join().store(tokens(1, 3 * CHUNK), variant=SALT)
-    asked = answers(hub, "/kv?salt=s", "/kv?salt=s", method="DELETE", at=at)
-    assert [answer.status_code for answer in asked] == [200, 200]
-    assert hub.service.stats().gauges["chunks"] == 0
-    wrong = ("/kv", "/kv?salt=", "/kv?salt=a&salt=b", "/kv?salt=a&request=b", f"/kv?salt={'x' * 3000}")
-    refused = answers(hub, *wrong, method="DELETE", at=at)
-    assert {answer.status_code for answer in refused} == {400} and "name one cache salt" in refused[0].text
+DELETE_AS_ANOTHER_USER = """
+import encodings.idna, os, socket, sys  # another user may not be able to import
+os.setgid(65534), os.setuid(65534)
+with socket.create_connection((sys.argv[1], int(sys.argv[2])), timeout=10) as connection:
+    connection.sendall(b"DELETE /kv?salt=s HTTP/1.1\\r\\nHost: localhost\\r\\n\\r\\n")
+    print(connection.recv(65536).decode().splitlines()[0])
+"""
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user; run the tests as root")
-def test_a_process_of_another_user_deletes_nothing(hub):
-    hub.join().store(tokens(1, CHUNK), variant=SALT)
+@pytest.mark.parametrize("at", ["127.0.0.1:0", "[::1]:0"])
+def test_the_owner_deletes_a_salt_and_a_process_of_another_user_nothing(hub, at):
+    hub.join().store(tokens(1, 3 * CHUNK), variant=SALT)
 
-    async def ask():
-        async with http_server("127.0.0.1:0", pages(hub.service)) as address:
-            process = run_python(DELETE_AS_ANOTHER_USER, *address.rsplit(":", 1))
+    async def ask_as_another_user():
+        async with http_server(at, pages(hub.service)) as address:
+            host, _, port = address.rpartition(":")
+            process = run_python(DELETE_AS_ANOTHER_USER, host.strip("[]"), port)
             return (await asyncio.to_thread(process.communicate))[0]
 
-    assert "403 Forbidden" in hub.run(ask())
-    assert hub.service.stats().gauges["chunks"] == 1
+    assert "403 Forbidden" in hub.run(ask_as_another_user())
+    assert hub.service.stats().gauges["chunks"] == 3
+    wrong = ("/kv", "/kv?salt=", "/kv?salt=a&salt=b", "/kv?salt=a&request=b", f"/kv?salt={'x' * 3000}")
+    refused = answers(hub, *wrong, method="DELETE", at=at)
+    assert {answer.status_code for answer in refused} == {400} and "name one cache salt" in refused[0].text
+    asked = answers(hub, "/kv?salt=s", "/kv?salt=s", method="DELETE", at=at)
+    assert [answer.status_code for answer in asked] == [200, 200]
+    assert hub.service.stats().gauges["chunks"] == 0

@@ -24,8 +24,11 @@ def place(tmp_path):
 
 @pytest.fixture
 def small_hub(make_hub, place):
-    """A hub with memory for four chunks, and disk space for many."""
-    return make_hub(4, place)
+    """A hub with memory for four chunks, and disk space for many, which has stored all texts."""
+    hub = make_hub(4, place)
+    hub.member = hub.join()
+    fill(hub, hub.member)
+    return hub
 
 
 def fill(hub, member, texts=TEXTS):
@@ -34,45 +37,44 @@ def fill(hub, member, texts=TEXTS):
         hub.settle()
 
 
-def test_evicted_chunks_come_back_from_the_store(small_hub):
-    member = small_hub.join()
-    fill(small_hub, member)
-    for text in TEXTS:
-        assert member.read(text) == len(text)
-        small_hub.state.check_integrity()
-    assert small_hub.tier.reader.loaded > 0
+def failing(error):
+    def fail(*arguments):
+        raise error
+
+    return fail
 
 
-def test_without_waiting_the_reply_says_what_is_on_the_way(small_hub):
-    member = small_hub.join()
-    fill(small_hub, member)
+def test_evicted_chunks_come_back_from_the_store_until_all_is_cleared(small_hub, monkeypatch, place):
+    member, reader = small_hub.member, small_hub.tier.reader
     found = member.lookup(TEXTS[0])
     assert found.on_the_way_tokens == len(TEXTS[0]) and found.lease is None and not found.matches
-    small_hub.settle()
-    assert len(member.lookup(TEXTS[0]).pieces) == 2
-
-
-def test_a_chunk_that_arrives_while_a_lookup_that_waits_for_it_is_answered_is_loaded_once(small_hub):
-    member = small_hub.join()
-    fill(small_hub, member)
-    loaded = small_hub.tier.reader.loaded
-    assert member.lookup(TEXTS[0]).on_the_way
+    # A chunk that arrives while a lookup that waits for it is answered is loaded once.
     small_hub.run(asyncio.sleep(0))  # the threads read, and the loop does not hear of it
     time.sleep(0.1)
     assert member.read(TEXTS[0]) == len(TEXTS[0])
-    small_hub.state.check_integrity()
-    assert small_hub.tier.reader.loaded == loaded + 2
+    assert reader.loaded == 2
+    with monkeypatch.context() as trouble:
+        trouble.setattr(small_hub.tier.store, "load_chunks", failing(StoreFailed("too many open files")))
+        assert not member.lookup(TEXTS[1], wait_s=5.0).matches
+        small_hub.settle()
+    for text in TEXTS:
+        assert member.read(text) == len(text), "what could not be read just now is found again"
+        small_hub.state.check_integrity()
+    member.ask(wire.Clear)
+    small_hub.close()
+    assert not list(place.rglob("*.kv"))
 
 
-def test_what_only_the_store_has_is_left_out_of_a_match(small_hub):
-    member, text = small_hub.join(), tokens(9, 3 * CHUNK)
+def test_what_only_the_store_has_is_left_out_of_a_match(make_hub, place):
+    hub, text = make_hub(4, place), tokens(9, 3 * CHUNK)
+    member = hub.join()
     run = member.store(text).run
-    small_hub.settle()
-    small_hub.state.cache.remove(small_hub.index.runs[run].chunks[CHUNK])
+    hub.settle()
+    hub.state.cache.remove(hub.index.runs[run].chunks[CHUNK])
     found = member.lookup(text)
     assert [match.span for match in found.matches] == [Span(0, CHUNK), Span(2 * CHUNK, 3 * CHUNK)]
     assert [match.source_start for match in found.matches] == [0, 2 * CHUNK]
-    assert found.on_the_way == small_hub.ask(wire.Preview(), [text.tobytes()]).on_the_way == (Span(CHUNK, 2 * CHUNK),)
+    assert found.on_the_way == hub.ask(wire.Preview(), [text.tobytes()]).on_the_way == (Span(CHUNK, 2 * CHUNK),)
     assert [piece.span for piece in found.pieces] == [match.span for match in found.matches]
     member.check(found, text)
 
@@ -101,7 +103,6 @@ def test_everything_stored_is_matchable_after_a_restart_around_what_was_lost_or_
     assert hub.service.stats().counters["store_corrupted"] == 1
     blended = member.lookup(tokens(51, 50), wait_s=5.0)
     assert blended.pieces and not any(match.exact for match in blended.matches)
-    hub.state.check_integrity()
 
 
 @pytest.mark.parametrize("spans", [[(0, 32), (16, 48)], [(0, 64)], [(64, 100)], []])
@@ -113,33 +114,6 @@ def test_a_store_that_lists_chunks_that_no_hub_stores_is_restored_without_them(m
     restored = make_hub(8, place.with_name("another"))
     monkeypatch.setattr(restored.tier.store, "runs", lambda: iter([bad, good]))
     assert restored.tier.restore() == 2
-    restored.state.check_integrity()
-
-
-def test_what_could_not_be_read_just_now_is_found_again(small_hub, monkeypatch):
-    member = small_hub.join()
-    fill(small_hub, member)
-    with monkeypatch.context() as trouble:
-        trouble.setattr(small_hub.tier.store, "load_chunks", failing(StoreFailed("too many open files")))
-        assert not member.lookup(TEXTS[0], wait_s=5.0).matches
-        small_hub.settle()
-    small_hub.state.check_integrity()
-    assert member.read(TEXTS[0]) == len(TEXTS[0])
-
-
-def failing(error):
-    def fail(*arguments):
-        raise error
-
-    return fail
-
-
-def test_clear_empties_the_store_too(small_hub, place):
-    member = small_hub.join()
-    fill(small_hub, member)
-    member.ask(wire.Clear)
-    small_hub.close()
-    assert not list(place.rglob("*.kv"))
 
 
 def test_a_clear_of_many_chunks_lets_other_requests_in_between(make_hub, monkeypatch):
@@ -157,7 +131,6 @@ def test_a_clear_of_many_chunks_lets_other_requests_in_between(make_hub, monkeyp
 
     hub.run(count_turns())
     assert turns[-1] == 0 and len(set(turns)) > 3
-    hub.state.check_integrity()
 
 
 # Saves that fail, or come too late.
@@ -176,7 +149,6 @@ def test_a_chunk_whose_save_failed_in_any_way_can_be_evicted_and_cleared(make_hu
     hub.settle()
     member.ask(wire.Clear)
     assert hub.arena.extents.free_bytes == hub.arena.name.size
-    hub.state.check_integrity()
 
 
 def test_a_batch_that_the_store_never_takes_keeps_no_other_from_it(make_hub, place, monkeypatch):
@@ -216,4 +188,3 @@ def test_what_waits_while_the_store_is_away_has_a_bound_and_is_evicted_like_anyt
     while hub.tier.writer.waiting:
         hub.run(asyncio.sleep(0.01))
     assert 0 < hub.tier.writer.saved <= 5
-    hub.state.check_integrity()

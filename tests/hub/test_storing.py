@@ -1,22 +1,36 @@
-"""Requests that store and find KV, sent to a hub's service directly, and what one of them may cost."""
+"""Requests of sessions that store and find KV, sent to a hub's service directly, and what one of them may cost.
 
-from collections.abc import Iterator
-from typing import Any
+That every byte that is read is what was stored for these tokens, namespace and rank, whatever came between, is in
+test_machine.py.
+"""
 
 import msgspec
 import numpy as np
 import pytest
 
 from blendhub.client import wire
-from blendhub.core.errors import ArenaFull, InvalidInput, LeaseError, ProtocolError, StaleEpoch, UnknownSession
-from blendhub.core.layout import KVLayout
+from blendhub.client.arena_view import ArenaView
+from blendhub.core.errors import (
+    ArenaFull,
+    InvalidInput,
+    LayoutMismatch,
+    LeaseError,
+    ProtocolError,
+    StaleEpoch,
+    UnknownSession,
+)
+from blendhub.core.layout import KVLayout, Variant
 from blendhub.core.spans import Span
 from blendhub.hub.handlers import base
 from blendhub.hub.leases import write_leases
 from blendhub.hub.limits import MOST_CHUNKS, MOST_SLOTS
-from tests.hub.hub_direct import CHUNK, namespace, tokens
+from blendhub.system.processes import ProcessId
+from tests.hub.hub_direct import BASE, CHUNK, ELSEWHERE, LAYOUT, namespace, tokens
 
-TINY = namespace(layout=KVLayout(layers=1, kv_heads=1, key_dim=4, value_dim=0, dtype="int8", chunk_tokens=1))
+TEXT = tokens(1, 64)
+WIDE = namespace(world_size=2)
+ANN, BOB = Variant(cache_salt="ann"), Variant(cache_salt="bob")
+VARIANTS = [BASE, ANN, BOB, Variant(lora="ann"), Variant("adapter", "ann")]
 
 
 def test_what_was_stored_is_found_in_pieces_of_chunks_where_it_was_and_elsewhere(hub):
@@ -24,10 +38,14 @@ def test_what_was_stored_is_found_in_pieces_of_chunks_where_it_was_and_elsewhere
     assert member.lookup(text).lease is None
     reserved = member.store(text[:80])
     assert [slot.span for slot in reserved.slots] == [Span(0, 32), Span(32, 64), Span(64, 80)]
-    found = member.lookup(np.concatenate([text[:70], tokens(2, 30)]))
+    prompt = np.concatenate([text[:70], tokens(2, 30)])
+    found = member.lookup(prompt)
     assert [match.span for match in found.matches if match.exact] == [Span(0, 70)]
     assert [piece.span for piece in found.pieces] == [Span(0, 32), Span(32, 64), Span(64, 70)]
     member.check(found, text)
+    for skip, spans in ((69, [Span(69, 70)]), (70, []), (90, [])):
+        assert [match.span for match in member.lookup(prompt, skip_prefix_n_tokens=skip).matches] == spans
+    assert hub.service.counters.totals["tokens_exact"] == 71
     member.store(text := tokens(3, 200))
     prompt = np.concatenate([tokens(2, 45), text[40:160]])
     found = member.lookup(prompt)
@@ -35,32 +53,6 @@ def test_what_was_stored_is_found_in_pieces_of_chunks_where_it_was_and_elsewhere
     assert all(piece.source_start - piece.span.start == 40 - 45 for piece in found.pieces)
     assert not any(match.exact for match in found.matches)
     member.check(found, prompt)
-    hub.state.check_integrity()
-
-
-@pytest.mark.parametrize("skip", [39, 40, 50, 200])
-def test_a_prefix_may_be_skipped_that_is_longer_than_what_is_found(hub, skip):
-    member, text = hub.join(), tokens(1, 96)
-    member.store(text)
-    found = member.lookup(np.concatenate([text[:40], tokens(2, 60)]), skip_prefix_n_tokens=skip)
-    assert [match.span for match in found.matches] == ([Span(39, 40)] if skip == 39 else [])
-    assert hub.service.counters.totals["tokens_exact"] == (1 if skip == 39 else 0)
-
-
-def test_nothing_is_found_before_every_rank_has_committed(hub):
-    wide = namespace(world_size=2)
-    first, second = (hub.join(rank=rank, namespace=wide) for rank in range(2))
-    text = tokens(1, 64)
-    reserved = first.reserve(text)
-    for rank in (first, second):
-        rank.write(reserved, text)
-    first.commit(reserved)
-    assert not first.lookup(text).matches
-    second.commit(reserved, upto=40)
-    assert first.read(text) == 32, "only whole chunks count"
-    second.commit(reserved)
-    assert first.read(text) == second.read(text) == 64
-    assert hub.index.n_tokens == 64, "the index learns the tokens once, not once a rank"
 
 
 def test_what_is_stored_exactly_is_not_stored_twice(hub):
@@ -82,10 +74,121 @@ def test_commits_go_forward_and_stay_inside_and_come_from_those_who_write(hub):
     with pytest.raises(InvalidInput, match="no shard"):
         hub.join(rank=-1).commit(reserved)
     # Its slots hold the bytes of earlier chunks: perhaps KV of another namespace.
-    unmapped, text = hub.join("unmapped", maps=False), tokens(2, CHUNK)
+    unmapped, text, view = hub.join("unmapped", maps=False), tokens(2, CHUNK), ArenaView(hub.arena.name)
     with pytest.raises(InvalidInput, match="has not mapped the arena"):
         unmapped.commit(unmapped.reserve(text))
-    assert not member.lookup(text).matches
+    with pytest.raises(InvalidInput, match="not this hub's arena"):
+        unmapped.ask(wire.Mapped, nonce="another", mapping=view.mapping)
+    with pytest.raises(InvalidInput, match="no process holds mapping"):
+        unmapped.ask(wire.Mapped, nonce=view.name.nonce, mapping=view.mapping + 1)
+    with pytest.raises(InvalidInput, match="writes no shard"):
+        hub.join("scheduler", rank=-1).ask(wire.Mapped, nonce=view.name.nonce, mapping=view.mapping)
+    assert not unmapped.lookup(text).matches
+
+
+@pytest.mark.parametrize("stored", VARIANTS)
+def test_models_and_variants_share_nothing_and_engines_of_one_model_what_has_the_same_salt(hub, stored):
+    member = hub.join("a")
+    run = member.store(TEXT, variant=stored).run
+    assert hub.join("b").read(TEXT, stored) == 64
+    assert hub.join("c", namespace=namespace("another")).read(TEXT, stored) == 0
+    for other in set(VARIANTS) - {stored}:
+        assert member.lookup(TEXT, variant=other) == wire.Found()
+        reserved = member.reserve(tokens(1, 96), Span(64, 96), run=run, variant=other)
+        assert reserved.run != run, "a run grew by another namespace's tokens"
+        member.ask(wire.Abort, lease=reserved.lease)
+
+
+def test_clear_drops_one_namespace_or_all_of_the_engine_and_what_stores_nothing_takes_no_memory(hub):
+    member, stranger = hub.join(), hub.join("b", namespace=namespace("another"))
+    for variant in (BASE, ANN, BOB):
+        member.store(TEXT, variant=variant)
+        stranger.store(TEXT, variant=variant)
+
+    def left(of):
+        return [variant for variant in (BASE, ANN, BOB) if of.read(TEXT, variant)]
+
+    for salt in ("never used", "ann"):
+        member.lookup(TEXT, variant=Variant(cache_salt=salt), acquire=False)
+        member.ask(wire.Clear, variant=Variant(cache_salt=salt))
+    assert left(member) == [BASE, BOB]
+    member.ask(wire.Clear)
+    assert left(member) == [] and left(stranger) == [BASE, ANN, BOB]
+    stranger.ask(wire.Clear)
+    hub.service.tick()
+    assert not len(hub.state.indexes) and hub.service.stats().namespaces == {}
+
+
+# Sessions.
+
+
+def test_who_cannot_be_part_of_an_engine_is_refused(hub):
+    hub.join(namespace=WIDE)
+    wider = msgspec.structs.replace(LAYOUT, key_dim=8)
+    with pytest.raises(LayoutMismatch, match=r"layout is .*key_dim=4.* there and .*key_dim=8"):
+        hub.join(rank=1, namespace=namespace(world_size=2, layout=wider))
+    gone = ProcessId(ProcessId.mine().host, 2**22 + 1, 5)
+    for other, why in (
+        ({"namespace": WIDE}, "rank 0 of engine 'e' is registered already"),
+        ({"namespace": WIDE, "rank": 2}, "not below its world size"),
+        ({"engine": "another", "process": gone}, "does not run"),
+        ({"engine": "another", "namespace": namespace(cache_salt="x")}, "each of its requests names its own"),
+    ):
+        with pytest.raises(InvalidInput, match=why):
+            hub.join(**other)
+
+
+def test_a_lease_ends_once_and_only_for_its_owner(hub):
+    member, other = hub.join(), hub.join("other")
+    member.store(TEXT)
+    found = member.lookup(TEXT)
+    with pytest.raises(InvalidInput, match="holds already"):
+        member.ask(wire.Lookup, [TEXT.tobytes()], lease=found.lease)
+    with pytest.raises(LeaseError, match="another engine"):
+        other.ask(wire.Release, lease=found.lease)
+    with pytest.raises(LeaseError, match="another engine"):
+        other.commit(member.reserve(tokens(2, 64)))
+    other.ask(wire.Ping, abandoned=(found.lease, 7))
+    member.ask(wire.Release, lease=found.lease)
+    with pytest.raises(LeaseError, match="does not hold"):
+        member.ask(wire.Release, lease=found.lease)
+    found = member.lookup(TEXT)
+    member.ask(wire.Ping, abandoned=(found.lease, 7))
+    assert len(hub.state.reads.leases) == 0, "the lookup was given up"
+
+
+def test_leases_last_as_long_as_their_session_pings(make_hub):
+    hub = make_hub(silence_s=15)
+    member = hub.join()
+    member.store(TEXT)
+    found, reserved = member.lookup(TEXT), member.reserve(tokens(2, 64))
+    for _ in range(100):
+        member.ask(wire.Ping)
+        hub.pass_time(10)
+    ages = hub.service.stats().gauges
+    assert ages["oldest_read_lease_seconds"] == ages["oldest_write_lease_seconds"] == 1000, "a leak shows"
+    member.commit(reserved)
+    reserved = member.reserve(tokens(3, 64))
+    hub.pass_time(16)
+    assert len(hub.state.reads.leases) == len(hub.state.writes.leases) == 0
+    member.join()
+    for kind, lease in ((wire.Release, found.lease), (wire.Abort, reserved.lease)):
+        with pytest.raises(LeaseError, match="must not be used"):
+            member.ask(kind, lease=lease)
+
+
+def test_a_dead_rank_ends_the_writes_of_its_engine(hub):
+    first = hub.join(namespace=WIDE)
+    dead = hub.join(rank=1, namespace=WIDE, process=ELSEWHERE)
+    reserved = first.reserve(TEXT)
+    dead.view = None  # the kernel removes the mapping
+    hub.state.process_died(ELSEWHERE)
+    with pytest.raises(LeaseError):
+        first.commit(reserved)
+    assert first.ask(wire.Ping).revoked == (reserved.lease,)
+
+
+# What one message may cost.
 
 
 def test_a_full_arena_says_so_and_goes_on(make_hub):
@@ -98,9 +201,6 @@ def test_a_full_arena_says_so_and_goes_on(make_hub):
     assert member.reserve(tokens(2, 32)).lease is not None
 
 
-# What one message may cost.
-
-
 def test_a_lookup_of_many_chunks_takes_a_bounded_lease(make_hub):
     member, text = make_hub(n_slots=2000).join(), tokens(1, 2000 * CHUNK)
     member.store_all(text)
@@ -111,36 +211,14 @@ def test_a_reservation_has_as_many_slots_as_a_message_may_and_evicts_no_more_chu
     monkeypatch.setattr(write_leases, "MOST_CHUNKS", MOST_SLOTS)
     n_large = MOST_SLOTS * 64 // namespace().slot_bytes
     hub = make_hub(n_slots=2 * n_large)
-    member, text = hub.join(namespace=TINY), tokens(1, 2 * MOST_SLOTS)
+    tiny = KVLayout(layers=1, kv_heads=1, key_dim=4, value_dim=0, dtype="int8", chunk_tokens=1)
+    member, text = hub.join(namespace=namespace(layout=tiny)), tokens(1, 2 * MOST_SLOTS)
     first = member.store(text)
     assert first.span == Span(0, MOST_SLOTS) and len(first.slots) == MOST_SLOTS
     rest = member.store(text, Span(MOST_SLOTS, 2 * MOST_SLOTS), run=first.run)
     assert rest.run == first.run, "the client goes on from there"
-    assert len(hub.state.cache.policy) == 2 * MOST_SLOTS
     reserved = hub.join("large").reserve(tokens(2, 2 * n_large * CHUNK))
     assert len(reserved.slots) == n_large and hub.state.cache.evictions == MOST_SLOTS
-    hub.state.check_integrity()
-
-
-def numbers_of(kind: Any, at: str, seen: set[type]) -> Iterator[tuple[str, int | None, int | None]]:
-    """The places of integers in a type, and their least and greatest values."""
-    if isinstance(kind, msgspec.inspect.IntType):
-        yield at, kind.ge, kind.le
-    elif not isinstance(kind, msgspec.inspect.StructType):
-        for name in ("types", "item_types", "item_type"):
-            parts = getattr(kind, name, ())
-            for part in parts if isinstance(parts, tuple) else [parts]:
-                yield from numbers_of(part, at, seen)
-    elif kind.cls not in seen:
-        seen.add(kind.cls)
-        for field in kind.fields:
-            yield from numbers_of(field.type, f"{kind.cls.__name__}.{field.name}", seen)
-
-
-def test_every_number_of_a_request_has_a_least_and_a_greatest_value():
-    numbers = list(numbers_of(msgspec.inspect.type_info(wire.Request), "", set()))
-    assert {"Span.end", "Release.lease", "Register.rank", "ProcessId.pid"} <= {at for at, *_ in numbers}
-    assert [number for number in numbers if None in number] == []
 
 
 @pytest.mark.parametrize(
@@ -150,27 +228,21 @@ def test_every_number_of_a_request_has_a_least_and_a_greatest_value():
         (wire.Lookup, {"session": 1}, [b""], UnknownSession, "register again"),
         (wire.Lookup, {}, [], InvalidInput, "0 payloads"),
         (wire.Lookup, {}, [b"abc"], InvalidInput, "3 bytes"),
-        (wire.Lookup, {}, [bytes(8), bytes(8)], InvalidInput, "2 payloads"),
         (wire.Lookup, {}, [bytes(4 * 5001)], InvalidInput, "more than the 5000"),
         (wire.Reserve, {"span": Span(0, 3)}, [bytes(8)], InvalidInput, "within 2 tokens"),
         (wire.Reserve, {"span": Span(1, 1)}, [bytes(8)], InvalidInput, "not empty"),
-        (wire.Release, {"lease": 7}, [], LeaseError, "does not hold"),
-        (wire.Commit, {"lease": 7, "upto": 1}, [], LeaseError, "does not hold"),
-        (wire.Abort, {"lease": 7}, [], LeaseError, "does not hold"),
-        (wire.Release, {"lease": -1}, [], ProtocolError, "does not decode"),
-        (wire.Lookup, {"wait_s": 1e9}, [b""], ProtocolError, "does not decode"),
-        (wire.Lookup, {"wait_s": float("nan")}, [b""], ProtocolError, "wait_s"),
         (wire.Reserve, {"span": Span(0, 2), "blended": True}, [bytes(8)], InvalidInput, "not for both"),
+        (wire.Release, {"lease": -1}, [], ProtocolError, "does not decode"),
+        (wire.Lookup, {"wait_s": float("nan")}, [b""], ProtocolError, "wait_s"),
     ],
 )
 def test_bad_input_is_a_typed_error_and_changes_nothing(hub, monkeypatch, kind, fields, payload, error, sentence):
     monkeypatch.setattr(base, "MOST_PROMPT_TOKENS", 5000)
-    member, text = hub.join(), tokens(1, 64)
-    member.store(text)
+    member = hub.join()
+    member.store(TEXT)
     before = hub.state.cache.arena.extents.free_bytes
     with pytest.raises(error, match=sentence):
         member.ask(kind, payload, **fields)
-    hub.state.check_integrity()
     assert hub.state.cache.arena.extents.free_bytes == before
     assert len(hub.state.reads.leases) == len(hub.state.writes.leases) == 0
-    assert member.read(text) == 64
+    assert member.read(TEXT) == 64
