@@ -39,7 +39,7 @@ def test_without_mooncakes_libraries_its_tests_are_skipped_with_the_command_that
     # A machine may lack redis-server, too: that is a line by itself.
     lines = end_of_tests(tmp_path, FLEET_DEMO, "plugins/mooncake/tests/test_failures.py", hiding=hiding)
     ((skipped, reason),) = (line.split(": ", 1) for line in lines if "Mooncake needs" in line)
-    assert int(skipped.removeprefix("skipped ")) > 3
+    assert int(skipped.removeprefix("skipped ")) >= 3
     assert reason.startswith("Mooncake needs libibverbs.so.1, librdmacm.so.1")
     assert ": apt-get install libibverbs1 librdmacm1" in reason
 
@@ -49,7 +49,7 @@ def test_each_missing_part_has_one_line(tmp_path):
     """Here redis-server, which whole files need, bindfs and Chromium. What no package brings has none."""
     tests = [
         FLEET_DEMO,
-        "tests/hub/test_follower.py",
+        "plugins/fleet/tests/test_directory.py",
         "tests/page",
         "plugins/cuda/tests/test_suites.py::TestRaces",
     ]

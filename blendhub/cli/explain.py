@@ -14,7 +14,7 @@ from blendhub.client.hub_client import HubClient
 from blendhub.client.wire import Previewed
 from blendhub.core.errors import BlendHubError, OptionError, reason_of
 from blendhub.core.layout import Variant
-from blendhub.core.spans import Position, Span, gaps
+from blendhub.core.spans import Position, Span, gaps, total
 from blendhub.core.tokens import Tokens, as_tokens
 from blendhub.framework.host import PluginHost
 from blendhub.outcome.reasons import NotReused, Why
@@ -126,8 +126,8 @@ def _outcome_of(previewed: Previewed, n_tokens: int) -> Outcome:
     matches = previewed.matches
     spans = [match.span for match in matches]
     reason = None if spans else "nothing of it is stored"
-    if previewed.on_the_way_tokens:
-        reason = f"{previewed.on_the_way_tokens:,} more tokens are in the store, and would be fetched"
+    if previewed.on_the_way:
+        reason = f"{total(previewed.on_the_way):,} more tokens are in the store, and would be fetched"
     unused = [NotReused(Span(0, n_tokens), Why.NOTHING_STORED)]
     return Outcome(
         request="",

@@ -40,10 +40,11 @@ class PendingLookup(PendingReply[wire.Found]):
 
     request: wire.Lookup
 
-    def __init__(self, session: HubSession, request: wire.Lookup, pending: Pending) -> None:
-        super().__init__(session, request, pending, wire.Found)
+    def __init__(self, client: "HubClient", request: wire.Lookup, pending: Pending) -> None:
+        super().__init__(client, request, pending, wire.Found)
         self.sent_at = time.monotonic()
-        self._registration = session.registrations
+        self._client = client
+        self._registration = client.registrations
 
     @property
     def lacks_some(self) -> bool:
@@ -53,7 +54,7 @@ class PendingLookup(PendingReply[wire.Found]):
     @property
     def has_ended(self) -> bool:
         """Whether the session has ended that it was sent in, and with it the lease on the matches."""
-        return self._owner.registrations != self._registration
+        return self._client.registrations != self._registration
 
     def close(self) -> None:
         """End the lease that the answer brought, or still brings."""
@@ -61,11 +62,10 @@ class PendingLookup(PendingReply[wire.Found]):
             if not self.reply and not self.error and self.done():
                 self.result()
             if self.reply and self.reply.lease is not None:
-                release = wire.Release(session=self.request.session, epoch=self.request.epoch, lease=self.reply.lease)
-                self._owner._submit(wire.Done, release)
+                self._client.release(self.reply.lease)
         if not self.reply and self.request.lease is not None:
-            # An answer that comes too late, or is not waited for: a ping that follows it ends the lease.
-            self._owner._abandoned[self.request.lease] = self._pending
+            # An answer that comes too late, or is not waited for.
+            self._client.abandon(self.request.lease, self._pending)
 
 
 class HubClient(HubSession):

@@ -202,6 +202,10 @@ class HubSession:
         if self._keeper.is_alive():
             self._keeper.join(self._timeout)
 
+    def abandon(self, lease: int, pending: Pending) -> None:
+        """Have a ping end a read lease that was asked for, once its reply has come that nobody waits for."""
+        self._abandoned[lease] = pending
+
     def keep_alive(self) -> None:
         """Ping the hub, or register anew if it does not know this session; raises the error if that fails."""
         if not self._is_lost:

@@ -271,10 +271,6 @@ class Previewed(Message, frozen=True):
     exact_tokens: Position = 0
     """How many tokens of the prompt are exact, in the arena or in the store."""
 
-    @property
-    def on_the_way_tokens(self) -> int:
-        return sum(map(len, self.on_the_way))
-
 
 class HubStats(Message, frozen=True):
     """Counters and gauges by name; counters start at zero in each epoch."""

@@ -8,12 +8,7 @@ RECENT = 512
 """The number of the last audits of a namespace from which its present agreement is computed."""
 
 BUCKETS_S = (0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
-ALWAYS_SHOWN = (
-    "lookups_that_found",
-    "tokens_exact",
-    "tokens_settled",
-    "tokens_moved",
-)
+ALWAYS_SHOWN = ("lookups_that_found", "tokens_exact", "tokens_settled", "tokens_moved")
 
 
 class Latencies:

@@ -4,7 +4,7 @@ import asyncio
 
 from blendhub.contracts import Deleted, SharedStore
 from blendhub.core.errors import Busy, InvalidInput
-from blendhub.hub.index.namespace_index import Chunk, Run
+from blendhub.hub.index.namespace_index import Chunk
 from blendhub.hub.limits import AT_ONCE
 from blendhub.hub.state import HubState
 from blendhub.hub.stores.store_tier import StoreTier
@@ -38,7 +38,8 @@ class Deletion:
             for _ in range(MOST_ROUNDS):
                 indexes = [index for index in self._state.indexes if index.namespace.cache_salt == salt]
                 runs = {run for index in indexes for run in (*index.runs.values(), *index.growing)}
-                self._end_writes(runs)
+                for lease in [lease for lease in self._state.writes.leases if lease.run in runs]:
+                    self._state.revoke(lease)
                 chunks = [chunk for run in runs for chunk in run.chunks.values()]
                 if not chunks:
                     return
@@ -46,11 +47,6 @@ class Deletion:
                     await self._remove(chunks[at : at + AT_ONCE])
                     await asyncio.sleep(0)  # other requests have their turn
         raise Busy("more of it is stored all the time; ask again when its requests have ended")
-
-    def _end_writes(self, runs: set[Run]) -> None:
-        """What is being written of the runs is not published."""
-        for lease in [lease for lease in self._state.writes.leases if lease.run in runs]:
-            self._state.revoke(lease)
 
     async def _remove(self, chunks: list[Chunk]) -> None:
         """Remove chunks from the store, then from index and arena; those that are on their way stay for now."""

@@ -133,7 +133,7 @@ async def hub_service(
                 await asyncio.to_thread(tier.restore)
         state = HubState(cache, indexes, tier)
         deletion = Deletion(state, tier)
-        if tier and tier.is_shared:
+        if tier and isinstance(tier.store, SharedStore):
             follower = Follower(indexes, tier, deletion.delete_here)
             follower.start()
             resources.push_async_callback(follower.close)

@@ -162,21 +162,13 @@ class HubState:
 
         ``stopped`` is a session that asked for this, and has stopped writing.
         """
-        writers = [session for session in self._possible_writers(lease) if session is not stopped]
-        for session in writers:
-            session.revoked.add(lease.id)
-        self.writes.revoke(lease, {session.id for session in writers})
-
-    def _possible_writers(self, lease: WriteLease) -> list[Session]:
-        """The sessions of the lease's engine that map the arena and have not committed all of the lease."""
-        engine = self.sessions.engine(lease.engine)
-        live = engine.sessions.values() if engine else ()
-        ended = [session for session in self.ended_but_mapped.values() if session.engine.name == lease.engine]
-        return [
-            session
-            for session in (*live, *ended)
-            if session.mapping is not None and not lease.is_written_by(session.rank)
-        ]
+        waiting_for = set()
+        for session in (*self.sessions, *self.ended_but_mapped.values()):
+            may_write = session.engine.name == lease.engine and session.mapping is not None
+            if may_write and session is not stopped and not lease.is_written_by(session.rank):
+                session.revoked.add(lease.id)
+                waiting_for.add(session.id)
+        self.writes.revoke(lease, waiting_for)
 
     def check_integrity(self) -> None:
         """Assert that arena, indexes and leases agree, and that every byte of the arena has exactly one owner."""

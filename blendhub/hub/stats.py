@@ -35,7 +35,7 @@ def collect_stats(
         "chunks_in_arena": len(state.cache.policy),
         "matcher_bytes": sum(of_base["matcher_bytes"] for of_base in sums.values()),
         "sessions": len(state.sessions),
-        "engines": state.sessions.n_engines,
+        "engines": len(state.sessions.engines()),
         "read_leases": len(state.reads.leases),
         "write_leases": len(state.writes.leases),
         "oldest_read_lease_seconds": state.reads.leases.oldest_age(now),

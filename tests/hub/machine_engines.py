@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
+from blendhub_transports.pending import PendingRequest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
@@ -50,17 +51,10 @@ class Line(Enum):
     """Only the replies to registrations are lost."""
 
 
-class Answered(Pending):
-    def __init__(self, outcome: Envelope | BlendHubError) -> None:
-        self._outcome = outcome
-
-    def done(self, within: float = 0.0) -> bool:
-        return True
-
-    def result(self) -> Envelope:
-        if isinstance(self._outcome, BlendHubError):
-            raise self._outcome
-        return self._outcome
+def answered(outcome: Envelope | BlendHubError) -> Pending:
+    pending = PendingRequest(0, "the hub", 60.0)
+    pending.settle(outcome)
+    return pending
 
 
 class DirectConnection(Connection):
@@ -85,7 +79,7 @@ class DirectConnection(Connection):
     def submit(self, request: Envelope, timeout: float) -> Pending:
         message: Any = request.message
         if self.line is Line.CUT:
-            return Answered(PeerGone("the line is cut"))
+            return answered(PeerGone("the line is cut"))
         registers = isinstance(message, wire.Register)
         if registers:
             message = msgspec.structs.replace(message, process=self.process)
@@ -96,8 +90,8 @@ class DirectConnection(Connection):
         except BlendHubError as error:
             outcome = error
         if self.line is Line.REPLIES_ARE_LOST or (self.line is Line.REGISTRATIONS_ARE_LOST and registers):
-            return Answered(DeadlineExceeded("the reply is lost"))
-        return Answered(outcome)
+            return answered(DeadlineExceeded("the reply is lost"))
+        return answered(outcome)
 
     def cut(self) -> None:
         """The hub sees the end of the connection; the next connection is a new peer."""
@@ -215,42 +209,6 @@ class HubRules(RuleBasedStateMachine):
         self.started = self.n_engines = 0
         for model in (0, 1):
             self.join(model)
-
-    def teardown(self) -> None:
-        if not hasattr(self, "hub"):
-            return
-        try:
-            self.end()
-        finally:
-            self.hub.close()
-            self.folder.cleanup()
-
-    def end(self) -> None:
-        if not self.engines:
-            self.join(0)
-            self.join(1)
-        for engine in self.engines:
-            for process in engine.processes:
-                process.line.line = Line.GOOD
-                while process.writes:
-                    process.writes.pop().end()
-                process.keep_alive()
-        self.look_up_all()
-        for engine in list(self.engines):
-            self.kill(engine)
-        self.children_exit()
-        self.hub.settle()
-        self.hub.service.tick()
-        state = self.hub.state
-        state.check_integrity()
-        assert len(state.sessions) == len(state.reads.leases) == len(state.writes.leases) == 0
-        assert not state.writes.quarantined and not state.ended_but_mapped
-        for index in state.indexes:
-            state.cache.drop(list(index.chunks()))
-        assert state.cache.arena.extents.free_bytes == self.hub.arena.name.size, "slots leaked"
-
-    def look_up_all(self) -> None:
-        raise NotImplementedError
 
     # Which one, is drawn as a number: how many there are may depend on how fast the disk is, and draws must not.
 

@@ -14,16 +14,13 @@ from tests.hub.hub_direct import BASE
 from tests.hub.machine_engines import SILENCE_S, TEXT, TEXTS, VARIANT, WHICH, Engine, HubRules, Job, Line, Write
 
 ORIGINS = ({}, {"exact": False}, {"exact": False, "ratio": 0.5}, {"exact": False, "blended": True, "ratio": 0.25})
+ORIGIN = st.sampled_from(ORIGINS)
+DOES = st.sets(st.sampled_from(["writes before", "reserves after", "aborts"]))
+LINE = st.sampled_from([None, Line.GOOD, Line.REGISTRATIONS_ARE_LOST])
 
 
 class WritingRules(HubRules):
-    @rule(
-        which=WHICH,
-        text=TEXT,
-        variant=VARIANT,
-        origin=st.sampled_from(ORIGINS),
-        start=st.sampled_from([0, 0, 20, 32]),
-    )
+    @rule(which=WHICH, text=TEXT, variant=VARIANT, origin=ORIGIN, start=st.sampled_from([0, 0, 20, 32]))
     def reserve(self, which: int, text: int, variant: Variant, origin: dict[str, Any], start: int) -> None:
         self.reserve_for(self.an_engine(which), TEXTS[text], variant, start, **origin)
 
@@ -143,36 +140,19 @@ class WritingRules(HubRules):
                 process.keep_alive()
         self.store_by(quick, TEXTS[other])
 
-    @rule(
-        which=WHICH,
-        text=TEXT,
-        other=TEXT,
-        writes_before=st.booleans(),
-        reserves_after=st.booleans(),
-        aborts=st.booleans(),
-        line=st.sampled_from([None, Line.GOOD, Line.REGISTRATIONS_ARE_LOST]),
-    )
-    def a_rank_is_cut_off(
-        self,
-        which: int,
-        text: int,
-        other: int,
-        writes_before: bool,
-        reserves_after: bool,
-        aborts: bool,
-        line: Line | None,
-    ) -> None:
+    @rule(which=WHICH, text=TEXT, other=TEXT, does=DOES, line=LINE)
+    def a_rank_is_cut_off(self, which: int, text: int, other: int, does: set[str], line: Line | None) -> None:
         """The hub ends a session; its client notices late or never, and may register anew while it writes."""
         engine, worker = self.an_engine(which), self.a_worker(which)
         job = self.reserve_for(engine, TEXTS[text])
-        if job and writes_before:
+        if job and "writes before" in does:
             worker.begin(job)
         worker.line.cut()
-        if reserves_after:
+        if "reserves after" in does:
             job = self.reserve_for(engine, TEXTS[other]) or job
             if job:
                 worker.begin(job)
-        if job and aborts:
+        if job and "aborts" in does:
             with contextlib.suppress(BlendHubError):
                 engine.scheduler.client.abort(job.right)
         if line:

@@ -9,7 +9,7 @@ from blendhub.core.errors import LeaseError, ProtocolError
 from blendhub.hub.config import HubConfig
 from blendhub.hub.embedded import HubInThread
 from tests.hub.hub_direct import namespace, tokens
-from tests.hub.processes import until
+from tests.hub.processes import store, until
 
 RIGHT = WriteRight(lease=20, epoch=1, arena="nonce", end=64)
 
@@ -72,7 +72,10 @@ def test_a_client_pings_on_after_an_unexpected_error_and_an_answer_of_nonsense_i
             until(lambda: "division by zero" in caplog.text)
             assert not client.is_up
         until(lambda: client.is_up)
-        client.lookup(tokens(1, 64)).result()
+        store(client, tokens(1, 64))
+        found = client.lookup(tokens(1, 64)).result()
+        with pytest.raises(LeaseError, match="must not be used"), client.reading(found):
+            client._join()  # ends its session, and with it the lease
         monkeypatch.setitem(hub.hub.service._handlers, wire.Lookup, lambda *_: wire.Done())
         with pytest.raises(ProtocolError, match="answered Done where Found was expected"):
             client.lookup(tokens(1, 64)).result()

@@ -1,7 +1,6 @@
 """A hub embedded in another process: in a thread of it, and in a child process that ends with it; and how little a
 process that runs only a hub makes of its garbage."""
 
-import gc
 import os
 import signal
 import threading
@@ -10,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from blendhub.client import wire
 from blendhub.client.arena_view import SHM
 from blendhub.client.hub_client import HubClient
 from blendhub.core.errors import BlendHubError, HubError
@@ -121,12 +119,8 @@ def test_a_hub_needs_no_plugin_but_those_that_are_chosen_and_leaves_nothing_wher
 # Garbage.
 
 COLLECTIONS = """
-import gc, weakref
-from benchmarks.memory import own_bytes
+import gc
 from blendhub.hub.process_tuning import tune_process
-
-class Task:
-    pass
 
 looked_at = []
 
@@ -136,50 +130,10 @@ def count(phase, facts):
 
 gc.callbacks.append(count)
 tune_process()
-task = Task()
-task.itself = task
-gc.collect(1)  # the cycle is old now
-dropped = weakref.ref(task)
-del task
 kept = [[] for _ in range(300_000)]
-print(len(looked_at) > 1, sum(looked_at) < 400_000, gc.get_freeze_count() > 200_000, dropped())
-bytes(30 * 2**20)  # the largest block freed so far
-before, small, large = own_bytes(), [], []
-for number in range(30):
-    large.append(b"x" * (2**21 + number))
-    small.append(bytearray(4096))
-del large
-print(own_bytes() - before < 2**22)
+print(len(looked_at) > 1, sum(looked_at) < 400_000, gc.get_freeze_count() > 200_000)
 """
 
 
-def test_a_hub_s_process_looks_at_each_object_once_frees_old_cycles_and_returns_large_blocks():
-    assert run_python(COLLECTIONS).communicate(timeout=60)[0] == "True True True None\nTrue\n"
-
-
-def test_a_hub_frees_its_state_without_a_collection(hub):
-    """So that its process may do with few of them."""
-
-    def use_up(rounds):
-        for number in range(rounds):
-            member = hub.join(f"engine {number}")
-            for text in range(30):
-                member.store(tokens(1000 * number + text, 96))
-            member.read(tokens(1000 * number + 29, 96))
-            member.ask(wire.Abort, lease=member.reserve(tokens(1000 * number + 99, 64)).lease)
-            member.ask(wire.Clear)
-            member.ask(wire.Unregister)
-
-    use_up(2)
-    gc.collect()
-    gc.disable()
-    gc.set_debug(gc.DEBUG_SAVEALL)
-    try:
-        use_up(5)
-        gc.collect()
-        kinds = {type(garbage).__name__ for garbage in gc.garbage}
-    finally:
-        gc.set_debug(0)
-        gc.garbage.clear()
-        gc.enable()
-    assert not {"Chunk", "Run", "EngineEntry", "Session", "ReadLease", "WriteLease", "Quarantine"} & kinds, kinds
+def test_a_hub_s_process_looks_at_each_object_once():
+    assert run_python(COLLECTIONS).communicate(timeout=60)[0] == "True True True\n"

@@ -3,8 +3,6 @@ directory does not answer."""
 
 import asyncio
 import secrets
-import subprocess
-import sys
 import time
 
 import msgspec
@@ -15,11 +13,9 @@ from blendhub_fleet.options import DirectoryOptions
 from blendhub_fleet.records import decode_record, encode_record, encode_spans
 
 from blendhub.client import wire
-from blendhub.client.hub_client import HubClient
 from blendhub.contracts import RunKey, StoredRun
 from blendhub.core.layout import Variant
 from blendhub.core.spans import Span
-from harness.servers import mount
 from harness.servers.redis_server import RedisServer, needs_redis
 from tests.hub.hub_direct import CHUNK, namespace, tokens
 
@@ -40,8 +36,8 @@ class Fleet:
     def join(self, n_hubs=2, n_slots=32, **options):
         """Hubs that see each other."""
         settings = {"catalogue": self.server.url, "group": self.group, "path": str(self.path), "deadline_s": 10.0}
-        options = DirectoryOptions(**settings | options)
-        self.hubs += [self.make_hub(n_slots, lambda: open_store(options)) for _ in range(n_hubs)]
+        chosen = DirectoryOptions(**settings | options)
+        self.hubs += [self.make_hub(n_slots, lambda: open_store(chosen)) for _ in range(n_hubs)]
         self.until(lambda: all(hub.follower.hubs == len(self.hubs) for hub in self.hubs), "the hubs see each other")
         return self.hubs
 
@@ -109,16 +105,6 @@ def test_what_one_hub_stores_is_found_on_the_other_and_bytes_that_are_gone_are_a
     fleet.until(lambda: sum(chunk.in_store for chunk in one.index.chunks()) == 5, "the writer hears of it")
     assert first.read(tokens(2, 2 * CHUNK)) == 2 * CHUNK, "the writer still has it in its arena"
     assert count(other, "fleet_gone_chunks") == 2 and count(other, "store_failures") == 0
-
-
-def test_a_hub_that_falls_behind_the_log_reads_the_catalogue_again(fleet):
-    one, other = fleet.join(log_length=8)
-    member = one.join()
-    for seed in range(100, 140):  # meanwhile the other one applies nothing
-        store(member, tokens(seed, CHUNK))
-    fleet.until_each_knows(40)
-    assert count(other, "fleet_snapshots") >= 2
-    assert other.join().read(tokens(139, CHUNK)) == CHUNK
 
 
 def test_only_what_is_asked_for_again_goes_out(fleet):
@@ -210,41 +196,3 @@ def test_without_redis_hubs_go_on_alone_and_catch_up_by_themselves(make_hub, tmp
         fleet.until(lambda: known(other) == 2 + 2 + 1, "the other hub forgets the three chunks from before")
         assert members[1].read(tokens(3, CHUNK)) == CHUNK
         assert members[0].read(TEXT) == len(TEXT)
-
-
-@pytest.mark.skipif(mount.BINARY is None, reason=mount.MISSING)
-def test_a_hub_whose_shared_directory_hangs_answers_and_ends_when_it_is_asked_to(fleet, tmp_path):
-    texts = [tokens(seed, 2 * CHUNK) for seed in range(16)]
-    try:
-        mounted = mount.Mount(tmp_path / "behind", fleet.path)
-    except OSError as error:
-        pytest.skip(f"{mount.MISSING}: {error}")
-    with mounted:
-        (writer,) = fleet.join(n_hubs=1, n_slots=64)
-        member = writer.join()
-        for text in texts:
-            store(member, text)
-        options = {"path": fleet.path, "group": fleet.group, "catalogue": fleet.server.url, "transfer_deadline_s": 1.0}
-        flags = [part for name, value in options.items() for part in ("--store-option", f"{name}={value}")]
-        endpoint = f"ipc://{tmp_path}/hub.sock"
-        serve = [sys.executable, "-m", "blendhub.cli", "serve", "--arena-gib", "0.01", "--endpoint", endpoint]
-        hub = subprocess.Popen([*serve, "--store", "shared_directory", *flags], stdout=subprocess.PIPE, text=True)
-        try:
-            assert hub.stdout and any("--kv-transfer-config" in line for line in hub.stdout), "the hub did not start"
-            client = HubClient(endpoint, timeout=10.0)
-            client.register("engine", namespace())
-            fleet.until(lambda: client.stats().gauges["chunks"] == 32, "the hub has read the catalogue")
-            mounted.hang()
-            began = time.monotonic()
-            for text in texts:
-                assert client.lookup(text, acquire=False).result().on_the_way_tokens == 2 * CHUNK
-            assert time.monotonic() - began < 5.0, "lookups waited for the mount"
-            began = time.monotonic()
-            hub.terminate()
-            assert hub.wait(30) == 0
-            assert time.monotonic() - began < 4.0
-            assert "stopped" in hub.stdout.read()
-        finally:
-            mounted.go_on()
-            hub.kill()
-            hub.wait()

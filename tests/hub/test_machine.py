@@ -40,33 +40,58 @@ from tests.hub.machine_writing import WritingRules
 
 
 class HubMachine(WritingRules):
+    def teardown(self) -> None:
+        if not hasattr(self, "hub"):
+            return
+        try:
+            self.end()
+        finally:
+            self.hub.close()
+            self.folder.cleanup()
+
+    def end(self) -> None:
+        if not self.engines:
+            self.join(0)
+            self.join(1)
+        for engine in self.engines:
+            for process in engine.processes:
+                process.line.line = Line.GOOD
+                while process.writes:
+                    process.writes.pop().end()
+                process.keep_alive()
+        self.look_up_all()
+        for engine in list(self.engines):
+            self.kill(engine)
+        self.children_exit()
+        self.hub.settle()
+        self.hub.service.tick()
+        state = self.hub.state
+        state.check_integrity()
+        assert len(state.sessions) == len(state.reads.leases) == len(state.writes.leases) == 0
+        assert not state.writes.quarantined and not state.ended_but_mapped
+        for index in state.indexes:
+            state.cache.drop(list(index.chunks()))
+        assert state.cache.arena.extents.free_bytes == self.hub.arena.name.size, "slots leaked"
+
     # Reading.
 
     @rule(
         which=WHICH,
         prompt=PROMPT,
         variant=VARIANT,
-        wait=st.sampled_from([0.0, 0.5]),
-        skip=st.integers(0, 220),
+        wait_s=st.sampled_from([0.0, 0.5]),
+        skip_prefix=st.integers(0, 220),
         settled=st.sampled_from([None, 0.0, 0.3]),
     )
-    def look_up(self, which: int, prompt: int, variant: Variant, wait: float, skip: int, settled: float | None) -> None:
-        self.look_up_by(self.an_engine(which), PROMPTS[prompt], variant, wait, skip, settled)
+    def look_up(self, which: int, prompt: int, variant: Variant, **asked: Any) -> None:
+        self.look_up_by(self.an_engine(which), PROMPTS[prompt], variant, **asked)
 
-    def look_up_by(
-        self,
-        engine: Engine,
-        prompt: np.ndarray,
-        variant: Variant = BASE,
-        wait: float = 0.0,
-        skip: int = 0,
-        settled: float | None = None,
-    ) -> None:
+    def look_up_by(self, engine: Engine, prompt: np.ndarray, variant: Variant = BASE, **asked: Any) -> None:
         """Each worker that knows the scheduler's hub copies under the lookup's lease."""
-        scheduler = engine.scheduler.client
+        scheduler, settled = engine.scheduler.client, asked.get("settled")
         with contextlib.suppress(BlendHubError):
-            found = scheduler.lookup(prompt, variant, wait_s=wait, skip_prefix=skip, settled=settled).result()
-            check_order([match.span for match in found.matches], skip)
+            found = scheduler.lookup(prompt, variant, **asked).result()
+            check_order([match.span for match in found.matches], asked.get("skip_prefix", 0))
             assert not any(match.settled and (settled is None or match.exact) for match in found.matches)
             assert all(match.moved or match.source_start == match.span.start for match in found.matches)
             assert (found.lease is None) == (not found.matches)

@@ -3,7 +3,6 @@
 import asyncio
 import os
 import re
-import socket
 from typing import Any
 
 import httpx
@@ -12,7 +11,7 @@ import numpy as np
 import pytest
 
 from blendhub.client import wire
-from blendhub.core.errors import HubError, InvalidInput, OptionError, ProtocolError
+from blendhub.core.errors import InvalidInput, ProtocolError
 from blendhub.core.layout import Variant
 from blendhub.core.spans import Match, Span
 from blendhub.hub.counters import RECENT, Audits
@@ -22,7 +21,7 @@ from blendhub.hub.limits import MOST_KEPT_REPORTS, MOST_REPORTING_ENGINES
 from blendhub.hub.reports import ReportTable
 from blendhub.outcome.agreement import wilson
 from blendhub.outcome.fates import Fate, count
-from blendhub.outcome.reasons import SENTENCES, NotReused, Why, not_reused
+from blendhub.outcome.reasons import SENTENCES, NotReused, Why
 from blendhub.outcome.report import MOST_OUTCOMES, MOST_SPANS, ReusedSpans
 from harness.servers.prometheus import needs_prometheus, promtool
 from tests.hub.hub_direct import CHUNK, DirectHub, tokens
@@ -78,14 +77,6 @@ def test_what_an_engine_sends_of_any_prompt_is_within_the_bounds_of_a_message_an
     assert hub.service.reports.engines() == []
 
 
-def test_an_outcome_says_why_each_stretch_was_computed_and_nothing_of_what_was_reused():
-    whys = {Why.NOTHING_STORED: [Span(0, 100)], Why.TOO_MUCH: [Span(30, 95)], Why.LAST: [Span(99, 100)]}
-    why = report(whys=whys)
-    assert [(stretch.span.start, stretch.span.end, stretch.why) for stretch in not_reused(why.strip(), why.unused)] == [
-        (32, 40, Why.TOO_MUCH), (90, 95, Why.TOO_MUCH), (95, 99, Why.NOTHING_STORED), (99, 100, Why.LAST),
-    ]  # fmt: skip
-
-
 def test_the_newest_reports_of_some_engines_are_kept_and_found_by_the_ids_of_responses(hub):
     member = hub.join("an-engine")
     member.ask(wire.Reported, outcomes=(report("cmpl-12-0-abcdefgh"), report("cmpl-1-0-abcdefgh")))
@@ -104,18 +95,13 @@ def test_the_newest_reports_of_some_engines_are_kept_and_found_by_the_ids_of_res
 
 
 def test_a_preview_says_what_would_be_found_and_changes_nothing(hub):
-    with pytest.raises(InvalidInput, match="none: start vLLM with this hub"):
-        hub.ask(wire.Preview(), [b""])
     member, text = hub.join("an-engine"), tokens(1, 2 * CHUNK)
     member.store(text)
-    member.store(text, variant=SALT)
     before = hub.service.counters.totals.copy()
     prompt = np.concatenate([tokens(2, CHUNK), text])
     found = hub.ask(wire.Preview(), [prompt.tobytes()])
-    assert hub.ask(wire.Preview(engine="an-engine"), [text.tobytes()]).matches[0].exact
-    assert hub.ask(wire.Preview(variant=Variant(cache_salt="else")), [text.tobytes()]).matches == ()
+    assert hub.ask(wire.Preview(variant=SALT), [text.tobytes()]).matches == ()
     assert hub.service.counters.totals == before and not hub.state.reads.leases
-    assert (found.engine, found.model) == ("an-engine", "m")
     assert found.matches == member.lookup(prompt, acquire=False).matches
     hub.join("another")
     with pytest.raises(InvalidInput, match="name one of the engines that are registered: an-engine, another"):
@@ -197,13 +183,6 @@ def test_the_page_is_served_with_guards_to_this_machine_alone_and_nothing_else_i
         asked = answers(hub, "/", "/page.json", "/page.js", "/metrics", "/healthz", host=name)
         assert [answer.status_code for answer in asked] == [403, 403, 403, 200, 200]
         assert answers(hub, "/kv?salt=s", host=name, method="DELETE")[0].status_code == 403
-
-
-def test_an_address_that_cannot_be_had_is_an_error_with_the_key(hub):
-    with pytest.raises(OptionError, match="metrics = '9464' should be HOST:PORT"):
-        answers(hub, at="9464")
-    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(HubError, match="set metrics to another"):
-        answers(hub, at=f"127.0.0.1:{taken.getsockname()[1]}")
 
 
 DELETE_AS_ANOTHER_USER = """

@@ -63,15 +63,6 @@ def test_it_is_stored_once_however_much_was_recomputed_and_exact_text_comes_befo
     assert kinds(member.lookup(PROMPT, settled=0.0))[:3] == [(0, 40, "exact"), (40, 80, "exact"), (80, 100, "settled")]
 
 
-def test_a_run_goes_on_as_what_it_is(member):
-    longer = np.concatenate([PROMPT, tokens(2, 64)])
-    same = {"exact": False, "blended": True, "ratio": 0.15}
-    first = member.store(longer, Span(160, 192), **same)
-    for more in ({}, {"exact": False}, {**same, "ratio": 0.3}):
-        assert member.reserve(longer, Span(192, 224), run=first.run, **more).run != first.run
-    assert member.reserve(longer, Span(192, 224), run=first.run, **same).run == first.run
-
-
 def test_without_a_matcher_of_prefixes_nothing_blended_is_stored(hub):
     member = hub.join(namespace=namespace(matchers=(PluginChoice("rolling_hash", {"min_match_tokens": 16}),)))
     assert member.reserve(PROMPT, Span(40, 100), exact=False, blended=True).lease is None

@@ -10,7 +10,6 @@ import pytest
 from blendhub.client import wire
 from blendhub.core.errors import StoreAway, StoreFailed
 from blendhub.core.spans import Span
-from blendhub.hub.handlers import writes as write_handlers
 from blendhub.hub.stores import store_writer
 from tests.hub.hub_direct import CHUNK, tokens
 
@@ -116,23 +115,6 @@ def test_a_store_that_lists_chunks_that_no_hub_stores_is_restored_without_them(m
     assert restored.tier.restore() == 2
 
 
-def test_a_clear_of_many_chunks_lets_other_requests_in_between(make_hub, monkeypatch):
-    monkeypatch.setattr(write_handlers, "AT_ONCE", 64)
-    hub = make_hub(512)
-    member = hub.join()
-    member.store(tokens(1, 512 * CHUNK))
-    turns = []
-
-    async def count_turns():
-        clearing = asyncio.ensure_future(hub.answer(wire.Clear(**member.ids)))
-        while not clearing.done():
-            turns.append(len(hub.state.cache.policy))
-            await asyncio.sleep(0)
-
-    hub.run(count_turns())
-    assert turns[-1] == 0 and len(set(turns)) > 3
-
-
 # Saves that fail, or come too late.
 
 
@@ -149,26 +131,6 @@ def test_a_chunk_whose_save_failed_in_any_way_can_be_evicted_and_cleared(make_hu
     hub.settle()
     member.ask(wire.Clear)
     assert hub.arena.extents.free_bytes == hub.arena.name.size
-
-
-def test_a_batch_that_the_store_never_takes_keeps_no_other_from_it(make_hub, place, monkeypatch):
-    hub = make_hub(16, place)
-    monkeypatch.setattr(store_writer, "TRY_AGAIN_S", 0.01)
-    refused, save = [], hub.tier.store.save_chunks
-
-    def save_chunks(key, chunks):
-        if not refused or key == refused[0]:
-            refused.append(key)
-            raise StoreAway("the store is away")
-        return save(key, chunks)
-
-    monkeypatch.setattr(hub.tier.store, "save_chunks", save_chunks)
-    member = hub.join()
-    for seed in range(2):
-        member.store(tokens(seed, 8 * CHUNK))
-    while hub.tier.writer.saved < 8 or len(refused) < 2:
-        hub.run(asyncio.sleep(0.01))
-    assert hub.tier.writer.waiting == 8
 
 
 def test_what_waits_while_the_store_is_away_has_a_bound_and_is_evicted_like_anything(make_hub, place, monkeypatch):

@@ -25,12 +25,11 @@ from blendhub.hub.handlers import base
 from blendhub.hub.leases import write_leases
 from blendhub.hub.limits import MOST_CHUNKS, MOST_SLOTS
 from blendhub.system.processes import ProcessId
-from tests.hub.hub_direct import BASE, CHUNK, ELSEWHERE, LAYOUT, namespace, tokens
+from tests.hub.hub_direct import BASE, CHUNK, LAYOUT, namespace, tokens
 
 TEXT = tokens(1, 64)
 WIDE = namespace(world_size=2)
 ANN, BOB = Variant(cache_salt="ann"), Variant(cache_salt="bob")
-VARIANTS = [BASE, ANN, BOB, Variant(lora="ann"), Variant("adapter", "ann")]
 
 
 def test_what_was_stored_is_found_in_pieces_of_chunks_where_it_was_and_elsewhere(hub):
@@ -86,17 +85,14 @@ def test_commits_go_forward_and_stay_inside_and_come_from_those_who_write(hub):
     assert not unmapped.lookup(text).matches
 
 
-@pytest.mark.parametrize("stored", VARIANTS)
-def test_models_and_variants_share_nothing_and_engines_of_one_model_what_has_the_same_salt(hub, stored):
+def test_models_and_variants_share_nothing_and_engines_of_one_model_what_has_the_same_salt(hub):
     member = hub.join("a")
-    run = member.store(TEXT, variant=stored).run
-    assert hub.join("b").read(TEXT, stored) == 64
-    assert hub.join("c", namespace=namespace("another")).read(TEXT, stored) == 0
-    for other in set(VARIANTS) - {stored}:
+    run = member.store(TEXT, variant=ANN).run
+    assert hub.join("b").read(TEXT, ANN) == 64
+    assert hub.join("c", namespace=namespace("another")).read(TEXT, ANN) == 0
+    for other in (BASE, BOB, Variant(lora="ann"), Variant("adapter", "ann")):
         assert member.lookup(TEXT, variant=other) == wire.Found()
-        reserved = member.reserve(tokens(1, 96), Span(64, 96), run=run, variant=other)
-        assert reserved.run != run, "a run grew by another namespace's tokens"
-        member.ask(wire.Abort, lease=reserved.lease)
+        assert member.reserve(tokens(1, 96), Span(64, 96), run=run, variant=other).run != run
 
 
 def test_clear_drops_one_namespace_or_all_of_the_engine_and_what_stores_nothing_takes_no_memory(hub):
@@ -177,17 +173,6 @@ def test_leases_last_as_long_as_their_session_pings(make_hub):
             member.ask(kind, lease=lease)
 
 
-def test_a_dead_rank_ends_the_writes_of_its_engine(hub):
-    first = hub.join(namespace=WIDE)
-    dead = hub.join(rank=1, namespace=WIDE, process=ELSEWHERE)
-    reserved = first.reserve(TEXT)
-    dead.view = None  # the kernel removes the mapping
-    hub.state.process_died(ELSEWHERE)
-    with pytest.raises(LeaseError):
-        first.commit(reserved)
-    assert first.ask(wire.Ping).revoked == (reserved.lease,)
-
-
 # What one message may cost.
 
 
@@ -226,13 +211,11 @@ def test_a_reservation_has_as_many_slots_as_a_message_may_and_evicts_no_more_chu
     [
         (wire.Lookup, {"epoch": 1}, [b""], StaleEpoch, "an earlier hub"),
         (wire.Lookup, {"session": 1}, [b""], UnknownSession, "register again"),
-        (wire.Lookup, {}, [], InvalidInput, "0 payloads"),
         (wire.Lookup, {}, [b"abc"], InvalidInput, "3 bytes"),
         (wire.Lookup, {}, [bytes(4 * 5001)], InvalidInput, "more than the 5000"),
         (wire.Reserve, {"span": Span(0, 3)}, [bytes(8)], InvalidInput, "within 2 tokens"),
         (wire.Reserve, {"span": Span(1, 1)}, [bytes(8)], InvalidInput, "not empty"),
         (wire.Reserve, {"span": Span(0, 2), "blended": True}, [bytes(8)], InvalidInput, "not for both"),
-        (wire.Release, {"lease": -1}, [], ProtocolError, "does not decode"),
         (wire.Lookup, {"wait_s": float("nan")}, [b""], ProtocolError, "wait_s"),
     ],
 )

@@ -86,7 +86,7 @@ class ReadHandlers(Handlers):
 
     def _load(self, chunks: set[Chunk]) -> list["asyncio.Future[None]"]:
         """Start to load chunks from the store; nothing to do where there is no store."""
-        return [self.tier.load(chunk) for chunk in chunks] if self.tier else []
+        return [self.tier.reader.begin(chunk) for chunk in chunks] if self.tier else []
 
 
 def _in_store_only(chunk_matches: Sequence[ChunkMatch]) -> set[Chunk]:

@@ -84,7 +84,7 @@ AGREEMENT: Mapping[str, str] = MappingProxyType(
 REFUSED = ("refused_requests", "Requests refused, by the class of the error")
 HISTOGRAMS: Mapping[str, str] = MappingProxyType(
     {
-        "request_seconds": "Time in the hub, by the kind of request: lookup, reserve, fetch and so on",
+        "request_seconds": "Time in the hub, by the kind of request: lookup, reserve, commit and so on",
         "store_read_seconds": "Time of the reads from the store or the fleet, each of one chunk or several",
     }
 )

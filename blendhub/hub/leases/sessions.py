@@ -55,10 +55,6 @@ class SessionTable:
     def __iter__(self) -> Iterator[Session]:
         return iter(self._by_id.values())
 
-    @property
-    def n_engines(self) -> int:
-        return len(self._engines)
-
     def engines(self) -> list[EngineEntry]:
         return list(self._engines.values())
 

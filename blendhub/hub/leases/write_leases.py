@@ -1,6 +1,8 @@
 """Write leases: slots that engines fill. Chunks are published when all ranks have committed them; a slot is not
 reused while any process may still write into it."""
 
+from typing import NamedTuple
+
 from blendhub.client.arena_view import SHM, SHM_ADVICE
 from blendhub.client.wire import Slot
 from blendhub.core.errors import ArenaFull, InvalidInput
@@ -21,13 +23,7 @@ class WriteLease(Lease):
     __slots__ = ("committed", "published", "run", "slots", "tokens")
 
     def __init__(
-        self,
-        id: int,
-        session: Session,
-        now: float,
-        run: Run,
-        tokens: Tokens,
-        slots: tuple[Slot, ...],
+        self, id: int, session: Session, now: float, run: Run, tokens: Tokens, slots: tuple[Slot, ...]
     ) -> None:
         super().__init__(id, session, now)
         self.run = run
@@ -43,28 +39,20 @@ class WriteLease(Lease):
     def span(self) -> Span:
         return Span(self.slots[0].span.start, self.slots[-1].span.end)
 
-    def committed_by(self, rank: int) -> int:
-        """The position up to which a rank has committed; raises InvalidInput for a rank without a shard."""
-        done = self.committed.get(rank)
-        if done is None:
-            raise InvalidInput(f"rank {rank} has no shard to commit; the ranks are {list(self.committed)}")
-        return done
-
     def is_written_by(self, rank: int) -> bool:
         """Whether the rank has committed the whole lease, after which it does not write."""
         return self.committed[rank] == self.span.end
 
 
-class Quarantine:
+class Quarantine(NamedTuple):
     """Slots of a revoked lease, unusable until none of the writers in ``waiting_for`` can write into them.
 
     The hub cannot take shared memory away from a process that maps it.
     """
 
-    def __init__(self, offsets: list[int], size: int, waiting_for: set[int]) -> None:
-        self.offsets = offsets
-        self.size = size
-        self.waiting_for = waiting_for
+    offsets: list[int]
+    size: int
+    waiting_for: set[int]
 
 
 class WriteLeases:
@@ -76,15 +64,7 @@ class WriteLeases:
         self._cache = cache
         self._tier = tier
 
-    def reserve(
-        self,
-        id: int,
-        session: Session,
-        now: float,
-        run: Run,
-        tokens: Tokens,
-        span: Span,
-    ) -> WriteLease | None:
+    def reserve(self, id: int, session: Session, now: float, run: Run, tokens: Tokens, span: Span) -> WriteLease | None:
         """A lease on slots for the span, or for as much of its beginning as fits; None if not even one slot is free.
 
         It ends early, too, where it has as many slots, or has evicted as many chunks, as one message may.
@@ -114,7 +94,9 @@ class WriteLeases:
 
     def commit(self, lease: WriteLease, session: Session, upto: int) -> None:
         """A rank has written up to a position. The chunks that all ranks have written are published."""
-        done = lease.committed_by(session.rank)
+        done = lease.committed.get(session.rank)
+        if done is None:
+            raise InvalidInput(f"rank {session.rank} has no shard to commit; the ranks are {list(lease.committed)}")
         if not done <= upto <= lease.span.end:
             raise InvalidInput(f"rank {session.rank} has committed up to {done} of {lease.span}, not back to {upto}")
         if session.mapping is None:

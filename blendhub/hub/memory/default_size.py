@@ -29,8 +29,10 @@ def available_bytes(root: Path = Path("/")) -> int:
 
     ``root`` is where ``/proc`` and the control groups are looked for.
     """
-    left = [left for group in _groups(root) if (left := _bytes_left(group)) is not None]
-    return min([_machine_bytes(root), *left])
+    lines = (root / "proc/meminfo").read_text(encoding="ascii").splitlines()
+    (kib,) = (int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
+    left = [left for group, files in _groups(root) if (left := _bytes_left(group, files)) is not None]
+    return min([1024 * kib, *left])
 
 
 class _Files(NamedTuple):
@@ -46,19 +48,7 @@ _V2 = _Files(("memory.max", "memory.high"), "memory.current", "inactive_file")
 _V1 = _Files(("memory.limit_in_bytes",), "memory.usage_in_bytes", "total_inactive_file")
 
 
-class _Group(NamedTuple):
-    path: Path
-    files: _Files
-
-
-def _machine_bytes(root: Path) -> int:
-    """Memory of the machine that programs could still have."""
-    lines = (root / "proc/meminfo").read_text(encoding="ascii").splitlines()
-    (available,) = (int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
-    return available * 1024
-
-
-def _groups(root: Path) -> Iterator[_Group]:
+def _groups(root: Path) -> Iterator[tuple[Path, _Files]]:
     """The control groups of this process that may limit its memory, from its own up to the outermost that it sees."""
     mine = _own_groups(root)
     for line in _lines(root / "proc/self/mountinfo"):
@@ -74,7 +64,7 @@ def _groups(root: Path) -> Iterator[_Group]:
         # In a container the mount may begin at the container's group, while paths are given from the machine's root.
         inside = Path(os.path.relpath(within or "/", mounted))
         path = top if ".." in inside.parts else top / inside
-        yield from (_Group(group, files) for group in (path, *path.parents) if group == top or top in group.parents)
+        yield from ((group, files) for group in (path, *path.parents) if group == top or top in group.parents)
 
 
 def _own_groups(root: Path) -> dict[str, str]:
@@ -86,18 +76,14 @@ def _own_groups(root: Path) -> dict[str, str]:
     return groups
 
 
-def _bytes_left(group: _Group) -> int | None:
+def _bytes_left(group: Path, files: _Files) -> int | None:
     """What a control group may still use; None if it has no limit."""
-    limits = [limit for name in group.files.limits if (limit := _number(group.path / name)) is not None]
-    usage = _number(group.path / group.files.usage)
+    limits = [limit for name in files.limits if (limit := _number(group / name)) is not None]
+    usage = _number(group / files.usage)
     if not limits or usage is None:
         return None
-    cache = 0
-    for line in _lines(group.path / "memory.stat"):
-        name, _, value = line.partition(" ")
-        if name == group.files.cache:
-            cache = int(value)
-    return max(0, min(limits) - max(0, usage - cache))
+    stat = dict(line.split(" ", 1) for line in _lines(group / "memory.stat") if " " in line)
+    return max(0, min(limits) - max(0, usage - int(stat.get(files.cache, 0))))
 
 
 def _number(file: Path) -> int | None:

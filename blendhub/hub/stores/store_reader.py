@@ -87,7 +87,8 @@ class StoreReader:
         answered = False
         began = time.perf_counter()
         try:
-            answers = await asyncio.get_running_loop().run_in_executor(self._pool, self._read, batch)
+            loads = [(chunk.run.key, chunk.span, into) for chunk, into in batch.items()]
+            answers = await asyncio.get_running_loop().run_in_executor(self._pool, self._load_each, loads)
             answered = True
         except Exception as error:
             # The store may still have the chunks, so they stay matchable.
@@ -101,9 +102,6 @@ class StoreReader:
                 self.loaded += 1
             elif answered or not chunk.in_store:
                 chunk.run.index.drop(chunk)
-
-    def _read(self, batch: dict[Chunk, list[memoryview]]) -> list[bool]:
-        return self._load_each([(chunk.run.key, chunk.span, into) for chunk, into in batch.items()])
 
     def _load_each(self, loads: Loads) -> list[bool]:
         """Whether each chunk is whole. One that the store has in other sizes than its namespace's can never be used:

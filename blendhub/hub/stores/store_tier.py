@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import msgspec
 
-from blendhub.contracts import RunKey, SharedStore, Store, StoredRun
+from blendhub.contracts import RunKey, Store, StoredRun
 from blendhub.core.errors import BlendHubError, StoreFailed
 from blendhub.core.spans import Span
 from blendhub.core.tokens import as_tokens
@@ -32,8 +32,6 @@ class StoreTier:
 
     def __init__(self, store: Store, cache: Cache, indexes: IndexTable) -> None:
         self.store = store
-        self.is_shared = isinstance(store, SharedStore)
-        """Whether other hubs use the store too."""
         self.failures = 0
         self._cache = cache
         self._indexes = indexes
@@ -48,15 +46,10 @@ class StoreTier:
         restored = 0
         for stored in self.store.runs():
             try:
-                description = described(stored)
-                restored += self._restore_run(stored, description)
+                restored += self._restore_run(stored, described(stored))
             except (msgspec.MsgspecError, BlendHubError) as error:
                 log.warning("the hub skips %s of the store: %s", stored.key, error)
         return restored
-
-    def load(self, chunk: Chunk) -> "asyncio.Future[None]":
-        """Load a chunk in the background. Afterwards it is in the arena, or dropped, or the arena was full."""
-        return self.reader.begin(chunk)
 
     def discard(self, chunks: Iterable[Chunk]) -> None:
         """Discard chunks in the background."""
@@ -77,7 +70,7 @@ class StoreTier:
         """Save none of these chunks any more, and wait for those that are being saved or loaded, for a moment."""
         self.writer.withdraw(chunks)
         await self.writer.wait_for(chunks, WAIT_FOR_STORE_S)
-        loading = [self.load(chunk) for chunk in chunks if chunk in self._cache.filling]
+        loading = [self.reader.begin(chunk) for chunk in chunks if chunk in self._cache.filling]
         if loading:
             await asyncio.wait(loading, timeout=WAIT_FOR_STORE_S)
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from blendhub.contracts import Deleted, RunKey, StoredRun
-from blendhub.core.errors import CursorLost, InvalidInput
+from blendhub.core.errors import CursorLost
 from blendhub.core.spans import Span
 from blendhub.system.recurring import RecurringWarnings
 from blendhub_fleet import scripts
@@ -195,16 +195,6 @@ class SharedCatalogue:
             return self._scripts[script](keys=[self._prefix], args=arguments, client=redis)
 
         return self.link.do(doing, run, rests=rests)
-
-
-def check_bounds(run: StoredRun) -> None:
-    """Raise InvalidInput for a run that is larger than what the hubs of a fleet read."""
-    tokens, about = len(run.tokens) // 4, len(run.description)
-    if tokens > scripts.MOST_TOKENS or about > scripts.MOST_DESCRIPTION_BYTES:
-        raise InvalidInput(
-            f"{run.key} has {tokens} tokens and a description of {about} bytes; a run that is shared has at most "
-            f"{scripts.MOST_TOKENS} and {scripts.MOST_DESCRIPTION_BYTES}, so this one stays with its hub"
-        )
 
 
 def _run_of(name: bytes, answer: list[bytes]) -> StoredRun | None:

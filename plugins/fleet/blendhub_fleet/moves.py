@@ -45,7 +45,9 @@ class Moves:
 
     def put(self, chunks: Sequence[Sequence[Buffer]]) -> tuple[list[Record], list[bool]]:
         """Keep the bytes of chunks; returns their records, and for each whether there was room."""
-        records = [_record_of(shards) for shards in chunks]
+        records = [
+            Record(secrets.token_hex(16), tuple(map(len, shards)), tuple(map(_checksum, shards))) for shards in chunks
+        ]
         stored = self._bytes.put(self._keys(records), self._extents(chunks))
         return records, [all(answers) for answers in _by_record(stored, records)]
 
@@ -74,10 +76,6 @@ class Moves:
         if not 0 <= first <= first + len(shard) <= len(self._arena):
             raise InvalidInput("a shared store moves buffers of the attached arena, and got another one")
         return first, len(shard)
-
-
-def _record_of(shards: Sequence[Buffer]) -> Record:
-    return Record(secrets.token_hex(16), tuple(map(len, shards)), tuple(map(_checksum, shards)))
 
 
 def _by_record(answers: Sequence[bool], records: Sequence[Record]) -> list[Sequence[bool]]:

@@ -37,7 +37,7 @@ end
 local function add_bytes(name, n)
   local run = key('run:' .. name)
   redis.call('HSET', run, 'n', string.format('%d', whole(redis.call('HGET', run, 'n')) + n))
-  redis.call('INCRBY', key('bytes'), n)
+  redis.call('INCRBY', key('bytes'), string.format('%d', n))  -- Lua writes zero taken away as -0
 end
 -- After what others have put behind the last change, or in place of the log, no change could be noted.
 local function mend_log(last)

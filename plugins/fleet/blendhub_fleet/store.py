@@ -14,10 +14,11 @@ from blendhub.core.errors import InvalidInput, StoreAway, StoreFailed
 from blendhub.core.spans import Span
 from blendhub.system.recurring import RecurringWarnings
 from blendhub_fleet.bytes import ByteStore
-from blendhub_fleet.catalogue import DELETED, DROPPED, PUBLISHED, Cursor, Entry, SharedCatalogue, check_bounds
+from blendhub_fleet.catalogue import DELETED, DROPPED, PUBLISHED, Cursor, Entry, SharedCatalogue
 from blendhub_fleet.moves import Fetched, Moves
 from blendhub_fleet.options import FleetOptions
 from blendhub_fleet.records import Record, decode, decode_record, encode_name, encode_record
+from blendhub_fleet.scripts import MOST_DESCRIPTION_BYTES, MOST_TOKENS
 
 log = logging.getLogger(__name__)
 
@@ -90,7 +91,12 @@ class FleetStore(SharedStore):
 
     def save_run(self, run: StoredRun) -> list[tuple[RunKey, Span]]:
         self._check_open()
-        check_bounds(run)
+        tokens, about = len(run.tokens) // 4, len(run.description)
+        if tokens > MOST_TOKENS or about > MOST_DESCRIPTION_BYTES:  # which no other hub reads
+            raise InvalidInput(
+                f"{run.key} has {tokens} tokens and a description of {about} bytes; a run that is shared has at most "
+                f"{MOST_TOKENS} and {MOST_DESCRIPTION_BYTES}, so this one stays with its hub"
+            )
         stored = next((published.chunks for _, published in self._catalogue.runs([encode_name(run.key)])), ())
         if stored and 4 * stored[-1].end > len(run.tokens):
             raise InvalidInput(f"{run.key} has {stored[-1]} stored, but its new tokens end before; pass all")
@@ -160,7 +166,12 @@ class FleetStore(SharedStore):
         records = {place: _decoded(text) for place, text in enumerate(texts) if text is not None}
         sound = {place: record for place, record in records.items() if record}
         for place, record in sound.items():
-            _check_sizes(record, *wanted[place])
+            run, span, into = wanted[place]
+            if record.sizes != (sizes := tuple(map(len, into))):
+                raise InvalidInput(
+                    f"{span} of {run} was saved in shards of {list(record.sizes)} bytes, "
+                    f"the buffers to load it into have {list(sizes)}; pass buffers of those sizes"
+                )
         fetched = moves.get(list(sound.values()), [wanted[place][2] for place in sound])
         fates = dict.fromkeys(records, Fetched.UNKNOWN) | dict(zip(sound, fetched, strict=True))
         for place, fate in fates.items():
@@ -247,15 +258,6 @@ def _decoded(text: bytes) -> Record | None:
         return decode_record(text)
     except ValueError:
         return None
-
-
-def _check_sizes(record: Record, run: RunKey, span: Span, into: Sequence[memoryview]) -> None:
-    sizes = tuple(map(len, into))
-    if record.sizes != sizes:
-        raise InvalidInput(
-            f"{span} of {run} was saved in shards of {list(record.sizes)} bytes, "
-            f"the buffers to load it into have {list(sizes)}; pass buffers of those sizes"
-        )
 
 
 def _merged(entries: Iterable[Entry]) -> list[Entry]:

@@ -1,15 +1,27 @@
-"""The conformance suite of shared stores, run on those of this distribution."""
+"""The conformance suite of shared stores: the shared directory passes it, and stores with one fault each fail the test
+that must see it."""
 
 import hashlib
+import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
+import msgspec
 import pytest
+from blendhub_fleet import directory
+from blendhub_fleet.store import FleetStore
+from msgspec.structs import replace
 
 from blendhub import PluginHost
-from blendhub.contracts import SharedStore
+from blendhub.contracts import Changes, RunKey, SharedStore
+from blendhub.core.errors import CursorLost
 from blendhub.testing.shared_stores import SharedStoreSuite
 from blendhub.testing.target import Target
 from harness.servers.redis_server import RedisServer, needs_redis
+from tests.suite_runs import proofs
 
 pytestmark = [pytest.mark.slow, needs_redis]
 HOST = PluginHost.discover()
@@ -44,3 +56,79 @@ class TestDirectory(SharedStoreSuite):
 
 def test_the_conformance_command_takes_the_suite_of_shared_stores() -> None:
     assert issubclass(Target("store", "shared_directory", {"path": "/mnt/kv"}).suite(), SharedStoreSuite)
+
+
+# Faulty stores.
+
+
+def fault(test: str, method: str, instead: Callable[..., Any]) -> tuple[type[FleetStore], str]:
+    """A store with another method, which gets the honest one, the store and the arguments; and the test to see it."""
+    honest = getattr(FleetStore, method)
+    other = {method: lambda store, *given: instead(partial(honest, store), store, *given)}
+    return type(test.title().replace("_", ""), (FleetStore,), other), test
+
+
+def nothing_is_put(attached: Callable[[], Any], store: Any) -> Any:
+    moves = attached()
+    moves._bytes.put = lambda keys, extents: [True] * len(keys)
+    return moves
+
+
+def published_before_the_bytes_move(save: Callable[..., Any], store: Any, run: RunKey, chunks: Any) -> Any:
+    moves = store._attached()
+    put, moves._bytes.put = moves._bytes.put, lambda keys, extents: [True] * len(keys)
+    records: list[Any] = []
+    key_of, moves._keys = moves._keys, lambda given: records.extend(given) or key_of(given)
+    try:
+        gone = save(run, chunks)
+    finally:
+        moves._bytes.put, moves._keys = put, key_of
+    time.sleep(0.01)
+    put(key_of(records[: len(chunks)]), moves._extents([shards for _, shards in chunks]))
+    return gone
+
+
+def last_change_skipped(changes: Callable[..., Any], store: Any, *at: Any) -> Any:
+    answer = changes(*at)
+    return replace(answer, changes=answer.changes[: max(1, len(answer.changes) - 1)])
+
+
+def gap_passed_over(changes: Callable[..., Any], store: Any, *at: Any) -> Any:
+    try:
+        return changes(*at)
+    except CursorLost:
+        return Changes((), msgspec.msgpack.encode(store._catalogue.begin()), 0, 1)
+
+
+def done_here_alone(honest: Any, store: Any, *given: Any) -> None:
+    store._check_open()
+
+
+FAULTS = [
+    fault("test_one_loads_what_another_saved", "_attached", nothing_is_put),
+    fault("test_several_chunks_move_at_a_time", "load_chunks", lambda load, store, wanted: load(wanted[:1])),
+    fault("test_a_run_goes_with_its_last_chunk", "discard", done_here_alone),
+    fault("test_bytes_that_are_gone_are_a_miss_and_dropped_for_all", "_drop", done_here_alone),
+    fault(
+        "test_bytes_that_changed_are_a_miss_counted_and_dropped_for_all",
+        "load_chunks",
+        lambda load, store, wanted: [True for _ in load(wanted)],
+    ),
+    fault("test_a_closed_store_says_so", "load_chunks", lambda load, store, wanted: store._closed or load(wanted)),
+    fault("test_what_others_publish_and_drop_comes_in_order", "changes", last_change_skipped),
+    fault("test_what_one_announces_the_others_hear_in_order", "announce", done_here_alone),
+    fault("test_a_killed_writer_leaves_chunks_whole_or_absent", "save_chunks", published_before_the_bytes_move),
+    fault("test_any_history", "changes", gap_passed_over),
+]
+
+
+@pytest.mark.usefixtures("without_shrinking")
+class Suite(TestDirectory):
+    plugin: type[FleetStore]
+
+    def create(self, place: Path, capacity: int, log_length: int) -> SharedStore:
+        with patch.object(directory, "FleetStore", self.plugin):
+            return super().create(place, capacity, log_length)
+
+
+globals().update(proofs(Suite, FAULTS))

@@ -69,17 +69,6 @@ class MooncakeBytes(ByteStore):
         with self._changed:
             return {f"mooncake_{name}": float(count) for name, count in self._counts.items()}
 
-    def wait_until_ready(self, timeout_s: float) -> bool:
-        """Wait until calls can be answered."""
-        with self._changed:
-            return self._changed.wait_for(lambda: self._is_ready, timeout_s)
-
-    @property
-    def pid(self) -> int | None:
-        """The pid of the process; None if there is no process now."""
-        with self._changed:
-            return self._process.pid if self._process else None
-
     def close(self) -> None:
         """Have the process end. Closing twice is fine."""
         with self._changed:

@@ -39,8 +39,8 @@ class Mooncake:
         with open(arena.path, "r+b") as file:
             self._memory = mmap.mmap(file.fileno(), arena.slots_at + arena.size)
         self._base = ctypes.addressof(ctypes.c_char.from_buffer(self._memory)) + arena.slots_at
-        self._store: Any = MooncakeDistributedStore()
-        code = self._store.setup(
+        self.store: Any = MooncakeDistributedStore()
+        code = self.store.setup(
             local_hostname=setup.address or address_towards(setup.master),
             metadata_server=setup.metadata,
             global_segment_size=0,
@@ -51,20 +51,17 @@ class Mooncake:
         )
         if code:
             raise OSError(f"Mooncake's setup failed with code {code}; is mooncake_master reachable at {setup.master}?")
-        code = self._store.register_buffer(self._base, arena.size)
+        code = self.store.register_buffer(self._base, arena.size)
         if code:
             raise OSError(f"Mooncake's register_buffer refused {arena.size} bytes of shared memory: code {code}")
 
     def answer(self, call: Call) -> list[int]:
         if call.what == "remove":
-            return list(self._store.batch_remove(call.keys))
+            return list(self.store.batch_remove(call.keys))
         addresses = [self._base + offset for offset, _ in call.extents]
         lengths = [length for _, length in call.extents]
-        work = self._store.batch_get_into if call.what == "get" else self._store.batch_put_from
+        work = self.store.batch_get_into if call.what == "get" else self.store.batch_put_from
         return list(work(call.keys, addresses, lengths))
-
-    def close(self) -> None:
-        self._store.close()
 
 
 def _serve(mooncake: Mooncake, lane: socket.socket) -> None:
@@ -100,7 +97,7 @@ def main() -> None:
     send(control, Started())
     control.settimeout(None)
     control.recv(1)  # the owner sends nothing more
-    mooncake.close()
+    mooncake.store.close()
     os._exit(0)  # a thread may still be in a call, and Python would wait for it
 
 

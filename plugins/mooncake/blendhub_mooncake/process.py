@@ -52,10 +52,6 @@ class MooncakeProcess:
         for pair in pairs[1:]:
             self._lanes.put(pair[0])
 
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
     def start(self, setup: ChildSetup, timeout_s: float) -> None:
         """Wait until it can be called. Raises StoreFailed if it cannot, and then it is dead."""
         deadline = time.monotonic() + timeout_s

@@ -5,15 +5,12 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from blendhub_mooncake import probe
-from blendhub_mooncake.bytes import MooncakeBytes
 from blendhub_mooncake.frames import ChildSetup
 
 from blendhub.client.arena_view import HEADER_BYTES, SHM
 from blendhub.contracts import ArenaFile
 from blendhub.hub.memory.arena import Arena
 from harness.servers.mooncake_cluster import Cluster
-
-PATIENT_S = 20.0
 
 
 @pytest.fixture(scope="session")
@@ -48,14 +45,3 @@ def arena() -> Iterator[Arena]:
 def setup_for(arena: Arena) -> Callable[[Cluster], ChildSetup]:
     file = ArenaFile(str(SHM / arena.name.segment), HEADER_BYTES, arena.name.size)
     return lambda cluster: ChildSetup(file, cluster.address)
-
-
-@pytest.fixture(scope="module")
-def open_bytes(setup_for: Callable[[Cluster], ChildSetup]) -> Iterator[Callable[..., MooncakeBytes]]:
-    with contextlib.ExitStack() as closing:
-
-        def open_bytes(cluster: Cluster, deadline_s: float = PATIENT_S) -> MooncakeBytes:
-            place = MooncakeBytes(setup_for(cluster), deadline_s)
-            return closing.enter_context(contextlib.closing(place))
-
-        yield open_bytes

@@ -10,7 +10,6 @@ import os
 import struct
 import time
 from collections.abc import Sequence
-from types import TracebackType
 
 import msgspec
 import xxhash
@@ -104,9 +103,7 @@ class StoreFile:
     def __enter__(self) -> "StoreFile":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         os.close(self._fd)
 
     def fill(self, into: Sequence[memoryview]) -> bool:
@@ -153,11 +150,8 @@ class StoreFile:
             header = _decoder.decode(encoded)
         except msgspec.MsgspecError as error:
             raise Damaged(f"its header does not decode: {error}") from None
-        if (
-            not header.sizes
-            or len(header.sums) != len(header.sizes)
-            or (header.span is None and len(header.sizes) != 2)
-        ):
+        n_sections = len(header.sizes)
+        if not n_sections or len(header.sums) != n_sections or (header.span is None and n_sections != 2):
             raise Damaged(f"its header has {len(header.sizes)} sizes and {len(header.sums)} checksums")
         described = file_size(header)
         if described != self.nbytes:

@@ -7,7 +7,6 @@ from blendhub.contracts.transport import Envelope, Pending
 from blendhub.core.errors import BlendHubError, DeadlineExceeded, InvalidInput
 
 LONGEST_S = 30 * 86400.0
-NUMBER = (int, float)
 
 
 class PendingRequest(Pending):
@@ -15,7 +14,7 @@ class PendingRequest(Pending):
 
     def __init__(self, number: int, endpoint: str, timeout: float) -> None:
         """Raises InvalidInput unless ``timeout`` is a number of seconds to wait."""
-        if isinstance(timeout, bool) or not isinstance(timeout, NUMBER) or not 0 <= timeout <= LONGEST_S:
+        if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 <= timeout <= LONGEST_S:
             raise InvalidInput(
                 f"timeout = {timeout!r}, expected seconds from 0 to {LONGEST_S:.0f}: every request has a deadline"
             )

@@ -14,14 +14,7 @@ from blendhub_transports.zmq_transport import ZmqTransport
 
 from blendhub.contracts import Connection, Envelope
 from blendhub.core.errors import Busy, DeadlineExceeded, InvalidInput, PeerGone, ProtocolError
-from blendhub.testing.transports.base import (
-    EchoRequest,
-    EchoService,
-    Running,
-    check_echo,
-    client_codec,
-    submit,
-)
+from blendhub.testing.transports.base import EchoRequest, EchoService, Running, check_echo, client_codec, submit
 
 TRANSPORT = ZmqTransport(TransportOptions(max_pending=100))
 
@@ -49,37 +42,40 @@ def serve(endpoint: str) -> None:
     Running(TRANSPORT, endpoint, EchoService()).stop()
 
 
-def test_a_socket_file_is_private_and_a_dead_servers_file_is_replaced(tmp_path, path):
-    with socket.socket(socket.AF_UNIX) as dead:
-        dead.bind(path)
-    started = Running(TRANSPORT, f"ipc://{path}", EchoService())
-    assert (tmp_path / "s").stat().st_mode & 0o777 == 0o600
-    started.stop()
-
-
-def test_a_file_that_is_not_a_socket_is_not_replaced(tmp_path, path):
-    (tmp_path / "s").write_text("a letter")
-    with pytest.raises(InvalidInput, match="not a socket"):
-        serve(f"ipc://{path}")
-    assert (tmp_path / "s").read_text() == "a letter"
-
-
-def test_what_is_wrong_with_an_endpoint_is_said_with_what_mends_it(tmp_path):
-    with pytest.raises(InvalidInput, match=f"mkdir -p -m 700 {tmp_path}/none"):
-        serve(f"ipc://{tmp_path}/none/s")
-    with pytest.raises(InvalidInput, match="107 bytes"):
-        serve(f"ipc://{tmp_path}/{'x' * 108}")
-    with pytest.raises(InvalidInput, match="ipc:///PATH"):
-        serve("ipc://@abstract")
-
-
-def test_where_no_server_listens_that_is_said_at_once(path, connection):
+def test_where_no_server_listens_that_is_said_at_once_and_its_file_is_replaced_by_a_private_one(path, connection):
     with pytest.raises(PeerGone, match=f"there is no socket {path}: .* blendhub serve --endpoint ipc://{path}"):
         check_echo(connection, "hello")
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(path)
     with pytest.raises(PeerGone, match=f"no server listens any more at {path}"):
         check_echo(connection, "hello")
+    started = Running(TRANSPORT, f"ipc://{path}", EchoService())
+    assert os.stat(path).st_mode & 0o777 == 0o600
+    check_echo(connection, "hello")
+    started.stop()
+
+
+def test_what_is_wrong_with_an_endpoint_is_said_with_what_mends_it_and_nothing_is_left(tmp_path, path, monkeypatch):
+    (tmp_path / "letter").write_text("a letter")
+    for endpoint, why in (
+        (f"ipc://{tmp_path}/letter", "not a socket"),
+        (f"ipc://{tmp_path}/none/s", f"mkdir -p -m 700 {tmp_path}/none"),
+        (f"ipc://{tmp_path}/{'x' * 108}", "107 bytes"),
+        ("ipc://@abstract", "ipc:///PATH"),
+    ):
+        with pytest.raises(InvalidInput, match=why):
+            serve(endpoint)
+    assert (tmp_path / "letter").read_text() == "a letter"
+
+    def fail(*_: object) -> None:
+        raise zmq.ZMQError(zmq.EADDRINUSE)
+
+    before = len(os.listdir("/proc/self/fd"))
+    with monkeypatch.context() as broken, pytest.raises(zmq.ZMQError):
+        broken.setattr(zmq.Socket, "bind", fail)
+        serve(f"ipc://{path}")
+    assert os.listdir(tmp_path) == ["letter"] and len(os.listdir("/proc/self/fd")) == before
+    serve(f"ipc://{path}")
 
 
 def test_a_server_that_stands_still_blocks_no_caller(path, connection):
@@ -95,7 +91,7 @@ def test_a_server_that_stands_still_blocks_no_caller(path, connection):
         assert time.monotonic() - started < 5
 
 
-def test_a_client_that_does_not_read_loses_replies_and_blocks_no_other(running, connection, monkeypatch):
+def test_a_client_that_does_not_read_loses_replies_and_blocks_no_other(running, connection):
     with zmq.Context() as context, context.socket(zmq.DEALER) as deaf:
         deaf.setsockopt(zmq.LINGER, 0)
         deaf.setsockopt(zmq.RCVHWM, 1)
@@ -116,9 +112,14 @@ def test_a_client_that_does_not_read_loses_replies_and_blocks_no_other(running, 
     assert 0 < received < 3 * server.MOST_UNREAD
 
 
-def test_a_message_above_the_largest_is_sent_by_no_client_and_taken_from_none(running, connection):
+def test_what_is_too_large_or_no_buffer_is_sent_by_no_client_and_taken_from_none(running, connection):
     with pytest.raises(ProtocolError, match="at most 68,157,440"):
         submit(connection, "", [bytes(frames.MOST_BYTES)])
+    unsuitable: list[Any] = ["text", memoryview(b"abcdef")[::2]]
+    for buffer in unsuitable:
+        with pytest.raises(InvalidInput, match="contiguous"):
+            connection.submit(Envelope(EchoRequest(), [buffer]), 5.0)
+    assert running.service.started == 0
     message = client_codec().encode(EchoRequest("large"))
     with zmq.Context() as context, context.socket(zmq.DEALER) as hostile:
         hostile.setsockopt(zmq.LINGER, 0)
@@ -132,23 +133,3 @@ def test_a_message_above_the_largest_is_sent_by_no_client_and_taken_from_none(ru
     with pytest.raises(ProtocolError, match="a message of 69,2"):
         frames.decode(answer, [memoryview(reply)], client_codec(), reader="the client", writer="the server")
     check_echo(connection, "still here")
-
-
-def test_a_payload_that_is_no_buffer_is_refused_before_anything_is_sent(running, connection):
-    unsuitable: list[Any] = ["text", memoryview(b"abcdef")[::2]]
-    for buffer in unsuitable:
-        with pytest.raises(InvalidInput, match="contiguous"):
-            connection.submit(Envelope(EchoRequest(), [buffer]), 5.0)
-    assert running.service.started == 0
-
-
-def test_a_server_that_cannot_bind_leaves_nothing(tmp_path, path, monkeypatch):
-    def fail(*_: object) -> None:
-        raise zmq.ZMQError(zmq.EADDRINUSE)
-
-    before = len(os.listdir("/proc/self/fd"))
-    with monkeypatch.context() as broken, pytest.raises(zmq.ZMQError):
-        broken.setattr(zmq.Socket, "bind", fail)
-        serve(f"ipc://{path}")
-    assert not list(tmp_path.iterdir()) and len(os.listdir("/proc/self/fd")) == before
-    serve(f"ipc://{path}")
