@@ -11,7 +11,7 @@ from blendhub.core.errors import BlendHubError
 from blendhub.core.layout import Variant
 from blendhub.core.spans import Span
 from tests.hub.hub_direct import BASE
-from tests.hub.machine_engines import SILENCE_S, TEXT, TEXTS, VARIANT, WHICH, Engine, HubRules, Job, Line, Write
+from tests.hub.machine_engines import TEXT, TEXTS, VARIANT, WHICH, Engine, HubRules, Job, Line, Write
 
 ORIGINS = ({}, {"exact": False}, {"exact": False, "ratio": 0.5}, {"exact": False, "blended": True, "ratio": 0.25})
 ORIGIN = st.sampled_from(ORIGINS)
@@ -126,19 +126,6 @@ class WritingRules(HubRules):
             process = self.a_worker(which) if by_worker else engine.scheduler
             with contextlib.suppress(BlendHubError):
                 process.client.abort(job.right)
-
-    @rule(which=WHICH, text=TEXT, other=TEXT, times=st.integers(0, 2))
-    def a_write_is_overtaken(self, which: int, text: int, other: int, times: int) -> None:
-        """A session ends by silence while a process writes."""
-        slow, quick = self.an_engine(which), self.an_engine(which // 3)
-        job = self.reserve_for(slow, TEXTS[text])
-        if job:
-            self.a_worker(which).begin(job)
-        self.hub.pass_time(SILENCE_S + 1)
-        for _ in range(times):
-            for process in slow.processes:
-                process.keep_alive()
-        self.store_by(quick, TEXTS[other])
 
     @rule(which=WHICH, text=TEXT, other=TEXT, does=DOES, line=LINE)
     def a_rank_is_cut_off(self, which: int, text: int, other: int, does: set[str], line: Line | None) -> None:

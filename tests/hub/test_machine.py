@@ -167,18 +167,17 @@ class HubMachine(WritingRules):
 
     # Time, lines and crashes.
 
-    @rule(which=WHICH, text=TEXT, other=TEXT)
-    def write_too_late(self, which: int, text: int, other: int) -> None:
-        """An engine's sessions end by silence and other engines store, before it writes."""
+    @rule(which=WHICH, text=TEXT, other=TEXT, begins=st.booleans(), times=st.integers(0, 2))
+    def a_write_is_overtaken(self, which: int, text: int, other: int, begins: bool, times: int) -> None:
+        """An engine's sessions end by silence and other engines store, before it writes, or meanwhile."""
         slow, quick = self.an_engine(which), self.an_engine(which // 3)
         job = self.reserve_for(slow, TEXTS[text])
+        if job and begins:
+            self.a_worker(which).begin(job)
         self.hub.pass_time(SILENCE_S + 1)
-        for engine in (quick, slow):
-            for process in engine.processes:
-                process.keep_alive()
-            late = self.reserve_for(engine, TEXTS[other])
-            if late:
-                self.write_all(engine, late, 0.5)
+        for process in (*quick.processes, *slow.processes * times):
+            process.keep_alive()
+        self.store_by(quick, TEXTS[other])
         if job:
             self.write_all(slow, job, 0.5)
         self.look_up_by(quick, TEXTS[other])

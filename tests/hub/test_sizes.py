@@ -15,7 +15,6 @@ from blendhub.core.plugin_choice import PluginChoice
 from blendhub.core.spans import Span
 from blendhub.hub.memory import arena, default_size, segments
 from blendhub.hub.memory.arena import Arena
-from blendhub.system.memory import memory_nodes
 
 GIB = 2**30
 NO_LIMIT_V1 = 9223372036854771712
@@ -49,15 +48,12 @@ TREES = {
 }
 
 
-def write_files(folder, files):
-    for name, text in files.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(f"{text}\n")
-
-
 @pytest.mark.parametrize("files, gib", TREES.values(), ids=TREES)
 def test_what_control_groups_leave_is_what_is_available(tmp_path, files, gib):
-    write_files(tmp_path, {"proc/meminfo": f"MemTotal: 1 kB\nMemAvailable: {64 * 2**20} kB\n", **files})
+    files = {"proc/meminfo": f"MemTotal: 1 kB\nMemAvailable: {64 * 2**20} kB\n", **files}
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(f"{text}\n")
     assert default_size.available_bytes(tmp_path) == gib * GIB
 
 
@@ -86,14 +82,6 @@ def test_what_other_hubs_still_reserve_is_known(monkeypatch):
     one.close()
     other.close()
     assert segments.unreserved_bytes() == before
-
-
-def test_the_nodes_are_those_with_memory_that_this_process_may_use(tmp_path):
-    assert memory_nodes(tmp_path) == []
-    for present, allowed, nodes in (("0-1,4", "0-7", [0, 1, 4]), ("0-3", "1-2", [1, 2])):
-        status = f"Name:\tx\nMems_allowed:\t1\nMems_allowed_list:\t{allowed}"
-        write_files(tmp_path, {"proc/self/status": status, "sys/devices/system/node/has_memory": present})
-        assert memory_nodes(tmp_path) == nodes
 
 
 # The layout of slots.

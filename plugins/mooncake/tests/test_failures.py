@@ -4,9 +4,9 @@ import contextlib
 import itertools
 import os
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +14,7 @@ import pytest
 from blendhub_mooncake.bytes import MooncakeBytes
 from blendhub_mooncake.frames import ChildSetup
 
-from blendhub.core.errors import StoreFailed
+from blendhub.core.errors import StoreAway, StoreFailed
 from blendhub.hub.memory.arena import Arena
 from harness.servers.mooncake_cluster import Cluster
 from harness.waiting import wait_until
@@ -106,25 +106,14 @@ def test_a_process_that_is_killed_or_stopped_is_replaced_and_finds_what_was_stor
     assert not is_alive(pid)
     wait_until(lambda: ledger.get(first), RECOVERY_S)
     # Every call under way fails when the process is killed: more callers than lanes, all of them answered.
-    answers: list[object] = []
-
-    def call(at: int) -> None:
-        try:
-            answers.append(ledger.place.put([f"key {at}"], [(at * MIB, 8 * MIB)]))
-        except StoreFailed as error:
-            answers.append(error)
-
     pid = ledger.pid
     os.kill(pid, signal.SIGSTOP)
-    callers = [threading.Thread(target=call, args=[at]) for at in range(8)]
-    for caller in callers:
-        caller.start()
-    time.sleep(0.2)
-    assert not answers
-    os.kill(pid, signal.SIGKILL)
-    for caller in callers:
-        caller.join(DEADLINE_S)
-    assert [isinstance(answer, StoreFailed) for answer in answers] == [True] * 8
+    with ThreadPoolExecutor(8) as pool:
+        calls = [pool.submit(ledger.place.put, [f"key {at}"], [(at * MIB, 8 * MIB)]) for at in range(8)]
+        time.sleep(0.2)
+        assert not any(call.done() for call in calls)
+        os.kill(pid, signal.SIGKILL)
+        assert {type(call.exception(DEADLINE_S)) for call in calls} == {StoreAway}
     wait_until(ledger.works, RECOVERY_S)
     pid = ledger.pid
     ledger.place.close()

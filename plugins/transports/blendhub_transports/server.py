@@ -65,6 +65,10 @@ class ZmqServer(Server):
         self._router.close()
         await asyncio.to_thread(self._context.term)  # when the last replies are sent
 
+    def refuse(self, reason: object) -> None:
+        self.refused += 1
+        log.debug("%s: refused: %s", self.endpoint, reason)
+
     def _read_requests(self) -> None:
         """Read what waits. ZeroMQ's descriptor signals a change once, and sending may consume that signal."""
         for _ in range(BATCH):
@@ -81,8 +85,7 @@ class ZmqServer(Server):
                 if header.kind != frames.REQUEST:
                     raise ProtocolError(f"a frame of kind {header.kind} is not a request")
             except BlendHubError as error:
-                self.refused += 1
-                log.debug("%s: refused: %s", self.endpoint, error)
+                self.refuse(error)
                 if header:
                     reply(header.number, error)
             else:

@@ -8,7 +8,6 @@ import zmq
 from blendhub_transports import frames
 
 from blendhub import PluginHost
-from blendhub.contracts import Transport
 from blendhub.testing import TransportSuite
 from blendhub.testing.transports.suite import HostileTests
 
@@ -17,22 +16,11 @@ HOST = PluginHost.discover()
 OPTIONS = {"max_pending": 600}
 
 
-class TestInproc(TransportSuite):
-    capabilities = HOST.spec("transport", "inproc").capabilities
-    max_pending = 600
-
-    def create(self) -> Transport:
-        transport: Transport = HOST.create("transport", "inproc", OPTIONS)
-        return transport
+class TestInproc(TransportSuite.of_installed(HOST, "inproc", OPTIONS)):  # type: ignore[misc]
+    """It has no bytes that a stranger could send."""
 
 
-class TestZmq(TransportSuite):
-    max_pending = 600
-
-    def create(self) -> Transport:
-        transport: Transport = HOST.create("transport", "zmq", OPTIONS)
-        return transport
-
+class TestZmq(TransportSuite.of_installed(HOST, "zmq", OPTIONS)):  # type: ignore[misc]
     def send_raw(self, endpoint: str, data: bytes) -> None:
         with zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
             stranger.setsockopt(zmq.LINGER, 1000)
@@ -40,10 +28,8 @@ class TestZmq(TransportSuite):
             stranger.send_multipart([data, data[:1]])
 
 
-class TestHostileHeaders(HostileTests):
+class TestHostileHeaders(HostileTests.of_installed(HOST, "zmq", OPTIONS)):  # type: ignore[misc]
     """Garbage behind the beginning of a frame of ours."""
-
-    create = TestZmq.create
 
     def send_raw(self, endpoint: str, data: bytes) -> None:
         about = (frames.MAGIC, frames.PROTOCOL, 1, len(data) % 4, 7, time.monotonic() + 1.0)
