@@ -71,9 +71,6 @@ def test_a_request_is_shown_with_its_strip_its_counts_its_sources_and_why_it_was
         ["79 to 80", "1", Why.LAST.sentence],
     ]
     assert explain("cmpl-8").splitlines()[-1] == "why: the hub has too little of it"
-
-
-def test_the_outcome_as_json(explain):
     outcome = json.loads(explain("cmpl-9", "--json"))
     assert outcome["spans"]["exact"] == [[8, 24]] and outcome["engine_tokens"] == 8 and "text" not in outcome
     assert outcome["unused"] == [[[0, 80], "nothing_stored"], [[79, 80], "last"]]
@@ -85,24 +82,23 @@ def body(**report: object) -> str:
     return json.dumps({"id": "cmpl-9", "usage": {"prompt_tokens": 80}, "kv_transfer_params": {"blendhub": report}})
 
 
-def test_a_response_that_was_asked_to_explain_needs_no_hub(capsys, monkeypatch):
+def test_a_response_that_was_asked_to_explain_needs_no_hub(explain, capsys, monkeypatch):
     spans = {name: [[span.start, span.end] for span in some] for name, some in SPANS.items()}
     monkeypatch.setattr(sys, "stdin", io.StringIO(body(spans=spans)))
     monkeypatch.setenv("COLUMNS", "80")
     assert main(["explain", "-", "--endpoint", "ipc:///nowhere/hub.sock"]) == 0
     assert capsys.readouterr().out.splitlines()[:2] == ["cmpl-9: 80 tokens", STRIP]
-
-
-def test_a_response_without_positions_is_looked_up_by_its_id(explain):
+    # Without positions, the hub is asked for the request.
     assert explain("-", stdin=body()).splitlines()[1] == STRIP
 
 
-@pytest.mark.parametrize("form", ["json", "numbers", "response"])
-def test_a_prompt_shows_what_would_be_reused_of_it_now(explain, tmp_path, form):
+def test_a_prompt_shows_what_would_be_reused_of_it_now(explain, tmp_path):
     ids = [*range(64), *DOCUMENT.tolist(), *range(5000, 5064)]
-    forms = {"numbers": " ".join(map(str, ids)), "response": json.dumps({"prompt_token_ids": ids})}
-    (tmp_path / "ids").write_text(forms.get(form, json.dumps(ids)))
-    lines = explain("--token-ids", str(tmp_path / "ids")).splitlines()
+    shown = set()
+    for form in (json.dumps(ids), " ".join(map(str, ids)), json.dumps({"prompt_token_ids": ids})):
+        (tmp_path / "ids").write_text(form)
+        shown.add(explain("--token-ids", str(tmp_path / "ids")))
+    (lines,) = (text.splitlines() for text in shown)
     assert lines[0] == "384 tokens, if engine an-engine got them now"
     # 64 of 384 tokens are a sixth of the 80 letters.
     assert lines[1].strip("o.").strip(">") == "" and 52 <= lines[1].count(">") <= 55

@@ -13,16 +13,12 @@ from blendhub.contracts import Selection, Selector, checked_picks
 from blendhub.core.errors import BrokenContract, InvalidInput
 
 MOVED = [Span(10, 20), Span(20, 30), Span(40, 50)]
-NO_SPANS = "Picking.select should return a list of Span of int, got "
-NO_PARTS = "Picking.select should pick ascending, disjoint parts of"
 NUMPY_INT: Any = np.int64(10)
 BAD_PICKS = [
-    *((picks, NO_SPANS) for picks in (None, [(10, 20)], [Span(NUMPY_INT, 20)], (Span(10, 20),))),
-    ([Span(10, 10)], NO_PARTS),
-    ([Span(40, 50), Span(10, 20)], NO_PARTS),
-    ([Span(10, 15), Span(12, 20)], NO_PARTS),
+    *(None, [(10, 20)], [Span(NUMPY_INT, 20)], (Span(10, 20),)),
+    *([Span(10, 10)], [Span(40, 50), Span(10, 20)], [Span(10, 15), Span(12, 20)]),
 ]
-"""What a selector may not pick of ``MOVED``, and what is said about it."""
+"""What a selector may not pick of ``MOVED``."""
 
 
 class Picking(Selector):
@@ -35,11 +31,10 @@ class Picking(Selector):
         return self.picks
 
 
-def test_picks_that_break_the_contract_are_refused():
-    for picks, complaint in BAD_PICKS:
-        with pytest.raises(BrokenContract) as raised:
-            checked_picks(Picking(picks), Selection(MOVED, 0.5))
-        assert complaint in str(raised.value)
+@pytest.mark.parametrize("picks", BAD_PICKS)
+def test_picks_that_break_the_contract_are_refused(picks):
+    with pytest.raises(BrokenContract, match=r"Picking\.select should (return a list of Span of int|pick ascending)"):
+        checked_picks(Picking(picks), Selection(MOVED, 0.5))
 
 
 @given(st.lists(st.integers(0, 60), min_size=2, max_size=8, unique=True), st.sets(st.integers(0, 60)))
