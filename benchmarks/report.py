@@ -97,7 +97,7 @@ def finish(benchmark: str, rows: list[Row], packages: Sequence[str], json: Path 
     """Print the table, last of all, and write the JSON file."""
     if json:
         json.parent.mkdir(parents=True, exist_ok=True)
-        report = Report(benchmark, _machine(), {name: _version(name) for name in packages}, rows, details)
+        report = Report(benchmark, _machine(), {name: version_of(name) for name in packages}, rows, details)
         json.write_bytes(msgspec.json.format(msgspec.json.encode(report)) + b"\n")
     # Plain text: some benchmarks run on machines that have little installed.
     lines = [("id", "value", "bar", "ok", "spread", "what"), *map(_cells, rows)]
@@ -125,7 +125,7 @@ def _machine() -> dict[str, str | int]:
     }
 
 
-def _version(package: str) -> str:
+def version_of(package: str) -> str:
     if package == "python":
         return platform.python_version()
     try:

@@ -16,24 +16,16 @@ NAIVE = "test_the_tag_of_every_window_is_that_of_the_naive_polynomial"
 OUTSIDE = "import numba, numpy; numba.njit(lambda items: items[items.size])(numpy.zeros(4))"
 
 
-@pytest.fixture
-def checked(tmp_path):
-    """Runs Python with kernels that check their bounds; they are compiled for it, into a place of their own."""
+def test_the_matcher_suite_stays_within_the_arrays(tmp_path):
+    """The kernels are compiled for it, into a place of their own."""
     environment = os.environ | {"NUMBA_BOUNDSCHECK": "1", "NUMBA_CACHE_DIR": str(tmp_path)}
 
     def run(*arguments):
         command = [sys.executable, *arguments]
         return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=280)
 
-    return run
-
-
-def test_reading_outside_an_array_is_noticed(checked):
-    assert "IndexError" in checked("-c", OUTSIDE).stderr
-
-
-def test_the_matcher_suite_stays_within_the_arrays(checked):
+    assert "IndexError" in run("-c", OUTSIDE).stderr, "reading outside of an array would not be noticed"
     folder = "plugins/matchers/tests"
     tests = [f"{folder}/test_conformance.py::TestRollingHash", f"{folder}/test_rolling_hash.py::{NAIVE}"]
-    done = checked("-m", "pytest", "-q", "-p", "no:cacheprovider", *tests)
+    done = run("-m", "pytest", "-q", "-p", "no:cacheprovider", *tests)
     assert done.returncode == 0 and " passed" in done.stdout, done.stdout

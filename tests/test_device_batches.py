@@ -1,5 +1,7 @@
 """Batches of tokens and slices, compared with a loop over single tokens and layers."""
 
+from itertools import product
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -62,12 +64,11 @@ def tokens_of(planner, block_size, made):
         assert columns[batches.SPAN_COUNT][: len(batch.spans)] == [span.n_tokens for span in batch.spans]
         moved = [new != old for new, old in zip(columns[batches.POSITION], columns[batches.SOURCE], strict=True)]
         assert moved == [batch.moved] * batch.n_tokens
-        arena_of, at = {}, 0
-        for one in batch.slices:
-            assert one.staging_at == at and one.nbytes > 0
-            arena_of |= {at + k: one.at + k for k in range(one.nbytes)}
-            at += one.nbytes
-        assert at <= planner.staging_bytes
+        arena_of = {}
+        for piece in batch.slices:
+            assert piece.staging_at == len(arena_of) and piece.nbytes > 0
+            arena_of |= {piece.staging_at + k: piece.at + k for k in range(piece.nbytes)}
+        assert len(arena_of) <= planner.staging_bytes
         at = batch.rows.at
         for layer in range(batch.first_layer, batch.first_layer + batch.n_layers):
             for kind, row_bytes in enumerate(kinds):
@@ -94,45 +95,17 @@ def test_each_token_of_each_layer_lies_in_one_batch(made, data, skipped, some_ar
     if some_are_reached:
         parts = [batch for batch in planned if not batch.slices]
         assert all(batch.rows.at >= REACHED and batch.n_tokens < layout.chunk_tokens for batch in parts)
+    kinds = (layout.keys_at, layout.key_row_bytes), (layout.values_at, layout.value_row_bytes)
     expected = []
     for segment in segments:
-        for k in range(len(segment.span)):
-            position = segment.span.start + k
+        for position in range(max(segment.span.start, skipped), segment.span.end):
+            n_before = position - segment.span.start
             slot = int(block_ids[position // block_size]) * block_size + position % block_size
-            if position < skipped:
-                continue
-            for layer in range(layout.layers):
-                for kind, begin, row_bytes in (
-                    (0, layout.keys_at(layer), layout.key_row_bytes),
-                    (1, layout.values_at(layer), layout.value_row_bytes),
-                ):
-                    if row_bytes:
-                        at = segment.shard + begin + (segment.row + k) * row_bytes
-                        expected.append((layer, kind, at, slot, position, segment.source_start + k))
+            for layer, (kind, (begin, row_bytes)) in product(range(layout.layers), enumerate(kinds)):
+                if row_bytes:
+                    at = segment.shard + begin(layer) + (segment.row + n_before) * row_bytes
+                    expected.append((layer, kind, at, slot, position, segment.source_start + n_before))
     assert tokens_of(planner, block_size, planned) == sorted(expected)
-
-
-LAYOUT = KVLayout(layers=4, kv_heads=2, key_dim=16, value_dim=16, dtype="bfloat16", chunk_tokens=64)
-
-
-def batches_of(segments, layers=4, reaches=lambda shard: False):
-    bare = batches.BatchPlanner(LAYOUT, 16, 0)
-    planner = batches.BatchPlanner(LAYOUT, 16, bare.table_bytes + layers * LAYOUT.keys_at(1))
-    return list(planner.batches(segments, np.arange(60)[::-1].copy(), reaches))
-
-
-@pytest.mark.parametrize("layers, expected", [(1, [1] * 4), (2, [2] * 2), (3, [2] * 2), (4, [4])])
-def test_a_chunk_is_one_copy_for_as_many_layers_as_staging_holds(layers, expected):
-    made = batches_of([Segment(Span(5, 69), 0, 0, 5)], layers, reaches=lambda shard: True)
-    assert [batch.n_layers for batch in made] == expected
-    assert all(len(batch.slices) == 1 for batch in made)
-
-
-def test_small_pieces_share_a_batch_and_moved_ones_have_their_own():
-    pieces = [Segment(Span(at, at + 5), at * 10**5, 3, at + (100 if at >= 40 else 0)) for at in range(0, 80, 10)]
-    assert [(batch.n_tokens, batch.moved) for batch in batches_of(pieces)] == [(20, False), (20, True)]
-    reached = batches_of(pieces, reaches=lambda shard: shard > 0)
-    assert [len(batch.slices) > 0 for batch in reached] == [False] * 7 + [True]
 
 
 def test_a_long_prompt_takes_few_calls_of_the_interpreter_a_gib():
@@ -140,11 +113,10 @@ def test_a_long_prompt_takes_few_calls_of_the_interpreter_a_gib():
     options = pytest.importorskip("blendhub_cuda", reason="pip install 'blendhub[cuda]'").CudaOptions()
     layout = KVLayout(layers=32, kv_heads=8, key_dim=128, value_dim=128, dtype="bfloat16", chunk_tokens=256)
     planner = batches.BatchPlanner(layout, 16, int(options.staging_mib * 2**20) // 4)
-    n_chunks, gib = 128, 128 * layout.shard_bytes / 2**30
-    segments = [
-        Segment(Span(256 * number, 256 * (number + 1)), number * layout.shard_bytes, 0, 256 * number + 1000)
-        for number in range(n_chunks)
-    ]
-    made = list(planner.batches(segments, np.arange(n_chunks * 16)))
+    starts, gib = range(0, 32_768, 256), 128 * layout.shard_bytes / 2**30
+    chunks = [Segment(Span(at, at + 256), at // 256 * layout.shard_bytes, 0, at + 1000) for at in starts]
+    made = list(planner.batches(chunks, np.arange(2048)))
     assert len(made) / gib <= 32
     assert sum(2 + len(batch.slices) for batch in made) / gib <= 96
+    pieces = [Segment(Span(at, at + 5), at * layout.shard_bytes, 3, at + 1000 * (at >= 40)) for at in range(0, 80, 10)]
+    assert [(batch.n_tokens, batch.moved) for batch in planner.batches(pieces, np.arange(5))] == [(20, 0), (20, 1)]

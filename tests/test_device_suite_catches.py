@@ -1,184 +1,223 @@
-"""Devices with one fault each, and the test of the device suite that must catch it."""
+"""Devices with one fault for each paragraph of the contract, and the test of the device suite that must see it."""
 
-import inspect
-import itertools
+from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 import pytest
+import torch
+from blendhub_cpu import CpuOptions
+from blendhub_cpu.device import CpuDevice
+from msgspec.structs import replace
 
-from blendhub.contracts import Device
+from blendhub.contracts import AttentionRules, ChosenAttention, Device, Transfer
+from blendhub.core.errors import Unsupported
 from blendhub.testing import AttentionTests, DeviceSuite
 from blendhub.testing.attention_reference import ReferenceAttention
-from blendhub.testing.device_reference import rotated
-from blendhub.testing.devices.base import harnesses
-from tests import faulty_devices as faulty
-from tests.faulty_devices import (
-    ChecksNothing,
-    Faulty,
-    SlowDevice,
-    as_if_contiguous,
-    attaching,
-    attending,
-    beginning,
-    device,
-    ignoring,
-    loading,
-    replace,
-    rotating,
-    saving,
-)
-from tests.suite_runs import all_tests
+from tests.suite_runs import proofs
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("without_shrinking")]
 
 
-ATTEND = ReferenceAttention.attend
+class Sound(CpuDevice):
+    """The CPU device, and attention by the reference: without a fault."""
+
+    attends: Any = ReferenceAttention
+
+    def __init__(self) -> None:
+        super().__init__(CpuOptions())
+        self.attached: list[Any] = []
+
+    def _attach(self, layers: Any, block_size: int, layout: Any) -> None:
+        super()._attach(layers, block_size, layout)
+        self.attached.append((layers, block_size, layout))
+
+    def _close(self) -> None:
+        super()._close()
+        self.attached = []
+
+    def attention(self, rules: Sequence[AttentionRules], dtype: torch.dtype) -> ChosenAttention:
+        if len(self.attached) > 1:
+            raise Unsupported("there are several groups")
+        attention: ChosenAttention = self.attends(*self.attached[0], rules)
+        return attention
+
+    @property
+    def pages(self) -> list[torch.Tensor]:
+        return [tensor for layers, *_ in self.attached for layer in layers for tensor in layer.tensors]
+
+
+class CopiedLater(Transfer):
+    def __init__(self, copy: Callable[[], object]) -> None:
+        self._copy = copy
+
+    def done(self) -> bool:
+        return True
+
+    def wait(self) -> None:
+        self._copy()
+
+
+Faulty = type[Sound]
+
+
+def device(name: str, **methods: Any) -> Faulty:
+    return type(name, (Sound,), methods)
+
+
+def attaching(name: str, change: Callable[[Any], Any]) -> Faulty:
+    """A device that takes each layer for another one."""
+    return device(name, _attach=lambda self, layers, *sizes: Sound._attach(self, [*map(change, layers)], *sizes))
+
+
+def rotating(name: str, **how: Any) -> Faulty:
+    return attaching(name, lambda layer: replace(layer, rotation=layer.rotation and replace(layer.rotation, **how)))
+
+
+def attending(name: str, **methods: Any) -> Faulty:
+    return device(name, attends=type(name, (ReferenceAttention,), methods))
+
+
+def ignoring(**rules: Any) -> Faulty:
+    """A device that takes these rules for those of all layers."""
+
+    def attend(self: Any, layer: int, queries: Any, output: Any) -> None:
+        self._rules = [one._replace(**rules) for one in self._rules]
+        ReferenceAttention.attend(self, layer, queries, output)
+
+    return attending(f"Ignores_{'_'.join(rules)}", attend=attend)
+
+
+def as_if_contiguous(tensor: Any) -> Any:
+    return tensor.as_strided(tensor.shape, torch.empty(tensor.shape, device="meta").stride())
+
+
+class DecodesAllPages(Sound):
+    """Which changes the bits of some NaNs."""
+
+    def _load(self, *arguments: Any) -> Transfer:
+        transfer = super()._load(*arguments)
+        for pages in self.pages:
+            pages.copy_(pages.double().to(pages.dtype))
+        return transfer
+
+
+class KnowsFewPositions(Sound):
+    def _load(self, segments: Any, *more: Any) -> Transfer:
+        return super()._load([replace(one, source_start=one.source_start % 2**17) for one in segments], *more)
+
+
+class ChecksNothing(Sound):
+    """Raises IndexError and the like, or copies."""
+
+    def attach(self, layers: Any, block_size: int, layout: Any) -> None:
+        self._attach(layers, block_size, layout)
+
+    def pin(self, arena: Any, progress: Any = None) -> None:
+        self._pin(arena, progress)
+
+    def load(self, segments: Any, block_ids: Any, skip_prefix_n_tokens: int = 0, group: int = 0) -> Transfer:
+        return self._load(segments, block_ids, group)
+
+    def save(self, segments: Any, block_ids: Any, group: int = 0) -> Transfer:
+        return self._save(segments, block_ids, group)
+
+
+class CopiesOnlyInWait(Sound):
+    def _load(self, *arguments: Any) -> Transfer:
+        return CopiedLater(lambda: Sound._load(self, *arguments))
+
+
+class PinsInTheCallersMode(Sound):
+    """The tensor of the arena is made, and written, as torch allows in the caller's mode."""
+
+    tensor: Any
+
+    def pin(self, arena: Any, progress: Any = None) -> None:
+        super().pin(arena)
+        self.tensor = torch.from_numpy(arena).view(torch.uint8)
+
+    def _save(self, *arguments: Any) -> Transfer:
+        self.tensor[:0] = self.tensor[:0]
+        return super()._save(*arguments)
+
+
+class KeepsTheFirstArena(Sound):
+    def _pin(self, arena: Any, progress: Any) -> None:
+        if not len(self._arena):
+            super()._pin(arena, progress)
+
+
+class TouchesAllOfTheArena(Sound):
+    def _pin(self, arena: Any, progress: Any) -> None:
+        super()._pin(arena, progress)
+        arena[::4096].sum()
+
+
+class KnowsTheLastGroupOnly(Sound):
+    def _attach(self, *layers: Any) -> None:
+        super()._attach(*layers)
+        self._groups = self._groups[-1:] * len(self._groups)
+
+
+class LoadsIntoThePagesBeforeTheStep(Sound):
+    before_the_step: Any = ()
+
+    def begin_step(self) -> None:
+        self.before_the_step = [pages.clone() for pages in self.pages]
+
+    def _load(self, *arguments: Any) -> Transfer:
+        for pages, before in zip(self.pages, self.before_the_step, strict=False):
+            pages.copy_(before)
+        return super()._load(*arguments)
+
+
+def copied(layer: Any) -> Any:
+    return replace(layer, tensors=tuple(tensor.contiguous() for tensor in layer.tensors))
+
+
+ATTEND: Any = ReferenceAttention.attend
+BEGIN: Any = ReferenceAttention.begin
 
 FAULTS: dict[str, list[Faulty]] = {
+    "test_any_transfers": [rotating("RotatesTheFirstItems", offset=0), rotating("RotatesHalves", neox=True)],
     "test_chunks_and_blocks_of_any_size": [
-        loading(lambda self, segments, n: (segments, 0)),
-        loading(lambda self, segments, n: (segments, n // self.groups[0].block_size * self.groups[0].block_size)),
-        saving(lambda self, segments: []),
+        device("SkipsNothing", load=lambda self, segments, blocks, _=0, **of: Sound.load(self, segments, blocks, **of)),
     ],
-    "test_segments_anywhere": [
-        loading(faulty.whole_chunks),
-        loading(lambda self, segments, n: ([replace(one, row=0) for one in segments], n)),
-        saving(lambda self, segments: [replace(one, row=0) for one in segments]),
-        loading(lambda self, segments, n: ([one for one in segments if one.span >= segments[0].span], n)),
-    ],
-    "test_source_start_plays_no_part_in_saving": [
-        saving(lambda self, segments: [replace(one, span=faulty.source_of(one)) for one in segments]),
-    ],
-    "test_blocks_that_no_segment_needs_may_be_unknown": [device(load=faulty.checks_the_whole_table)],
-    "test_the_callers_block_table_may_change_after_the_call": [device(load=faulty.copies_only_in_wait)],
-    "test_groups_of_layers_have_pages_and_block_tables_of_their_own": [faulty.KnowsTheLastGroupOnly],
-    "test_a_large_transfer_is_whole": [
-        loading(lambda self, segments, n: ([one for one in segments if one.span.end <= 1000], n)),
-    ],
-    "test_every_bit_is_copied": [device(load=faulty.decodes_all_pages), attaching(faulty.copied)],
-    "test_pages_of_all_layers_may_share_one_allocation": [attaching(faulty.copied)],
-    "test_heads_and_widths": [device(reference=faulty.ThreeHeads)],
-    "test_numbers_of_8_bits_may_be_kept_as_bytes": [attaching(faulty.refuse_bytes)],
-    "test_values_too_large_for_8_bits_saturate": [rotating(faulty.overflowing)],
-    "test_moved_keys_are_rotated": [
-        rotating(lambda self, key, rotation, old, new: rotated(key, rotation, new, old)),
-    ],
-    "test_every_rotation": [
-        rotating(lambda self, key, rotation, old, new: rotated(key, replace(rotation, offset=0), old, new)),
-        rotating(lambda self, key, rotation, old, new: rotated(key, replace(rotation, neox=True), old, new)),
-        rotating(faulty.scaled_twice),
-        rotating(faulty.rounded_twice),
-    ],
-    "test_each_layer_has_its_own_rotation": [device(_attach=faulty.attach_alike)],
-    "test_each_token_is_rotated_from_its_own_position": [
-        loading(lambda self, segments, n: ([faulty.from_the_prefix(one, n) for one in segments], n)),
-        loading(lambda self, segments, n: ([faulty.moved_like(segments[0], one) for one in segments], n)),
-    ],
-    "test_positions_up_to_the_last_row_of_the_table": [
-        rotating(lambda self, key, rotation, old, new: rotated(key, rotation, min(old, 2**17 - 1), new)),
-    ],
-    "test_a_table_may_be_part_of_a_wider_one": [attaching(faulty.with_table_as_if_contiguous)],
-    "test_any_transfers": [loading(lambda self, segments, n: (segments, 0))],
-    "test_invalid_segments_change_nothing": [device(load=faulty.copies_before_it_checks), ChecksNothing],
+    "test_the_callers_block_table_may_change_after_the_call": [CopiesOnlyInWait],
+    "test_groups_of_layers_have_pages_and_block_tables_of_their_own": [KnowsTheLastGroupOnly],
+    "test_every_bit_is_copied_and_moved_keys_are_rotated": [DecodesAllPages, attaching("CopiesPages", copied)],
+    "test_positions_up_to_the_last_row_of_the_table": [KnowsFewPositions],
+    "test_invalid_segments_change_nothing": [ChecksNothing],
     "test_nothing_is_copied_without_group_pages_or_arena": [ChecksNothing],
-    "test_an_arena_is_a_flat_array_of_bytes": [ChecksNothing],
     "test_pages_that_are_not_what_the_layout_says": [ChecksNothing],
-    "test_unsupported_formats_and_dtypes_are_refused": [ChecksNothing],
-    "test_several_transfers_may_be_pending": [device(load=faulty.copies_the_last_only)],
-    "test_an_empty_transfer_ends": [device(load=faulty.refuses_nothing)],
-    "test_transfers_follow_the_engine_s_earlier_work": [
-        faulty.SavesEachSegmentOnce,
-        faulty.LoadsBeforeWhatTheEngineWroteLast,
-    ],
-    "test_a_step_writes_other_pages_than_its_loads_and_its_saves_see_them": [
-        faulty.LoadsIntoThePagesBeforeTheStep,
-        faulty.SavesThePagesBeforeTheStep,
-    ],
-    "test_calls_inside_and_outside_of_inference_mode": [
-        device(pin=faulty.pins_a_tensor_in_the_caller_s_mode, save=faulty.saves_through_that_tensor),
-    ],
-    "test_another_arena_replaces_the_first": [device(_pin=faulty.keeps_the_first_arena)],
-    "test_an_arena_is_used_while_it_is_being_reserved": [
-        device(_pin=faulty.touches_all_of_the_arena),
-        faulty.WaitsUntilTheArenaIsReserved,
-        faulty.AsksForProgressForEver,
-    ],
-    "test_close_waits_for_pending_transfers": [device(load=faulty.copies_only_in_wait)],
-    "test_close_releases_arena_and_pages": [device(_close=lambda self: None)],
-    "test_block_tokens_is_a_number_of_tokens": [device(block_tokens=0)],
-    "test_attention_over_several_groups_is_refused": [device(attention=faulty.attends_to_the_first_group)],
+    "test_several_transfers_may_be_pending": [CopiesOnlyInWait],
+    "test_a_step_writes_other_pages_than_its_loads_and_its_saves_see_them": [LoadsIntoThePagesBeforeTheStep],
+    "test_calls_inside_and_outside_of_inference_mode": [PinsInTheCallersMode],
+    "test_another_arena_replaces_the_first": [KeepsTheFirstArena],
+    "test_an_arena_is_used_while_it_is_being_reserved": [TouchesAllOfTheArena],
+    "test_close_waits_for_pending_transfers": [CopiesOnlyInWait],
+    "test_close_releases_arena_and_pages": [device("KeepsAll", _close=lambda self: None)],
     "test_each_token_attends_to_the_keys_of_its_prompt_up_to_its_position": [
-        beginning(lambda tokens: {"positions": np.full_like(tokens.positions, tokens.positions.max())}),
-        beginning(lambda tokens: {"positions": np.sort(tokens.positions)}),
-        beginning(lambda tokens: {"blocks": np.repeat(tokens.blocks[:1], len(tokens.blocks), 0)}),
-        beginning(lambda tokens: {"blocks": np.roll(tokens.blocks, 1, axis=1)}),
-        attending(attend=lambda self, layer, queries, output: ATTEND(self, layer, as_if_contiguous(queries), output)),
-        attending(attend=lambda self, layer, queries, output: ATTEND(self, layer, queries, as_if_contiguous(output))),
+        attending("SeesTheFuture", begin=lambda self, of: BEGIN(self, of._replace(positions=of.positions + 1))),
+        attending("ReadsOnePrompt", begin=lambda self, of: BEGIN(self, of._replace(prompts=0 * of.prompts))),
+        attending("IgnoresStrides", attend=lambda *of: ATTEND(*of[:2], as_if_contiguous(of[2]), of[3])),
     ],
     "test_each_layer_has_its_rules": [
-        device(attends=faulty.SharesKeysInTurn),
-        attending(attend=lambda self, layer, queries, output: ATTEND(self, 0, queries, output)),
-        *(ignoring(**rule) for rule in ({"scale": 0.2}, {"window": None}, {"chunk": None}, {"sinks": None})),
-        ignoring(soft_cap=0.0),
+        attending("HasTheRulesOfTheFirst", attend=lambda self, layer, *of: ATTEND(self, 0, *of)),
+        *(ignoring(**rule) for rule in ({"window": None}, {"chunk": None}, {"sinks": None}, {"soft_cap": 0.0})),
     ],
     "test_pages_of_every_format": [ignoring(latent=0)],
     "test_keys_and_values_of_8_bits_have_scales": [ignoring(key_scale=1.0), ignoring(value_scale=1.0)],
 }
 
 
-class Suite(DeviceSuite, AttentionTests):
-    tested: Any = SlowDevice
+class TestSound(DeviceSuite, AttentionTests):
+    """Without a fault there is nothing to catch."""
+
+    plugin: Faulty = Sound
 
     def create(self) -> Device:
-        made: Device = self.tested()
-        return made
+        return self.plugin()
 
 
-def test_a_faulty_device_proves_each_test() -> None:
-    assert set(FAULTS) == all_tests(Suite)
-
-
-@pytest.mark.usefixtures("without_shrinking")
-@pytest.mark.parametrize("test, number", [(test, n) for test, faults in FAULTS.items() for n in range(len(faults))])
-def test_suite_catches(test: str, number: int) -> None:
-    tested = FAULTS[test][number]
-    assert not _passes(type("FaultySuite", (Suite,), {"tested": tested})(), test)
-
-
-@pytest.mark.usefixtures("without_shrinking")
-@pytest.mark.parametrize("test", sorted(all_tests(Suite)))
-def test_suite_passes_a_correct_device(test: str) -> None:
-    assert _passes(Suite(), test)
-
-
-def _passes(suite: Suite, name: str) -> bool:
-    """Run one test of a suite, for all values of its parameters, as pytest would."""
-    test = getattr(suite, name)
-    asked = inspect.signature(test).parameters
-    values = {mark.args[0]: mark.args[1] for mark in getattr(test, "pytestmark", []) if mark.name == "parametrize"}
-    values |= {"format": suite.formats} if "format" in asked else {}
-    for chosen in itertools.product(*values.values()):
-        with harnesses(suite.create, suite.torch_type) as make:
-            fixtures = {"make_harness": lambda: make, "device": suite.create, "harness": lambda: make(suite.setup())}
-            arguments = {fixture: value() for fixture, value in fixtures.items() if fixture in asked}
-            try:
-                test(**arguments, **dict(zip(values, chosen, strict=True)))
-            except (Exception, pytest.fail.Exception):
-                return False
-    return True
-
-
-class LimitedDevice(SlowDevice):
-    """A correct device of few formats and dtypes: the suite may be limited to what a device supports."""
-
-    formats = ("packed_transposed", "split")
-    dtypes = ("int8", "bfloat16", "float8_e4m3")
-
-
-class TestLimitedDevice(DeviceSuite):
-    formats = LimitedDevice.formats
-    dtypes = LimitedDevice.dtypes
-
-    def create(self) -> Device:
-        return LimitedDevice()
+globals().update(proofs(TestSound, ((plugin, test) for test, plugins in FAULTS.items() for plugin in plugins)))

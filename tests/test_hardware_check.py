@@ -1,7 +1,9 @@
 """What `make gpu-check` and `make npu-check` say about an engine of the machine."""
 
 from importlib.metadata import distributions, entry_points
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -10,52 +12,35 @@ from benchmarks import engine_check, hardware_check
 GOOD: dict[str, Any] = {"tests": {"failures": 0, "errors": 0}, "benchmark": {"rows": [{"ok": True, "bar": 0.9}]}}
 
 
-def rows(needed, start=None):
-    return [{"id": row.id, "ok": row.ok, "what": row.what} for row in engine_check.rows(needed, start)]
+def died():
+    raise RuntimeError("the engine died: error 507899")
 
 
-def test_without_vllm_for_the_accelerator_rows_say_that_no_engine_was_started():
-    found = rows("vllm_of_nobody")
-    assert [(row["id"], row["ok"]) for row in found] == [("engine_start", None), ("engine_blend", None)]
-    assert all(row["what"] == "vllm_of_nobody is not installed: no engine was started" for row in found)
-    assert hardware_check._is_good({**GOOD, "engine": found})
-
-
-def test_an_engine_that_does_not_start_makes_the_report_bad():
-    def fail():
-        raise RuntimeError("the engine died: error 507899")
-
-    (row,) = rows("json", fail)
-    assert row["ok"] is False and "error 507899" in row["what"]
-    assert not hardware_check._is_good({**GOOD, "engine": [row]})
+@pytest.mark.parametrize(
+    "needed, n_rows, ok, words",
+    [
+        ("vllm_of_nobody", 2, None, "vllm_of_nobody is not installed: no engine was started"),
+        ("json", 1, False, "error 507899"),
+    ],
+)
+def test_rows_say_why_no_engine_was_started_and_one_that_died_makes_the_report_bad(needed, n_rows, ok, words):
+    rows = engine_check.rows(needed, died)
+    assert [row.ok for row in rows] == [ok] * n_rows and all(words in row.what for row in rows)
+    report = GOOD | {"engine": [{"ok": row.ok} for row in rows]}
+    assert hardware_check._is_good(report) == (ok is None)
 
 
 @pytest.mark.parametrize("row, is_good", [((None, None), True), ((None, 0.9), False), ((False, 0.9), False)])
 def test_a_figure_without_a_bar_needs_no_verdict(row, is_good):
     ok, bar = row
-    rows = [*GOOD["benchmark"]["rows"], {"ok": ok, "bar": bar}]
-    assert hardware_check._is_good({**GOOD, "benchmark": {"rows": rows}, "engine": []}) == is_good
-
-
-class Engine:
-    """One that starts, but reuses no text that has moved."""
-
-    log = "INFO BlendHub: exact prefixes are reused; embedded hub; arena 1 GiB\n"
-
-    def one(self, prompt, **asked):
-        return self
-
-    report = {"moved_tokens": 0, "reason": "keys of this model cannot be moved"}  # noqa: RUF012
-
-    def forget(self):
-        pass
-
-    def full_prefill(self, prompt):
-        pass
+    assert hardware_check._is_good({**GOOD, "benchmark": {"rows": [{"ok": ok, "bar": bar}]}, "engine": []}) == is_good
 
 
 def test_an_engine_that_reuses_exact_prefixes_only_falls_short():
-    start, blend = engine_check.rows_of(Engine())
+    log = "INFO BlendHub: exact prefixes are reused; embedded hub; arena 1 GiB\n"
+    answer = SimpleNamespace(report={"moved_tokens": 0, "reason": "keys of this model cannot be moved"})
+    engine = mock.Mock(log=log, one=mock.Mock(return_value=answer))
+    start, blend = engine_check.rows_of(engine)
     assert start.ok is False and "exact prefixes are reused" in start.what
     assert blend.ok is False and "keys of this model cannot be moved" in blend.what
 

@@ -6,7 +6,6 @@ The device here copies in plain torch, on the deferred runtime. The suite of str
 import threading
 import time
 from functools import partial
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,19 +15,17 @@ pytest.importorskip("torch", reason="pages are tensors: pip install torch")
 import torch
 from msgspec.structs import replace
 
-from blendhub.contracts import ArenaProgress
 from blendhub.core.errors import InvalidInput, Unsupported
 from blendhub.devices import HostArena, Mover, Runtime, StreamDevice, stream_device
 from blendhub.devices.queues import StagingStream
-from blendhub.testing.devices.base import harnesses
 from blendhub.testing.devices.deferred import DeferredRuntime
 from blendhub.testing.devices.device_harness import DeviceHarness, DeviceSetup
 from blendhub.testing.devices.streams import (
+    DIRECTIONS,
     RUNTIMES,
+    check_that_it_follows_the_engine,
     fail,
-    load_pages_that_the_engine_has_yet_to_write,
     poll,
-    save_pages_that_the_engine_has_yet_to_write,
     wait_until_pinned,
 )
 from tests.slow_registration import SlowRegistration
@@ -66,95 +63,80 @@ class CopyingMover(Mover):
 class TorchDevice(StreamDevice):
     name, streams_per_queue, reaches_arena, formats = "torch", 2, True, ("packed_heads",)
 
+    def __init__(self, runtime, staging_mib=0.06):
+        super().__init__(staging_mib, 16, lambda place: runtime)
+
     def _mover(self, pages, layout, block_size):
         return CopyingMover(pages)
 
 
-def device_on(runtime, staging_mib=0.06):
-    return TorchDevice(staging_mib, 16, lambda place: runtime)
+@pytest.fixture
+def harness_on():
+    """Makes devices on runtimes. When they are closed, nothing is registered, and no thread has failed."""
+    made = []
 
+    def make(runtime, **options):
+        made.append((runtime, DeviceHarness(TorchDevice(runtime, **options), "cpu", SETUP)))
+        return made[-1][1]
 
-def harness_on(runtime, staging_mib=0.06):
-    return DeviceHarness(device_on(runtime, staging_mib), "cpu", SETUP)
+    yield make
+    for runtime, harness in made:
+        harness.device.close()
+        assert not runtime.registered and not runtime.errors
 
 
 @pytest.fixture(params=RUNTIMES)
-def harness(request):
-    with harnesses(lambda: device_on(RUNTIMES[request.param]()), "cpu") as make:
-        harness = make(SETUP)
-        wait_until_pinned(harness)
-        yield harness
+def harness(request, harness_on):
+    harness = harness_on(RUNTIMES[request.param]())
+    wait_until_pinned(harness)
+    return harness
 
 
-def test_a_transfer_that_does_not_follow_the_engine_is_caught(monkeypatch):
-    monkeypatch.setattr(DeferredRuntime, "wait_event", lambda *_: None)
-    for transfer in (save_pages_that_the_engine_has_yet_to_write, load_pages_that_the_engine_has_yet_to_write):
-        with pytest.raises(AssertionError):
-            transfer(harness_on(runtime := DeferredRuntime()), runtime)
+def copy_both_ways(harness, segments):
+    harness.load(segments, 10)
+    harness.overwrite_pages()
+    harness.save(segments)
 
 
-@pytest.mark.parametrize("transfer", ["load", "save"])
-def test_using_the_bounce_buffer_too_early_is_caught(monkeypatch, transfer):
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_missing_waits_are_caught(monkeypatch, harness_on, direction):
     monkeypatch.setattr(StagingStream, "wait_for_bounce_copy", lambda stream: None)
     harness = harness_on(DeferredRuntime("no more locked memory"))
     with pytest.raises(AssertionError):
-        getattr(harness, transfer)(harness.chunks(0, 160))
+        getattr(harness, direction)(harness.chunks(0, 160))
+    monkeypatch.setattr(DeferredRuntime, "wait_event", lambda *_: None)
+    harness = harness_on(runtime := DeferredRuntime())
+    with pytest.raises(AssertionError):
+        check_that_it_follows_the_engine(harness, runtime, direction)
 
 
-def test_transfers_do_not_wait_until_the_arena_is_pinned():
+def test_transfers_do_not_wait_until_the_arena_is_pinned(harness_on):
     """Hosts with hundreds of GiB take minutes."""
     runtime = SlowRegistration()
     harness = harness_on(runtime)
-    chunks, n_parts = harness.chunks(0, 240), -(-harness.arena.size // runtime.registration_bytes)
+    segments = [*harness.chunks(0, 240), harness.segment(250, 260, shard=7, row=9)]
+    n_parts = -(-harness.arena.size // runtime.registration_bytes)
     runtime.wait_for_call()
     for n_next in (1, n_parts // 2, 1):
-        harness.load(chunks, 10)
-        harness.load([harness.segment(7, 30, shard=7, row=2)])
-        harness.overwrite_pages()
-        harness.save(chunks)
-        harness.save([harness.segment(3, 9, shard=7, row=9)])
+        copy_both_ways(harness, segments)
         runtime.allow(n_next)
     begin = time.perf_counter()
     harness.pin_new_arena()
     assert time.perf_counter() - begin < 0.05
-    harness.load(chunks, 10)
+    harness.load(segments, 10)
     runtime.allow_soon(1)  # the part of the first arena that is being registered
-    closing = threading.Timer(0.1, runtime.allow_soon, [1])  # at most one of the new arena
-    closing.start()
+    threading.Timer(0.1, runtime.allow_soon, [1]).start()  # at most one of the new arena
     harness.device.close()
-    closing.join()
-    assert not runtime.registered and not runtime.errors
 
 
-def test_an_arena_is_pinned_as_far_as_it_is_reserved():
-    """Pinning makes pages: behind the reserved part, memory for them may be missing."""
-    runtime = DeferredRuntime()
-    harness, step = harness_on(runtime), runtime.registration_bytes
-    size = harness.arena.size
-    assert size > 3 * step
-    progress = ArenaProgress(step, size)
-    harness.device.pin(harness.arena, lambda: progress)
-    for reserved, goal in ((2 * step, size), (3 * step, size), (3 * step + 1, 3 * step + 1)):
-        harness.load(harness.chunks(0, 240), 10)
-        harness.overwrite_pages()
-        harness.save(harness.chunks(0, 240))
-        progress = ArenaProgress(reserved, goal)
-    wait_until_pinned(harness)
-    start = harness.arena.ctypes.data
-    assert all(part.stop <= start + 3 * step + 1 for part in runtime.registered)
-    assert sum(map(len, runtime.registered)) > step, "only the first part was pinned, although more was reserved"
-    harness.device.close()
-    assert not runtime.registered and not runtime.errors
-
-
-def test_what_was_pinned_before_an_error_is_used(caplog, monkeypatch):
+def test_what_was_pinned_before_an_error_is_used(caplog, monkeypatch, harness_on):
     runtime, register, copied = DeferredRuntime(), DeferredRuntime.register, DeferredRuntime._copied
-    addresses: list[int] = []
+    addresses = []
 
-    def fail_at_the_fourth(runtime: DeferredRuntime, memory: Any) -> str | None:
+    def fail_at_the_fourth(runtime, memory):
         return "no more locked memory" if len(runtime.registered) == 3 else register(runtime, memory)
 
-    def note(runtime: DeferredRuntime, memory: torch.Tensor) -> range:
+    def note(runtime, memory):
         addresses.append(memory.data_ptr())
         return copied(runtime, memory)
 
@@ -162,16 +144,11 @@ def test_what_was_pinned_before_an_error_is_used(caplog, monkeypatch):
     monkeypatch.setattr(DeferredRuntime, "_copied", note)
     harness = harness_on(runtime)
     wait_until_pinned(harness)
-    for _ in range(2):
-        harness.load(harness.chunks(0, 240), 10)
-        harness.overwrite_pages()
-        harness.save(harness.chunks(0, 240))
+    copy_both_ways(harness, harness.chunks(0, 240))
     assert len(runtime.registered) == 3
     assert {one in part for one in addresses for part in runtime.registered} == {True, False}
     (line,) = [record.getMessage() for record in caplog.records if "pinned" in record.getMessage()]
     assert "no more locked memory" in line and runtime.pinning_advice in line
-    harness.device.close()
-    assert not runtime.registered
 
 
 def test_an_error_of_the_work_itself_ends_the_transfer(harness, monkeypatch):
@@ -187,24 +164,22 @@ def test_an_error_of_the_work_itself_ends_the_transfer(harness, monkeypatch):
 
 
 @pytest.mark.parametrize("owner, call", [(DeferredRuntime, "allocate"), (CopyingMover, "__init__")])
-def test_attach_raises_unsupported_where_the_accelerator_refuses(monkeypatch, owner, call):
+def test_attach_raises_unsupported_where_the_accelerator_refuses(monkeypatch, harness_on, owner, call):
     """An engine then serves without reuse, and says why."""
-    harness, device = harness_on(DeferredRuntime()), device_on(DeferredRuntime())
-    pages = harness.layers, harness.setup.block_size, harness.layout
+    harness, device = harness_on(DeferredRuntime()), TorchDevice(DeferredRuntime())
     with monkeypatch.context() as patch:
         patch.setattr(owner, call, partial(fail, torch.OutOfMemoryError("0.1 of 80 GiB are free")))
         with pytest.raises(Unsupported, match=r"'torch' cannot be set up .*0\.1 of 80 GiB are free"):
-            device.attach(*pages)
-    device.attach(*pages)
-    device.close()
-    harness.device.close()
+            device.attach(harness.layers, harness.setup.block_size, harness.layout)
+    harness.replace_device(device, harness.layers)
+    harness.load(harness.chunks(0, 80))
 
 
 def test_a_failed_save_writes_nothing_later(harness, monkeypatch):
     """After ``wait`` has raised, the slots may belong to another writer."""
     launch, n_launches, failing = DeferredRuntime.launch, 0, 0
 
-    def launch_some(*arguments: Any) -> None:
+    def launch_some(*arguments):
         nonlocal n_launches
         n_launches += 1
         if n_launches == failing:
@@ -222,98 +197,61 @@ def test_a_failed_save_writes_nothing_later(harness, monkeypatch):
     harness.save([harness.segment(200, 210, shard=7)])
 
 
-def test_movers_reach_only_what_is_pinned(monkeypatch):
+def test_movers_reach_only_what_is_pinned(monkeypatch, harness_on):
     """Parts of chunks whose shards are pinned, and aligned as kernels want, do not go through staging."""
     runtime, seen, parts_of = SlowRegistration(), [], CopyingMover._parts
 
     def note(mover, memory, batch):
         if not batch.slices:
             pinned = sum(map(len, runtime.registered))
-            seen.append(batch.rows.at + tested.layout.shard_bytes <= pinned and batch.rows.at % 16 == 0)
+            seen.append(batch.rows.at + shard_bytes <= pinned and batch.rows.at % 16 == 0)
         return parts_of(mover, memory, batch)
 
     monkeypatch.setattr(CopyingMover, "_parts", note)
-    tested = harness_on(runtime)
-    shard_bytes = tested.layout.shard_bytes
-    parts = [replace(tested.segment(7 + 40 * n, 30 + 40 * n, row=n), shard=n * shard_bytes) for n in range(3)]
-    parts.append(replace(tested.segment(170, 180), shard=3 * shard_bytes + 4))
+    harness = harness_on(runtime)
+    shard_bytes = harness.layout.shard_bytes
+    parts = [replace(harness.segment(7 + 40 * n, 30 + 40 * n, row=n), shard=n * shard_bytes) for n in range(3)]
+    parts.append(replace(harness.segment(170, 180), shard=3 * shard_bytes + 4))
     runtime.wait_for_call()
     for n_next in (3, 3, 6, 1):
-        tested.load(parts, 9)
-        tested.overwrite_pages()
-        tested.save(parts)
+        copy_both_ways(harness, parts)
         runtime.allow(n_next)
     assert seen and all(seen)
     runtime.allow_soon(1)
-    tested.device.close()
 
 
-def test_more_slots_than_32_bits_number_are_refused(monkeypatch):
+def test_more_slots_than_32_bits_number_are_refused(monkeypatch, harness_on):
     monkeypatch.setattr(stream_device, "MAX_SLOTS", 40 * 8)
     with pytest.raises(Unsupported, match="40 blocks of 8 tokens are too many"):
         harness_on(DeferredRuntime())
 
 
-def test_device_memory_is_bounded_by_staging_mib(monkeypatch):
+def test_staging_mib_bounds_device_memory_and_its_error_names_a_sufficient_value(monkeypatch, harness_on):
     allocate, allocated = DeferredRuntime.allocate, []
     monkeypatch.setattr(DeferredRuntime, "allocate", lambda *given: (allocated.append(given[1]), allocate(*given))[1])
-    harness_on(DeferredRuntime(), staging_mib=2.5).device.close()
+    harness_on(DeferredRuntime(), staging_mib=2.5)
     assert 2 * 2**20 < sum(allocated) <= 2.5 * 2**20
-
-
-def test_the_error_about_too_little_staging_names_a_sufficient_value():
     with pytest.raises(InvalidInput, match=r"staging_mib = 0\.01 is too little.*set it to") as raised:
         harness_on(DeferredRuntime(), staging_mib=0.01)
     enough = float(str(raised.value).split("set it to ")[1].split()[0])
     harness = harness_on(DeferredRuntime(), staging_mib=enough)
     harness.load(harness.chunks(0, 80))
-    harness.device.close()
 
 
-def test_an_arena_may_come_before_the_pages_and_lie_anywhere(harness):
-    device = device_on(DeferredRuntime())
-    harness.arena = np.concatenate([np.zeros(1, np.uint8), harness.arena])[1:]
-    device.pin(harness.arena)
-    device.attach(harness.layers, harness.setup.block_size, harness.layout)
-    harness.device.close()
-    harness.device = device
-    harness.load(harness.chunks(3, 60))
+def test_pinning_holds_up_no_step_for_more_than_5_ms(monkeypatch):
+    """A step's calls of the accelerator wait for at most one part, and most of the time there is none to wait for."""
+    calls = []
 
-
-def test_a_thread_sets_its_accelerator_once():
-    """One that did not would occupy half a GiB of the first GPU, and an NPU would refuse its calls."""
-    runtime = SlowPinning()
-    for number in (1, 2):
-        thread = threading.Thread(target=lambda: [runtime.enter() for _ in range(2)])
-        thread.start()
-        thread.join()
-        assert len(runtime.entered) == number
-
-
-class SlowPinning(Runtime):
-    """Registers at the slowest recorded rate, half a second a GiB, and notes each call: its bytes, begin and end."""
-
-    def __init__(self):
-        super().__init__(torch.device("cpu"), None)
-        self.calls, self.entered = [], []
-
-    def set_device(self):
-        self.entered.append(threading.get_ident())
-
-    def register(self, memory):
+    def register(runtime, memory):
+        """At the slowest recorded rate, half a second a GiB."""
         begin = time.monotonic()
         time.sleep(memory.size / 2**31)
-        self.calls.append((memory.size, begin, time.monotonic()))
+        calls.append((memory.size, begin, time.monotonic()))
 
-    def unregister(self, memory):
-        pass
-
-
-def test_pinning_holds_up_no_step_for_more_than_5_ms():
-    """A step's calls of the accelerator wait for at most one part, and most of the time there is none to wait for."""
-    runtime = SlowPinning()
-    HostArena(np.zeros(2**26, np.uint8), runtime).pin()
-    sizes, begins, ends = zip(*runtime.calls, strict=True)
+    monkeypatch.setattr(DeferredRuntime, "register", register)
+    monkeypatch.setattr(DeferredRuntime, "registration_bytes", Runtime.registration_bytes)
+    HostArena(np.zeros(2**26, np.uint8), DeferredRuntime()).pin()
+    sizes, begins, ends = zip(*calls, strict=True)
     assert sum(sizes) == 2**26 and max(sizes) / 2**31 <= 0.005
     for took, pause in zip(np.subtract(ends, begins), np.subtract(begins[1:], ends[:-1]), strict=False):
         assert pause >= min(8 * took, 0.09)

@@ -1,6 +1,6 @@
 """The slow reference that devices are held against: it copies one token and one head at a time."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -55,66 +55,26 @@ def page_shapes(format: PageFormat, n_blocks: int, block_size: int, layout: KVLa
     return shapes[format]
 
 
-class Scattered:
-    """Items of an array that do not lie together."""
-
-    def __init__(self, array: npt.NDArray[Any], at: npt.NDArray[np.int64]) -> None:
-        self._array, self._at = array, at
-
-    def __setitem__(self, index: Any, items: Any) -> None:
-        self._array[self._at[index]] = items
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
-        return self._array[self._at]
-
-
-Items: TypeAlias = npt.NDArray[Any] | Scattered
-
-
-def key_and_value(
-    format: PageFormat, arrays: Sequence[npt.NDArray[Any]], place: tuple[int, int, int], block_size: int, key_dim: int
-) -> tuple[Items, Items]:
-    """Views of one key and one value at ``place``: block, slot in the block, head."""
-    block, slot, head = place
-    first, last = arrays[0], arrays[-1]
+def places(
+    format: PageFormat, block: int, slot: int, head: int, block_size: int, layout: KVLayout
+) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """The indices of one key in a layer's first tensor, and of its value in the last one."""
+    key, value = np.arange(layout.key_dim), np.arange(layout.value_dim)
+    values_at = block_size * layout.key_dim
     match format:
         case "packed_heads":
-            both = first[block, head, slot]
-            return both[:key_dim], both[key_dim:]
+            return (block, head, slot, key), (block, head, slot, layout.key_dim + value)
         case "packed_transposed":
-            keys, values = np.split(first[block, head], [block_size * key_dim])
-            return keys.reshape(key_dim, block_size)[:, slot], values.reshape(block_size, len(values) // block_size)[
-                slot
-            ]
+            in_values = values_at + slot * layout.value_dim + value
+            return (block, head, key * block_size + slot), (block, head, in_values)
         case "packed_tiles":
-            both = first[block, head]
-            key, value = np.arange(key_dim), np.arange(len(both) // block_size - key_dim)
-            in_keys = slot // 16 * 16 * key_dim + key // 2 * 32 + slot % 16 * 2 + key % 2
+            in_keys = slot // 16 * 16 * layout.key_dim + key // 2 * 32 + slot % 16 * 2 + key % 2
             in_values = value // 16 * 16 * block_size + slot // 2 * 32 + value % 16 * 2 + slot % 2
-            return Scattered(both, in_keys), Scattered(both, block_size * key_dim + in_values)
+            return (block, head, in_keys), (block, head, values_at + in_values)
         case "split":
-            return first[block, slot, head], last[block, slot, head]
+            return (block, slot, head, key), (block, slot, head, value)
         case "latent":
-            return first[block, slot], first[block, slot, :0]
-
-
-def rotated(key: Floats, rotation: Rotation, old: int, new: int) -> tuple[Floats, Floats]:
-    """A key rotated from one position to another, in float64, and the largest error of doing so in float32."""
-    row_old, row_new = (rotation.cos_sin[position].double().tolist() for position in (old, new))
-    half = len(row_old) // 2
-    result, float32_error = key.copy(), np.zeros(len(key))
-    for pair in range(half):
-        cos_old, sin_old = row_old[pair], row_old[half + pair]
-        cos_new, sin_new = row_new[pair], row_new[half + pair]
-        scale = cos_old**2 + sin_old**2
-        cos = (cos_new * cos_old + sin_new * sin_old) / scale
-        sin = (sin_new * cos_old - cos_new * sin_old) / scale
-        one, other = (pair, half + pair) if rotation.neox else (2 * pair, 2 * pair + 1)
-        one, other = one + rotation.offset, other + rotation.offset
-        result[one] = key[one] * cos - key[other] * sin
-        result[other] = key[other] * cos + key[one] * sin
-        float32_error[[one, other]] = 8 * np.finfo(np.float32).eps * np.hypot(key[one], key[other])
-    return result, float32_error
+            return (block, slot, key), (block, slot, value)
 
 
 class ReferenceDevice:
@@ -143,57 +103,65 @@ class ReferenceDevice:
             for position in range(max(segment.span.start, skip_prefix_n_tokens), segment.span.end):
                 source = segment.source_start + position - segment.span.start
                 for index in range(len(self.layers)):
-                    self._load_token(index, segment, position, source, int(block_ids[position // self.block_size]))
+                    self._load_token(index, segment, position, source, block_ids)
 
     def save(self, segments: Sequence[Segment], block_ids: npt.NDArray[np.int64]) -> None:
         for segment in segments:
             for position in range(segment.span.start, segment.span.end):
-                block = int(block_ids[position // self.block_size])
-                for index in range(len(self.layers)):
-                    keys, values = self._rows(index, segment, position)
-                    for head in range(self.layout.kv_heads):
-                        place = (block, position % self.block_size, head)
-                        keys[head], values[head] = self._place(index, self.bits[index], place)
+                for index, bits in enumerate(self.bits):
+                    for key, value, key_at, value_at in self._items(index, segment, position, block_ids):
+                        key[:], value[:] = bits[0][key_at], bits[-1][value_at]
 
     def rotated(self, key: Floats, rotation: Rotation, old: int, new: int) -> tuple[Floats, Floats]:
-        return rotated(key, rotation, old, new)
+        """A key rotated from one position to another, in float64, and the largest error of doing so in float32."""
+        row_old, row_new = (rotation.cos_sin[position].double().tolist() for position in (old, new))
+        half = len(row_old) // 2
+        result, float32_error = key.copy(), np.zeros(len(key))
+        for pair in range(half):
+            cos_old, sin_old = row_old[pair], row_old[half + pair]
+            cos_new, sin_new = row_new[pair], row_new[half + pair]
+            scale = cos_old**2 + sin_old**2
+            cos = (cos_new * cos_old + sin_new * sin_old) / scale
+            sin = (sin_new * cos_old - cos_new * sin_old) / scale
+            one, other = (pair, half + pair) if rotation.neox else (2 * pair, 2 * pair + 1)
+            one, other = one + rotation.offset, other + rotation.offset
+            result[one] = key[one] * cos - key[other] * sin
+            result[other] = key[other] * cos + key[one] * sin
+            float32_error[[one, other]] = 8 * np.finfo(np.float32).eps * np.hypot(key[one], key[other])
+        return result, float32_error
 
-    def _load_token(self, index: int, segment: Segment, position: int, source: int, block: int) -> None:
-        rotation, dtype = self.layers[index].rotation, self.layout.dtype
-        keys, values = self._rows(index, segment, position)
-        for head in range(self.layout.kv_heads):
-            place = (block, position % self.block_size, head)
-            key, value = self._place(index, self.bits[index], place)
-            value[:] = values[head]
-            key[:] = keys[head]
-            tolerance, _ = self._place(index, self.tolerance[index], place)
-            tolerance[:] = 0
+    def _load_token(
+        self, index: int, segment: Segment, position: int, source: int, block_ids: npt.NDArray[np.int64]
+    ) -> None:
+        rotation, dtype, bits = self.layers[index].rotation, self.layout.dtype, self.bits[index]
+        for stored, value, key_at, value_at in self._items(index, segment, position, block_ids):
+            key, tolerance = stored.copy(), np.zeros(len(stored))
             if rotation is not None and source != position:
-                after, float32_error = self.rotated(decoded(keys[head], dtype), rotation, source, position)
+                exact, float32_error = self.rotated(decoded(stored, dtype), rotation, source, position)
                 if ITEM_SIZES[dtype] == 1:
                     largest = torch.finfo(torch_type(dtype)).max
-                    after = np.clip(after, -largest, largest)
+                    exact = np.clip(exact, -largest, largest)
                 moved = float32_error > 0
-                key[moved] = encoded(after[moved], dtype)
-                exact, _ = self._place(index, self.exact[index], place)
-                exact[moved] = after[moved]
-                rounding = step_at(np.abs(after) + float32_error, dtype) / 2
+                key[moved] = encoded(exact[moved], dtype)
+                rounding = step_at(np.abs(exact) + float32_error, dtype) / 2
                 tolerance[moved] = (float32_error + rounding)[moved]
+                self.exact[index][0][key_at] = exact
+            self.tolerance[index][0][key_at] = tolerance
+            bits[0][key_at], bits[-1][value_at] = key, value
 
-    def _rows(self, index: int, segment: Segment, position: int) -> tuple[Bits, Bits]:
-        """The token's keys and values in the arena, as [heads, width]."""
-        layout, row = self.layout, segment.row + position - segment.span.start
-        parts = []
+    def _items(
+        self, index: int, segment: Segment, position: int, block_ids: npt.NDArray[np.int64]
+    ) -> Iterator[tuple[Bits, Bits, tuple[Any, ...], tuple[Any, ...]]]:
+        """For each head, views of the token's key and of its value in the arena, and their places in the pages."""
+        layout, row, rows = self.layout, segment.row + position - segment.span.start, []
         for part, row_bytes in (
             (layout.keys_at(index), layout.key_row_bytes),
             (layout.values_at(index), layout.value_row_bytes),
         ):
             at = segment.shard + part + row * row_bytes
             bits = self.arena[at : at + row_bytes].view(BITS[ITEM_SIZES[layout.dtype]])
-            parts.append(bits.reshape(layout.kv_heads, row_bytes // layout.kv_heads // bits.itemsize))
-        return parts[0], parts[1]
-
-    def _place(
-        self, index: int, arrays: Sequence[npt.NDArray[Any]], place: tuple[int, int, int]
-    ) -> tuple[Items, Items]:
-        return key_and_value(self.layers[index].format, arrays, place, self.block_size, self.layout.key_dim)
+            rows.append(bits.reshape(layout.kv_heads, row_bytes // layout.kv_heads // bits.itemsize))
+        number, slot = divmod(position, self.block_size)
+        for head, (key, value) in enumerate(zip(*rows, strict=True)):
+            place = int(block_ids[number]), slot, head
+            yield key, value, *places(self.layers[index].format, *place, self.block_size, layout)

@@ -7,7 +7,6 @@ import os
 import sys
 from functools import partial
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import blendhub_ascend
@@ -15,7 +14,7 @@ import blendhub_ascend
 from benchmarks.engine_check import engine_of_the_checkout, rows
 from benchmarks.hardware_check import check
 from benchmarks.holes.presets import PUBLISHED
-from benchmarks.report import Row
+from benchmarks.report import Row, version_of
 
 BEYOND = "to repeat what others published of an NPU, see docs/ascend.md: python -m benchmarks.holes --preset NAME, of"
 PACKAGES = ("torch", "torch_npu", "vllm", "vllm-ascend", "triton-ascend")
@@ -23,15 +22,8 @@ PACKAGES = ("torch", "torch_npu", "vllm", "vllm-ascend", "triton-ascend")
 
 def machine() -> dict[str, object]:
     npu = import_module("torch_npu").npu
-    versions = {name: _version(name) for name in PACKAGES}
+    versions = {name: version_of(name) for name in PACKAGES}
     return {"npu": npu.get_device_name(0), "soc_version": npu.get_soc_version(), "versions": versions, "cann": _cann()}
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
 
 
 def _cann() -> str | None:

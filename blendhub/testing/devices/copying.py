@@ -3,29 +3,16 @@
 Every test compares all bytes of pages and arena, so one token too many fails it as one too few does.
 """
 
-from itertools import cycle, product
+from itertools import cycle
 
 import numpy as np
 
 from blendhub.testing.devices.base import DeviceTests, MakeHarness
-from blendhub.testing.devices.device_harness import DeviceHarness, Rotary
+from blendhub.testing.devices.device_harness import DeviceHarness
 from blendhub.testing.sentences import holds
 
 SIZES = [(8, 24), (24, 8), (16, 12), (7, 5), (5, 17), (16, 16), (1, 6), (6, 1)]
 """Tokens of a block and of a chunk: equal, larger, smaller, multiples of each other or not."""
-
-PLACES = [
-    [(11, 30, 0, 0), (30, 50, 1, 0)],
-    [(0, 13, 0, 0), (37, 60, 1, 0)],
-    [(5, 6, 0, 0), (7, 8, 1, 0), (30, 31, 2, 0), (59, 60, 3, 0)],
-    [(50, 61, 1, 4), (2, 9, 4, 0), (9, 30, 0, 0)],
-    [(2, 22, 0, 0), (40, 52, 0, 6), (60, 70, 0, 14)],
-    [(0, 9, 2, 15)],
-    [(17, 17, 0, 0), (20, 29, 1, 0)],
-    [],
-]
-"""Segments as their tokens, shard and row: holes at the start, in the middle, at the end, everywhere; in any order; of
-one shard; the end of a shard; beside an empty segment; and nothing but a hole."""
 
 
 @holds("Values are copied bit for bit, and so are keys that stay at their position")
@@ -40,21 +27,6 @@ class CopyingTests(DeviceTests):
             for n_tokens in (0, skipped):
                 harness.overwrite_pages()
                 harness.load(harness.chunks(3, 58), skip_prefix_n_tokens=n_tokens)
-
-    @holds("``load`` writes the tokens of its segments from position")
-    def test_segments_anywhere(self, harness: DeviceHarness) -> None:
-        """Holes are not touched."""
-        for places, skipped in product(PLACES, (0, 20)):
-            segments = [harness.segment(start, end, shard=shard, row=row) for start, end, shard, row in places]
-            harness.load(segments, skipped)
-            harness.overwrite_pages()
-            harness.save(segments)
-
-    @holds("Keys are not rotated, and ``source_start`` is ignored.")
-    def test_source_start_plays_no_part_in_saving(self, make_harness: MakeHarness) -> None:
-        """A token may be saved to several shards."""
-        harness = make_harness(self.setup(rotations=(Rotary(), None)))
-        harness.save([harness.segment(2, 22, source=900), harness.segment(10, 34, shard=2, source=0)])
 
     def test_blocks_that_no_segment_needs_may_be_unknown(self, harness: DeviceHarness) -> None:
         harness.block_ids = np.concatenate([harness.block_ids, np.array([-1, 2**40])])

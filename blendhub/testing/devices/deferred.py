@@ -3,6 +3,7 @@
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar
 
@@ -13,34 +14,29 @@ import torch
 from blendhub.devices import Runtime
 
 
+@dataclass(eq=False)
 class Task:
     """Work that was submitted to a stream. It serves as its own event."""
 
-    def __init__(
-        self,
-        stream: "DeferredStream",
-        run: Callable[[], object],
-        after: "Task | None" = None,
-        memory: tuple[range, ...] = (),
-    ) -> None:
-        self.stream = stream
-        self.run = run
-        self.after = after
-        self.memory = memory
-        """The addresses that a copy reads and writes."""
-        self.inference_mode = torch.is_inference_mode_enabled()
-        """Whether the thread that submitted the work was in it: there torch decides which tensors may be written."""
-        self.done = False
+    stream: "DeferredStream"
+    run: Callable[[], object]
+    after: "Task | None" = None
+    memory: tuple[range, ...] = ()
+    """The addresses that a copy reads and writes."""
+    inference_mode: bool = field(default_factory=torch.is_inference_mode_enabled)
+    """Whether the thread that submitted the work was in it: there torch decides which tensors may be written."""
+    done: bool = False
 
 
 class DeferredStream:
     def __init__(self) -> None:
         self.pending: deque[Task] = deque()
 
-    def submit(self, run: Callable[[], object], after: Task | None = None, memory: tuple[range, ...] = ()) -> Task:
-        task = Task(self, run, after, memory)
-        self.pending.append(task)
-        return task
+    def submit(
+        self, run: Callable[[], object] = lambda: None, after: Task | None = None, memory: tuple[range, ...] = ()
+    ) -> Task:
+        self.pending.append(Task(self, run, after, memory))
+        return self.pending[-1]
 
 
 class DeferredRuntime(Runtime):
@@ -84,12 +80,12 @@ class DeferredRuntime(Runtime):
     def record_event(self, stream: DeferredStream | None = None) -> Task:
         self._check_thread()
         with self._lock:
-            return (stream or self.engine).submit(_do_nothing)
+            return (stream or self.engine).submit()
 
     def wait_event(self, stream: DeferredStream, event: Task) -> None:
         self._check_thread()
         with self._lock:
-            stream.submit(_do_nothing, event)
+            stream.submit(after=event)
 
     def query(self, event: Task) -> bool:
         """Each query runs one task, so that polling ends."""
@@ -117,6 +113,7 @@ class DeferredRuntime(Runtime):
     def register(self, memory: npt.NDArray[np.uint8]) -> str | None:
         self._check_thread()
         assert memory.size <= self.registration_bytes
+        memory[::4096].sum()  # page-locking makes pages: behind what is reserved, memory for them may be missing
         if self._register_error is None:
             self.registered.append(_addresses_of(memory))
         return self._register_error
@@ -179,7 +176,3 @@ class DeferredRuntime(Runtime):
 
 def _addresses_of(memory: npt.NDArray[np.uint8]) -> range:
     return range(memory.ctypes.data, memory.ctypes.data + memory.size)
-
-
-def _do_nothing() -> None:
-    pass

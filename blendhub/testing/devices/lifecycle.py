@@ -51,12 +51,8 @@ class LifecycleTests(DeviceTests):
             transfer.wait()
 
     def test_an_empty_transfer_ends(self, harness: DeviceHarness) -> None:
-        for transfer in (
-            harness.start_load([]),
-            harness.start_load([harness.segment(3, 9)], 9),
-            harness.start_save([]),
-            harness.start_save([harness.segment(3, 3)]),
-        ):
+        loads = harness.start_load([]), harness.start_load([harness.segment(3, 9)], 9)
+        for transfer in (*loads, harness.start_save([]), harness.start_save([harness.segment(3, 3)])):
             transfer.wait()
             assert transfer.done()
         harness.check()

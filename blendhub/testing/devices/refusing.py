@@ -1,7 +1,7 @@
 """Input that a device must refuse without copying a byte. ``Device`` does, unless a subclass overrides that."""
 
 import contextlib
-from typing import Any, NamedTuple, cast, get_args
+from typing import Any, cast, get_args
 
 import numpy as np
 import pytest
@@ -14,36 +14,27 @@ from blendhub.testing.devices.base import DeviceTests, MakeHarness
 from blendhub.testing.devices.device_harness import DeviceHarness, Rotary
 from blendhub.testing.sentences import holds
 
-
-class InvalidSegment(NamedTuple):
-    """A segment that a device with blocks of 8 tokens and chunks of 24 rows refuses beside good ones."""
-
-    start: int
-    end: int
-    row: int = 0
-    shard: int = 0
-    source: int | None = None
-    only_loads: bool = False
-
-
 BLOCKS, SHARDS, POSITIONS = 18, 5, 100
-INVALID_SEGMENTS = {
-    "a row before its shard": InvalidSegment(10, 14, row=-1),
-    "rows beyond its shard": InvalidSegment(10, 14, row=21),
-    "more rows than a shard has": InvalidSegment(10, 35),
-    "a shard before the arena": InvalidSegment(10, 14, shard=-1),
-    "a shard that the arena cuts": InvalidSegment(10, 14, shard=SHARDS),
-    "a shard beyond the arena": InvalidSegment(10, 14, shard=2**30),
-    "tokens half beyond the block table": InvalidSegment(8 * BLOCKS - 2, 8 * BLOCKS + 2),
-    "tokens far beyond the block table": InvalidSegment(2**40, 2**40 + 4),
-    "a block before the pages": InvalidSegment(24, 30),
-    "a block beyond the pages": InvalidSegment(33, 37),
-    "a position before the table": InvalidSegment(10, 14, source=-1, only_loads=True),
-    "a last position beyond the table": InvalidSegment(10, 14, source=POSITIONS - 3, only_loads=True),
-    "a new position beyond the table": InvalidSegment(98, 102, source=3, only_loads=True),
-    "the last token of another segment": InvalidSegment(59, 70, only_loads=True),
-    "tokens around another segment": InvalidSegment(45, 65, only_loads=True),
-    "a token within another segment": InvalidSegment(50, 51, only_loads=True),
+INVALID_SEGMENTS: dict[str, dict[str, int]] = {
+    "a row before its shard": {"start": 10, "end": 14, "row": -1},
+    "rows beyond its shard": {"start": 10, "end": 14, "row": 21},
+    "more rows than a shard has": {"start": 10, "end": 35},
+    "a shard before the arena": {"start": 10, "end": 14, "shard": -1},
+    "a shard that the arena cuts": {"start": 10, "end": 14, "shard": SHARDS},
+    "a shard beyond the arena": {"start": 10, "end": 14, "shard": 2**30},
+    "tokens half beyond the block table": {"start": 8 * BLOCKS - 2, "end": 8 * BLOCKS + 2},
+    "tokens far beyond the block table": {"start": 2**40, "end": 2**40 + 4},
+    "a block before the pages": {"start": 24, "end": 30},
+    "a block beyond the pages": {"start": 33, "end": 37},
+}
+"""Segments that a device with blocks of 8 tokens and chunks of 24 rows refuses beside good ones."""
+INVALID_LOADS: dict[str, dict[str, int]] = {
+    "a position before the table": {"start": 10, "end": 14, "source": -1},
+    "a last position beyond the table": {"start": 10, "end": 14, "source": POSITIONS - 3},
+    "a new position beyond the table": {"start": 98, "end": 102, "source": 3},
+    "the last token of another segment": {"start": 59, "end": 70},
+    "tokens around another segment": {"start": 45, "end": 65},
+    "a token within another segment": {"start": 50, "end": 51},
 }
 INVALID_ARENAS: list[Any] = [np.zeros(64, np.int8), np.zeros((2, 64), np.uint8), np.zeros(128, np.uint8)[::2]]
 """Numbers with a sign, rows of bytes, bytes with gaps."""
@@ -57,13 +48,13 @@ class DeviceRefusingTests(DeviceTests):
         good = [harness.segment(40, 60, shard=1, source=70), harness.segment(70, 80, shard=2, source=70)]
         block_ids = harness.block_ids.copy()
         block_ids[3:5] = -1, 2**40
-        for start, end, row, shard, source, only_loads in INVALID_SEGMENTS.values():
-            bad = harness.segment(start, end, row=row, shard=shard, source=source)
+        for name, fields in {**INVALID_SEGMENTS, **INVALID_LOADS}.items():
+            bad = harness.segment(**fields)
             for segments in ([bad, *good], [*good, bad]):
                 with pytest.raises(InvalidInput):
                     harness.device.load(segments, block_ids, 12)
                 harness.check()
-                if not only_loads:
+                if name in INVALID_SEGMENTS:
                     with pytest.raises(InvalidInput):
                         harness.device.save(segments, block_ids)
                     harness.check()

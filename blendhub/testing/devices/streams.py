@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import product
 from types import MappingProxyType
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias, get_args
 
 import numpy as np
 import pytest
@@ -22,7 +22,8 @@ from blendhub.testing.devices.device_harness import DeviceHarness, DeviceSetup, 
 
 __all__ = ["DeferredRuntime", "StreamSuite"]
 
-MonkeyPatch: TypeAlias = pytest.MonkeyPatch
+Direction: TypeAlias = Literal["load", "save"]
+DIRECTIONS = get_args(Direction)
 
 RUNTIMES: Mapping[str, Callable[[], DeferredRuntime]] = {
     "pinned arena": DeferredRuntime,
@@ -72,8 +73,8 @@ class StreamSuite(ABC):
     def test_transfers_follow_the_engine_s_earlier_work_alone(
         self, harness: DeviceHarness, runtime: DeferredRuntime
     ) -> None:
-        load_pages_that_the_engine_has_yet_to_write(harness, runtime)
-        save_pages_that_the_engine_has_yet_to_write(harness, runtime)
+        for direction in DIRECTIONS:
+            check_that_it_follows_the_engine(harness, runtime, direction)
         transfer = harness.start_save(harness.chunks(0, 160))
         later = runtime.engine.submit(lambda: None)
         transfer.wait()
@@ -88,8 +89,8 @@ class StreamSuite(ABC):
         harness.start_load(harness.chunks(0, 160, source=50), 30).wait()
         harness.check()
         assert not forward.done
-        load_pages_that_the_engine_has_yet_to_write(harness, runtime, then=harness.device.begin_step)
-        save_pages_that_the_engine_has_yet_to_write(harness, runtime)
+        check_that_it_follows_the_engine(harness, runtime, "load", then=harness.device.begin_step)
+        check_that_it_follows_the_engine(harness, runtime, "save")
 
     def test_any_thread_may_use_the_device(self, harness: DeviceHarness) -> None:
         """Each thread sets its device first: CUDA's contexts on other GPUs would cost memory, and ACL fails."""
@@ -131,9 +132,9 @@ class StreamSuite(ABC):
         gc.collect()
         assert released() is None, "a transfer that nothing waited for keeps its arena"
 
-    @pytest.mark.parametrize("direction", ["load", "save"])
+    @pytest.mark.parametrize("direction", DIRECTIONS)
     def test_wait_raises_the_error_of_any_call_and_the_device_stays_usable(
-        self, harness: DeviceHarness, monkeypatch: MonkeyPatch, direction: str
+        self, harness: DeviceHarness, monkeypatch: pytest.MonkeyPatch, direction: str
     ) -> None:
         for call, kind in product(("wait_event", "allocate_pinned", "copy", "launch"), (torch.OutOfMemoryError, Panic)):
             with monkeypatch.context() as patch:
@@ -151,23 +152,29 @@ def fail(error: BaseException, *_: object) -> None:
     raise error
 
 
-def save_pages_that_the_engine_has_yet_to_write(harness: DeviceHarness, runtime: DeferredRuntime) -> None:
-    """Raises AssertionError if the save reads the pages before the engine's work that was submitted before it."""
-    _overwrite_pages_later(harness, runtime)
-    harness.start_save(harness.chunks(0, 160)).wait()
-    harness.check()
-
-
-def load_pages_that_the_engine_has_yet_to_write(
-    harness: DeviceHarness, runtime: DeferredRuntime, then: Callable[[], None] = lambda: None
+def check_that_it_follows_the_engine(
+    harness: DeviceHarness, runtime: DeferredRuntime, direction: Direction, then: Callable[[], None] = lambda: None
 ) -> None:
-    """Raises AssertionError if the load writes the pages before the engine's work that was submitted before it.
+    """Raises AssertionError if a transfer reads or writes the pages before the engine's work that was submitted before.
 
-    ``then`` is called between the two.
+    That work overwrites all pages; ``then`` is called between it and the transfer.
     """
-    _overwrite_pages_later(harness, runtime)
+    tensors = [tensor for layer in harness.layers for tensor in layer.tensors]
+    before = [tensor.clone() for tensor in tensors]
+    harness.overwrite_pages()
+    after = [tensor.clone() for tensor in tensors]
+
+    def write(values: list[torch.Tensor]) -> None:
+        for tensor, value in zip(tensors, values, strict=True):
+            tensor.copy_(value)
+
+    write(before)
+    runtime.engine.submit(partial(write, after))
     then()
-    harness.start_load(harness.chunks(0, 160, source=50), 30).wait()
+    if direction == "save":
+        harness.start_save(harness.chunks(0, 160)).wait()
+    else:
+        harness.start_load(harness.chunks(0, 160, source=50), 30).wait()
     runtime.synchronize(runtime.record_event())
     harness.check()
 
@@ -180,18 +187,3 @@ def wait_until_pinned(harness: DeviceHarness) -> None:
 def poll(transfer: Transfer) -> None:
     while not transfer.done():
         pass
-
-
-def _overwrite_pages_later(harness: DeviceHarness, runtime: DeferredRuntime) -> None:
-    """Submit random writes of all pages to the engine's stream. The reference's pages change at once."""
-    tensors = [tensor for layer in harness.layers for tensor in layer.tensors]
-    before = [tensor.clone() for tensor in tensors]
-    harness.overwrite_pages()
-    after = [tensor.clone() for tensor in tensors]
-
-    def write(values: list[torch.Tensor]) -> None:
-        for tensor, value in zip(tensors, values, strict=True):
-            tensor.copy_(value)
-
-    write(before)
-    runtime.engine.submit(lambda: write(after))

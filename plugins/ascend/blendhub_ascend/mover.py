@@ -38,10 +38,11 @@ class PageMover(Mover):
     def pages_to_rows(self, memory: torch.Tensor, table: torch.Tensor, batch: Batch) -> None:
         keys, values = self._staged(memory, batch)
         columns = table.view(torch.int32).view(TABLE_ROWS, -1)[:, : len(batch.spans)]
+        blocks, counts = columns[SPAN_BLOCK][:, None], columns[SPAN_COUNT]
         gather = self.operators.gather if all(span.slot == 0 for span in batch.spans) else None
         for layer, some_keys, some_values in zip(self._layers_of(batch), keys, values, strict=True):
             if gather:
-                gather(some_keys, some_values, layer.keys, layer.values, columns[SPAN_BLOCK], columns[SPAN_COUNT])
+                gather(some_keys, some_values, layer.keys, layer.values, blocks, counts)
             else:
                 for page, rows in _in_blocks(batch, layer, some_keys, some_values):
                     rows.copy_(page)

@@ -7,7 +7,7 @@ import json
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -16,12 +16,7 @@ from blendhub.devices import Planes
 
 log = logging.getLogger("blendhub.ascend")
 
-_RECORD: dict[str, Any] = json.loads(Path(__file__).with_name("schemas.json").read_text())
-SCHEMAS: dict[str, str] = _RECORD["schemas"]
-VERSIONS: dict[str, str] = _RECORD["versions"]
-NAMES: list[str] = _RECORD["names"]
-"""The names of ``torch_npu.npu`` that the runtime uses."""
-
+SCHEMAS: dict[str, str] = json.loads(Path(__file__).with_name("schemas.json").read_text())["schemas"]
 COPY_MANY = "_C_ascend::swap_blocks_batch"
 TYPES = (torch.bfloat16, torch.float16)
 ALIGNED_ITEMS = 16
@@ -31,21 +26,19 @@ ALIGNED_ITEMS = 16
 class Chip(NamedTuple):
     """The operators that vllm-ascend uses on an NPU. One that a chip lacks can end the process: none is tried."""
 
-    name: str
-    first: int
-    last: int
-    """The numbers that ``torch_npu.npu.get_soc_version()`` returns for it."""
     scatter: str | None
     """The operator that writes keys and values to pages."""
     gather: str | None
     """The operator that reads them."""
 
 
-CHIPS = (
-    Chip("Atlas A2 (Ascend 910B)", 220, 225, "atb::_npu_reshape_and_cache", None),
-    Chip("Atlas A3", 250, 255, "atb::_npu_reshape_and_cache", None),
-    Chip("A5 (Ascend 950)", 260, 260, "npu::npu_scatter_pa_kv_cache", "npu::npu_gather_pa_kv_cache"),
-)
+CHIPS = {
+    # Atlas A2 (Ascend 910B), Atlas A3, and A5 (Ascend 950).
+    range(220, 226): Chip("atb::_npu_reshape_and_cache", None),
+    range(250, 256): Chip("atb::_npu_reshape_and_cache", None),
+    range(260, 261): Chip("npu::npu_scatter_pa_kv_cache", "npu::npu_gather_pa_kv_cache"),
+}
+"""By the numbers that ``torch_npu.npu.get_soc_version()`` returns."""
 
 
 class Operators(NamedTuple):
@@ -54,7 +47,7 @@ class Operators(NamedTuple):
     scatter: Callable[..., None] | None
     """Called with keys and values ``[tokens, heads, width]``, both planes, and int32 slots of the tokens."""
     gather: Callable[..., None] | None
-    """Called with keys and values to fill, both planes, and int32 blocks and counts: the first tokens of each block."""
+    """Called with keys and values to fill, both planes, int32 blocks ``[n, 1]``, and the first tokens of each."""
 
 
 def chip_of(soc_version: int) -> Chip:
@@ -64,14 +57,13 @@ def chip_of(soc_version: int) -> Chip:
             "device 'npu' does not support the 310P, whose KV is in a private format (NZ); "
             "serve without BlendHub there: leave out --kv-transfer-config"
         )
-    for chip in CHIPS:
-        if chip.first <= soc_version <= chip.last:
-            return chip
-    return Chip(f"the NPU with SoC version {soc_version}", soc_version, soc_version, None, None)
+    return next((chip for numbers, chip in CHIPS.items() if soc_version in numbers), Chip(None, None))
 
 
-def problem_with(operator: str) -> str | None:
+def problem_with(operator: str | None) -> str | None:
     """Why the running torch does not have the operator as it was recorded; None if it has."""
+    if operator is None:
+        return "no operator is known to be in use on this NPU"
     namespace, name = operator.split("::")
     try:
         running = str(getattr(getattr(torch.ops, namespace), name).default._schema)
@@ -86,7 +78,7 @@ def problem_with(operator: str) -> str | None:
 def offered(chip: Chip) -> Iterator[str]:
     """The operators as known before the engine's pages are. Pages that do not fit an operator are served with torch."""
     for what, operator in (("written", chip.scatter), ("read", chip.gather)):
-        problem = _unavailable(chip, operator)
+        problem = problem_with(operator)
         yield f"pages are {what} with " + (f"torch: {problem}" if problem else f"{operator}, if they fit")
     problem = problem_with(COPY_MANY)
     yield f"copies go one by one: {problem}; vllm-ascend loads it" if problem else "copies go in batches"
@@ -109,7 +101,7 @@ def as_bits(tensor: torch.Tensor) -> torch.Tensor:
 
 def _problem(chip: Chip, operator: str | None, layers: Sequence[Planes]) -> str | None:
     """Why the operator is not used; None if it is."""
-    problem = _unavailable(chip, operator) or next(filter(None, map(_misfit, layers)), None)
+    problem = problem_with(operator) or next(filter(None, map(_misfit, layers)), None)
     if problem or operator is None:
         return problem
     try:
@@ -118,10 +110,6 @@ def _problem(chip: Chip, operator: str | None, layers: Sequence[Planes]) -> str 
     except RuntimeError as error:
         return f"{operator} failed in a trial: {error}"
     return f"{operator} moved other bytes than torch in a trial"
-
-
-def _unavailable(chip: Chip, operator: str | None) -> str | None:
-    return problem_with(operator) if operator else f"no operator is known to be in use on {chip.name}"
 
 
 def _misfit(layer: Planes) -> str | None:
@@ -151,7 +139,7 @@ def _moves_the_right_bytes(operator: str, writes: bool, like: torch.Tensor) -> b
     slots = [*range(3 * size, 4 * size), *half]
     pages, rows = ([bits(*shape, *like.shape[2:]) for _ in range(2)] for shape in ((4, size), (len(slots),)))
     there, staged = ([one.to(like.device, copy=True) for one in some] for some in (pages, rows))
-    numbers = [slots] if writes else [[3, 0], [size, len(half)]]
+    numbers = [slots] if writes else [[[3], [0]], [size, len(half)]]
     OPERATORS[operator](*staged, *there, *(torch.tensor(some, dtype=torch.int32).to(like.device) for some in numbers))
     for plane, row in zip(pages, rows, strict=True):
         places = as_bits(plane).flatten(0, 1)
@@ -163,44 +151,22 @@ def _moves_the_right_bytes(operator: str, writes: bool, like: torch.Tensor) -> b
     return all(torch.equal(as_bits(one), as_bits(other.cpu())) for one, other in zip(expected, moved, strict=True))
 
 
-def _reshape_and_cache(
-    keys: torch.Tensor, values: torch.Tensor, key_pages: torch.Tensor, value_pages: torch.Tensor, slots: torch.Tensor
-) -> None:
-    torch.ops.atb._npu_reshape_and_cache(
-        key=keys, value=values, key_cache=key_pages, value_cache=value_pages, slot_indices=slots
-    )
+def _with(operator: str, *numbers: str, **options: str) -> Callable[..., None]:
+    """Calls the operator with keys and values, both planes, numbers under these names, and options."""
+    namespace, name = operator.split("::")
 
+    def call(keys: torch.Tensor, values: torch.Tensor, *rest: torch.Tensor) -> None:
+        names = "key_cache", "value_cache", *numbers
+        given = dict(zip(names, rest, strict=True))
+        getattr(getattr(torch.ops, namespace), name)(key=keys, value=values, **given, **options)
 
-def _scatter_pa_kv_cache(
-    keys: torch.Tensor, values: torch.Tensor, key_pages: torch.Tensor, value_pages: torch.Tensor, slots: torch.Tensor
-) -> None:
-    # Its default is PA_NZ, a private format.
-    torch.ops.npu.npu_scatter_pa_kv_cache(
-        key=keys, value=values, key_cache=key_pages, value_cache=value_pages, slot_mapping=slots, cache_mode="Norm"
-    )
-
-
-def _gather_pa_kv_cache(
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    key_pages: torch.Tensor,
-    value_pages: torch.Tensor,
-    blocks: torch.Tensor,
-    counts: torch.Tensor,
-) -> None:
-    # seq_offset counts whole blocks only, so tokens inside a block cannot be the first ones.
-    torch.ops.npu.npu_gather_pa_kv_cache(
-        key_cache=key_pages,
-        value_cache=value_pages,
-        block_tables=blocks[:, None],
-        seq_lens=counts,
-        key=keys,
-        value=values,
-    )
+    return call
 
 
 OPERATORS: dict[str, Callable[..., None]] = {
-    "atb::_npu_reshape_and_cache": _reshape_and_cache,
-    "npu::npu_scatter_pa_kv_cache": _scatter_pa_kv_cache,
-    "npu::npu_gather_pa_kv_cache": _gather_pa_kv_cache,
+    "atb::_npu_reshape_and_cache": _with("atb::_npu_reshape_and_cache", "slot_indices"),
+    # Its default is PA_NZ, a private format.
+    "npu::npu_scatter_pa_kv_cache": _with("npu::npu_scatter_pa_kv_cache", "slot_mapping", cache_mode="Norm"),
+    # Its seq_offset counts whole blocks only, so tokens inside a block cannot be the first ones.
+    "npu::npu_gather_pa_kv_cache": _with("npu::npu_gather_pa_kv_cache", "block_tables", "seq_lens"),
 }

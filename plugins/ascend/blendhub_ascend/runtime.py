@@ -5,7 +5,7 @@ import logging
 import mmap
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -46,10 +46,8 @@ class AscendRuntime(Runtime):
 
     def register(self, memory: Arena) -> str | None:
         """Register with ACL, so that the NPU's copy engine reads and writes the memory without a detour."""
-        first, nbytes = _whole_pages(memory)
-        address, device_address = ctypes.c_void_p(first), ctypes.c_void_p()
-        to = ctypes.byref(device_address)
-        error = _call("aclrtHostRegister", lambda call: call(address, ctypes.c_uint64(nbytes), MAP_HOST_MEMORY, to))
+        address, nbytes = _whole_pages(memory)
+        error = _call("aclrtHostRegister", address, nbytes, MAP_HOST_MEMORY, ctypes.byref(ctypes.c_void_p()))
         # Once is enough, and an engine that is at work distorts later measurements.
         if error is None and not self._is_timed and memory.size >= LEAST_TIMED_BYTES:
             self._is_timed = self._copies_run_beside_the_host(memory)
@@ -59,8 +57,7 @@ class AscendRuntime(Runtime):
         return error
 
     def unregister(self, memory: Arena) -> None:
-        first, _ = _whole_pages(memory)
-        error = _call("aclrtHostUnregister", lambda call: call(ctypes.c_void_p(first)))
+        error = _call("aclrtHostUnregister", _whole_pages(memory)[0])
         if error:
             log.warning("the arena stays registered with the NPU's driver: %s", error)
 
@@ -94,20 +91,21 @@ def load_acl() -> Any:
     return ctypes.CDLL("libascendcl.so")
 
 
-def _call(name: str, call: Callable[[Any], Any]) -> str | None:
+def _call(name: str, *arguments: Any) -> str | None:
     """Returns the reason of a failure."""
     try:
-        status = call(getattr(load_acl(), name))
+        status = getattr(load_acl(), name)(*arguments)
     except (OSError, AttributeError) as error:
         return f"{name} failed: {error}"
     return f"{name} returned error {int(status)}" if status else None
 
 
-def _whole_pages(memory: Arena) -> tuple[int, int]:
+def _whole_pages(memory: Arena) -> tuple[ctypes.c_void_p, ctypes.c_uint64]:
     """The address and size of the memory's pages: ACL takes whole ones only. Those around the arena are mapped too."""
     address = memory.ctypes.data
     first = address // mmap.PAGESIZE * mmap.PAGESIZE
-    return first, -(-(address + memory.size - first) // mmap.PAGESIZE) * mmap.PAGESIZE
+    end = -(-(address + memory.size) // mmap.PAGESIZE) * mmap.PAGESIZE
+    return ctypes.c_void_p(first), ctypes.c_uint64(end - first)
 
 
 def _are_aligned(pairs: Pairs) -> bool:

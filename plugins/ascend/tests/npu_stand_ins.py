@@ -1,11 +1,12 @@
 """torch_npu as far as the runtime of the device uses it, without an NPU: pages lie on the CPU, and streams do not wait.
 
 It is strict where torch_npu is: a thread must have set its device, an event must be recorded before anything waits for
-it, and there are no names that the wheel of torch_npu lacks.
+it, and there are no names that the wheel of torch_npu lacks. Strict operators stand in for those of torch_npu.
 """
 
 import threading
 from contextlib import contextmanager
+from functools import partial
 from importlib.util import find_spec
 from types import SimpleNamespace
 from typing import Any
@@ -17,14 +18,18 @@ from blendhub_ascend.device import AscendDevice
 from blendhub_ascend.runtime import AscendRuntime
 
 from blendhub.framework.hookspecs import available_everywhere
+from blendhub.testing.devices.base import DeviceTests
 from blendhub.testing.devices.deferred import DeferredRuntime
 from harness.device_host import host_of_device
+from plugins.ascend.tests import strict_ops
 
 HAS_NPU = False
 if find_spec("torch_npu"):
     import torch_npu
 
     HAS_NPU = torch_npu.npu.is_available()
+if not HAS_NPU:
+    strict_ops.define()
 
 NEEDS_STAND_INS = pytest.mark.skipif(HAS_NPU, reason="the operators are torch_npu's own here, and take no CPU tensors")
 
@@ -38,9 +43,10 @@ class StandInNpu:
     """``torch_npu.npu``."""
 
     def __init__(self, soc_version=A2, available=True):
-        self._soc_version, self._available = soc_version, available
+        self.get_soc_version, self.is_available = (lambda: soc_version), (lambda: available)
+        self.Event = partial(StandInEvent, self)
         self._threads = threading.local()
-        self._default = StandInStream(self)
+        self._default = StandInStream()
 
     def _check_thread(self):
         assert getattr(self._threads, "place", None) is not None, "error 107002: this thread has no context"
@@ -48,18 +54,9 @@ class StandInNpu:
     def set_device(self, place):
         self._threads.place = place
 
-    def get_soc_version(self):
-        return self._soc_version
-
-    def is_available(self):
-        return self._available
-
-    def Event(self):
-        return StandInEvent(self)
-
     def Stream(self, place):
         self._check_thread()
-        return StandInStream(self)
+        return StandInStream()
 
     def current_stream(self, place):
         self._check_thread()
@@ -91,8 +88,7 @@ class StandInEvent:
 
 
 class StandInStream:
-    def __init__(self, npu):
-        self._npu = npu
+    def __init__(self):
         self.events = []
 
     def wait_event(self, event):
@@ -122,16 +118,14 @@ def aligned(nbytes):
 def device_on_npu_runtime(soc_version=A2, **options):
     """A device whose work all goes through the runtime for NPUs, with operators in place of those of this NPU."""
     torch_npu = torch_npu_of(soc_version)
-    return _created(options, lambda place, chosen: HostRuntime(place, torch_npu, chosen.fast_ops), soc_version)
+    return device_on(lambda place, chosen: HostRuntime(place, torch_npu, chosen.fast_ops), soc_version, **options)
 
 
-def device_on(runtime=None, soc_version=A2, **options):
-    """A device on a runtime that defers its work."""
-    return _created(options, lambda place, chosen: runtime or DeferredRuntime(), soc_version)
+def device_on(runtime=lambda place, chosen: DeferredRuntime(), soc_version=A2, **options):
+    """The device as a configuration makes it, but for the hardware that its own factory and its probe look for.
 
-
-def _created(options, runtime, soc_version):
-    """The device as a configuration makes it, but for the hardware that its own factory and its probe look for."""
+    Unless the runtime is given, it defers all work.
+    """
 
     def factory(chosen):
         return AscendDevice(chosen, lambda place: runtime(place, chosen), lambda: soc_version)
@@ -145,7 +139,7 @@ class Wide:
 
     formats: Any = AscendDevice.formats
     dtypes: Any = AscendDevice.dtypes
+    fields = WIDE
 
     def setup(self, **fields):
-        suite: Any = super()
-        return suite.setup(**{**WIDE, **fields})
+        return DeviceTests.setup(self, **{**WIDE, **fields})  # type: ignore[arg-type]

@@ -41,6 +41,12 @@ def check_rows(key, value, key_cache, value_cache):
         require(rows.shape[1:] == cache.shape[2:], "rows have the heads and the width of the cache")
 
 
+def check_slots(slots, rows, cache):
+    require(slots.is_contiguous() and slots.shape == rows.shape[:1], "there is one slot for each token")
+    require(bool((slots < cache.shape[0] * cache.shape[1]).all()), "a slot is beyond the cache")
+    require(len(slots[slots >= 0].unique()) == int((slots >= 0).sum()), "a slot is named twice")
+
+
 def scatter(rows, cache, slots):
     cache.view(torch.int16).flatten(0, 1)[slots.long()] = rows.view(torch.int16)
 
@@ -49,37 +55,24 @@ def reshape_and_cache(key, value, key_cache, value_cache, slot_indices):
     check_rows(key, value, key_cache, value_cache)
     require(key.dtype in (torch.float16, torch.bfloat16), "ATB takes float16 and bfloat16")
     require(key.shape[2] % 16 == 0 and value.shape[2] % 16 == 0, "ATB wants heads of whole 32 bytes")
-    require(slot_indices.dtype == torch.int32 and slot_indices.is_contiguous(), "ATB wants slots of int32")
-    require(slot_indices.shape == key.shape[:1], "there is one slot for each token")
+    require(slot_indices.dtype == torch.int32, "ATB wants slots of int32")
     require(slot_indices.data_ptr() % 32 == 0, "operators want addresses that are multiples of 32")
-    n_slots = key_cache.shape[0] * key_cache.shape[1]
+    check_slots(slot_indices, key, key_cache)
     kept = slot_indices >= 0
-    require(bool((slot_indices < n_slots).all()), "a slot is beyond the cache")
-    require(len(slot_indices[kept].unique()) == int(kept.sum()), "a slot is named twice")
     for rows, cache in ((key, key_cache), (value, value_cache)):
         scatter(rows[kept], cache, slot_indices[kept])
 
 
 def scatter_pa_kv_cache(
-    key,
-    value,
-    key_cache,
-    value_cache,
-    slot_mapping,
-    *,
-    compress_lens=None,
-    compress_seq_offsets=None,
-    seq_lens=None,
+    key, value, key_cache, value_cache, slot_mapping, *, compress_lens=None, compress_seq_offsets=None, seq_lens=None,
     cache_mode="PA_NZ",
-):
+):  # fmt: skip
     check_rows(key, value, key_cache, value_cache)
     require(cache_mode in (None, "Norm"), f"pages in torch's order want cache_mode='Norm', not {cache_mode!r}")
     require(compress_lens is compress_seq_offsets is seq_lens is None, "these are for compressed caches")
     require(slot_mapping.dtype in (torch.int32, torch.int64), "slots are int32 or int64")
-    require(slot_mapping.is_contiguous() and slot_mapping.shape == key.shape[:1], "there is one slot for each token")
-    n_slots = key_cache.shape[0] * key_cache.shape[1]
-    require(bool(((slot_mapping >= 0) & (slot_mapping < n_slots)).all()), "a slot is beyond the cache")
-    require(len(slot_mapping.unique()) == len(slot_mapping), "a slot is named twice")
+    require(bool((slot_mapping >= 0).all()), "a slot is before the cache")
+    check_slots(slot_mapping, key, key_cache)
     scatter(key, key_cache, slot_mapping)
     scatter(value, value_cache, slot_mapping)
 

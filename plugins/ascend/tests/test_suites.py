@@ -4,28 +4,16 @@ import blendhub_ascend
 import pytest
 from blendhub_ascend.device import AscendDevice
 
-from blendhub.contracts import Device
 from blendhub.testing.devices import DeviceSuite
 from blendhub.testing.devices.copying import CopyingTests
 from blendhub.testing.devices.lifecycle import LifecycleTests
 from blendhub.testing.devices.racing import RaceSuite
 from blendhub.testing.devices.streams import StreamSuite
 from harness.device_host import host_of_device
-from plugins.ascend.tests.npu_stand_ins import (
-    A2,
-    A5,
-    HAS_NPU,
-    NEEDS_STAND_INS,
-    WIDE,
-    Wide,
-    device_on,
-    device_on_npu_runtime,
-)
+from plugins.ascend.tests.npu_stand_ins import A2, A5, HAS_NPU, NEEDS_STAND_INS, Wide, device_on, device_on_npu_runtime
 
 NEEDS_NPU = pytest.mark.skipif(not HAS_NPU, reason="torch finds no NPU here; `make npu-check` on a machine with one")
 HOST = host_of_device(blendhub_ascend)
-SMALL_STAGING = 0.055
-"""MiB of staging: one layer of a chunk in each stream, so that a chunk passes through each stream several times."""
 
 
 @pytest.mark.slow
@@ -36,7 +24,7 @@ class TestTorchAlone(DeviceSuite):
     formats = AscendDevice.formats
     dtypes = AscendDevice.dtypes
 
-    def create(self) -> Device:
+    def create(self):
         return device_on(fast_ops=False)
 
 
@@ -45,7 +33,7 @@ class TestTorchAlone(DeviceSuite):
 class TestA2(Wide, CopyingTests, LifecycleTests):
     """All that does not depend on other widths."""
 
-    def create(self) -> Device:
+    def create(self):
         return device_on_npu_runtime(A2)
 
 
@@ -54,7 +42,7 @@ class TestA2(Wide, CopyingTests, LifecycleTests):
 class TestA5(Wide, CopyingTests):
     """What depends on the operators that write and read pages."""
 
-    def create(self) -> Device:
+    def create(self):
         return device_on_npu_runtime(A5)
 
 
@@ -64,10 +52,11 @@ class TestStreams(StreamSuite):
     """With the operators of one NPU: which ones they are changes nothing of the order."""
 
     formats = AscendDevice.formats
-    fields = WIDE
+    fields = Wide.fields
 
     def create(self, runtime):
-        return device_on(runtime, staging_mib=SMALL_STAGING)
+        # One layer of a chunk in each stream, so that a chunk passes through each stream several times.
+        return device_on(lambda place, chosen: runtime, staging_mib=0.055)
 
 
 @pytest.mark.npu
@@ -81,13 +70,13 @@ class TestNpu(Wide, DeviceSuite):
 
 @pytest.mark.npu
 @NEEDS_NPU
-@pytest.mark.parametrize("fast_ops", [True, False], ids=["operators", "torch alone"], scope="class")
 class TestRaces(RaceSuite):
     torch_type, format, block = "npu", "split", 128
-
-    @pytest.fixture(autouse=True)
-    def choose(self, fast_ops):
-        self.fast_ops = fast_ops
+    fast_ops = True
 
     def create(self):
         return HOST.create("device", "npu", {"fast_ops": self.fast_ops})
+
+
+class TestRacesOfTorchAlone(TestRaces):
+    fast_ops = False

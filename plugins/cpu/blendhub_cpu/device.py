@@ -5,7 +5,7 @@ Every transfer ends before the call returns. The engine would wait for it anyway
 
 import math
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,6 +24,15 @@ MOST_COPIES = 4
 """Tokens in more than so many separate ranges of a plane are copied by one index: each copy costs microseconds."""
 
 
+class Part(NamedTuple):
+    """Tokens of a segment, in the pages: of one block or of whole blocks, as slices, or anywhere, as numbers."""
+
+    blocks: slice | torch.Tensor
+    slots: slice | torch.Tensor
+    rows: slice
+    """Which of the segment's rows belong there."""
+
+
 class Plane(NamedTuple):
     """The keys or the values of a layer."""
 
@@ -39,28 +48,16 @@ class Plane(NamedTuple):
         heads, *width = self.pages.shape[self.pages.ndim // 2 :]
         return heads, math.prod(width)
 
-    def parts(self, places: "Places") -> Iterator[tuple[Any, slice]]:
-        """Indices of the pages, and which rows belong there."""
-        if not places.ranges:
-            yield self._at(*places.entries), slice(None)
-        for part in places.ranges:
-            if self.pages.ndim == 4 or part.slots == slice(None):
-                yield (part.blocks, part.slots), part.rows
-            else:
-                blocks, slots = (entries[part.rows] for entries in places.entries)
-                yield self._at(blocks, slots), part.rows
-
-    def shape_at(self, index: Any) -> tuple[int, ...]:
-        """The shape of the pages at an index."""
-        if isinstance(index[0], slice):
-            return tuple(self.pages[index].shape)
-        return (-1, *self.pages.shape[self.pages.ndim // 2 :])
-
-    def _at(self, blocks: torch.Tensor, slots: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        if self.pages.ndim == 4:
-            return blocks, slots
+    def at(self, blocks: slice | torch.Tensor, slots: slice | torch.Tensor) -> tuple[Any, tuple[int, ...]]:
+        """The index of tokens in the pages, and the shape of the pages there."""
+        are_tiles = self.pages.ndim > 4
+        if are_tiles and isinstance(blocks, slice) and isinstance(slots, slice) and slots != slice(None):
+            blocks, slots = torch.tensor(blocks.start), torch.arange(slots.start, slots.stop)
+        if isinstance(slots, slice):
+            return (blocks, slots), tuple(self.pages[blocks, slots].shape)
         inner = self.pages.shape[2]
-        return blocks, slots // inner, slots % inner
+        index = (blocks, slots // inner, slots % inner) if are_tiles else (blocks, slots)
+        return index, (-1, *self.pages.shape[self.pages.ndim // 2 :])
 
 
 class Group(NamedTuple):
@@ -69,23 +66,6 @@ class Group(NamedTuple):
     planes: Sequence[Plane]
     layout: KVLayout
     block_size: int
-
-
-class Range(NamedTuple):
-    """Consecutive tokens that are contiguous in a plane: part of one block, or whole blocks."""
-
-    blocks: slice
-    slots: slice
-    rows: slice
-
-
-class Places(NamedTuple):
-    """The places of a segment's tokens in the pages."""
-
-    ranges: Sequence[Range]
-    """Empty if there are more than ``MOST_COPIES``."""
-    entries: tuple[torch.Tensor, torch.Tensor]
-    """Each token's block and slot."""
 
 
 class FinishedTransfer(Transfer):
@@ -131,7 +111,7 @@ class CpuDevice(Device):
         planes, layout, block_size = self._groups[group]
         dtype = torch_type(layout.dtype)
         for segment in segments:
-            places = _places(segment, block_ids, block_size)
+            parts = _parts(segment, block_ids, block_size)
             angles: dict[int, Angles] = {}
             for plane in planes:
                 rows = _rows(self._arena, plane, segment)
@@ -141,18 +121,20 @@ class CpuDevice(Device):
                         old, new = (table[at : at + len(rows)] for at in (segment.source_start, segment.span.start))
                         angles[id(table)] = angles_between(old, new)
                     rows = _rotated(rows.view(dtype), plane.rotation, angles[id(table)]).view(rows.dtype)
-                for at, part in plane.parts(places):
-                    plane.pages[at] = rows[part].view(plane.shape_at(at))
+                for blocks, slots, part in parts:
+                    at, shape = plane.at(blocks, slots)
+                    plane.pages[at] = rows[part].view(shape)
         return FinishedTransfer()
 
     def _save(self, segments: Sequence[Segment], block_ids: npt.NDArray[np.int64], group: int) -> Transfer:
         planes, _, block_size = self._groups[group]
         for segment in segments:
-            places = _places(segment, block_ids, block_size)
+            parts = _parts(segment, block_ids, block_size)
             for plane in planes:
                 rows = _rows(self._arena, plane, segment)
-                for at, part in plane.parts(places):
-                    rows[part].view(plane.shape_at(at)).copy_(plane.pages[at])
+                for blocks, slots, part in parts:
+                    at, shape = plane.at(blocks, slots)
+                    rows[part].view(shape).copy_(plane.pages[at])
         return FinishedTransfer()
 
     def _close(self) -> None:
@@ -160,30 +142,25 @@ class CpuDevice(Device):
         self._arena = self._arena[:0].clone()
 
 
-def _places(segment: Segment, block_ids: npt.NDArray[np.int64], block_size: int) -> Places:
+def _parts(segment: Segment, block_ids: npt.NDArray[np.int64], block_size: int) -> list[Part]:
+    """Whole blocks whose numbers follow each other are one part."""
     start, end = segment.span.start, segment.span.end
-    positions = np.arange(start, end)
-    blocks, slots = block_ids[positions // block_size].astype(np.int64), positions % block_size
-    ranges = list(_ranges(start, end, block_ids, block_size))
-    return Places(ranges if len(ranges) <= MOST_COPIES else (), (torch.from_numpy(blocks), torch.from_numpy(slots)))
-
-
-def _ranges(start: int, end: int, block_ids: npt.NDArray[np.int64], block_size: int) -> Iterator[Range]:
-    """Whole blocks whose numbers follow each other are one range."""
-    size, at = block_size, start
-    while at < end:
-        number, slot = divmod(at, size)
-        block, first = int(block_ids[number]), at - start
-        if slot or end - at < size:
-            count = min(size - slot, end - at)
-            yield Range(slice(block, block + 1), slice(slot, slot + count), slice(first, first + count))
-        else:
-            n_blocks = 1
-            while at + (n_blocks + 1) * size <= end and block_ids[number + n_blocks] == block + n_blocks:
-                n_blocks += 1
-            count = n_blocks * size
-            yield Range(slice(block, block + n_blocks), slice(None), slice(first, first + count))
-        at += count
+    parts: list[Part] = []
+    at = start
+    while at < end and len(parts) < MOST_COPIES:
+        number, slot = divmod(at, block_size)
+        block, n_blocks, n_slots = int(block_ids[number]), 1, min(block_size - slot, end - at)
+        is_whole = n_slots == block_size
+        while is_whole and at + (n_blocks + 1) * block_size <= end and block_ids[number + n_blocks] == block + n_blocks:
+            n_blocks += 1
+        first, at = at - start, at + n_blocks * n_slots
+        slots = slice(None) if is_whole else slice(slot, slot + n_slots)
+        parts.append(Part(slice(block, block + n_blocks), slots, slice(first, at - start)))
+    if at == end:
+        return parts
+    numbers, slots_of_all = np.divmod(np.arange(start, end), block_size)
+    blocks = block_ids[numbers].astype(np.int64)
+    return [Part(torch.from_numpy(blocks), torch.from_numpy(slots_of_all), slice(None))]
 
 
 def _rows(arena: torch.Tensor, plane: Plane, segment: Segment) -> torch.Tensor:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import torch
+from triton import next_power_of_2
 
 from blendhub.contracts import AttentionRules, ChosenAttention, ChosenTokens
 from blendhub.core.errors import Unsupported
@@ -102,7 +103,7 @@ def tile_shape(group: int, width: int) -> TileShape:
     most = ROWS_IF_WIDE if width > WIDE else ROWS
     heads = min(group, most)
     tokens = most // heads
-    return TileShape(tokens, heads, max(LEAST, _ceil_power_of_2(tokens * heads)))
+    return TileShape(tokens, heads, max(LEAST, next_power_of_2(tokens * heads)))
 
 
 def _layer(keys: torch.Tensor, values: torch.Tensor, rules: AttentionRules, dtype: str) -> Layer:
@@ -126,7 +127,7 @@ def _layer(keys: torch.Tensor, values: torch.Tensor, rules: AttentionRules, dtyp
         "MAIN": main,
         "REST": rest,
         "VALUE_WIDTH": value_width,
-        "VALUE_COLUMNS": max(LEAST, _ceil_power_of_2(value_width)),
+        "VALUE_COLUMNS": max(LEAST, next_power_of_2(value_width)),
         "LATENT": rules.latent > 0,
         "DTYPE": dtype if is_float8 else "",
         "WINDOW": rules.window or 0,
@@ -148,12 +149,6 @@ def _split(width: int) -> tuple[int, int]:
     """The items of a key as two powers of 2, of which the second may be 0: so 576 items take no room of 1,024."""
     main = 1 << (width.bit_length() - 1)
     rest = width - main
-    if rest == 0 and main >= LEAST:
-        return main, 0
-    if rest >= LEAST and rest & (rest - 1) == 0:
+    if main >= LEAST and (rest == 0 or (rest >= LEAST and rest & (rest - 1) == 0)):
         return main, rest
-    return max(LEAST, _ceil_power_of_2(width)), 0
-
-
-def _ceil_power_of_2(number: int) -> int:
-    return 1 << (number - 1).bit_length()
+    return max(LEAST, next_power_of_2(width)), 0

@@ -28,7 +28,7 @@ def _read(addresses, mask, DTYPE: tl.constexpr, AS: tl.constexpr):
 
 @triton.jit
 def _walk(
-    start, end, queries, queries_rest, positions, alive, weights, total, highest,
+    start, end, queries, queries_rest, positions, weights, total, highest,
     keys, values, entries, key_block, key_token, value_block, value_token, scale, value_scale,
     KEYS: tl.constexpr, BLOCK_SIZE: tl.constexpr, WIDTH: tl.constexpr, MAIN: tl.constexpr, REST: tl.constexpr,
     VALUE_WIDTH: tl.constexpr, VALUE_COLUMNS: tl.constexpr, LATENT: tl.constexpr, DTYPE: tl.constexpr,
@@ -132,13 +132,13 @@ def attend_chosen(
         seen_by_all = begin
     else:
         weights, total, highest = _walk(
-            begin, seen_by_all, own, own_rest, at, alive, weights, total, highest,
+            begin, seen_by_all, own, own_rest, at, weights, total, highest,
             keys, values, entries, key_block, key_token, value_block, value_token, scale * key_scale, value_scale,
             KEYS, BLOCK_SIZE, WIDTH, MAIN, REST, VALUE_WIDTH, VALUE_COLUMNS, LATENT, DTYPE, AS,
             WINDOW, CHUNK, SOFT_CAP, False,
         )  # fmt: skip
     weights, total, highest = _walk(
-        seen_by_all, last + 1, own, own_rest, at, alive, weights, total, highest,
+        seen_by_all, last + 1, own, own_rest, at, weights, total, highest,
         keys, values, entries, key_block, key_token, value_block, value_token, scale * key_scale, value_scale,
         KEYS, BLOCK_SIZE, WIDTH, MAIN, REST, VALUE_WIDTH, VALUE_COLUMNS, LATENT, DTYPE, AS,
         WINDOW, CHUNK, SOFT_CAP, True,

@@ -26,39 +26,26 @@ CHANGING = ["base", "planes", "table", "columns", "first_row", "n_rows", "n_toke
 
 @triton.jit
 def _copy(
-    targets,
-    target_head,
-    sources,
-    source_head,
-    mask,
-    columns,
-    HEADS: tl.constexpr,
-    ALIGN: tl.constexpr,
+    pages, page_head, rows, width, mask, columns, HEADS: tl.constexpr, ALIGN: tl.constexpr, TO_PAGES: tl.constexpr
 ):
     """Copy the masked tokens and items of all heads."""
-    targets = targets[:, None] + columns
-    sources = sources[:, None] + columns
+    in_pages = pages[:, None] + columns
+    in_rows = rows[:, None] + columns
     for head in tl.range(0, HEADS):
         # The addresses are computed, so without these hints the compiler would access each item separately.
-        items = tl.load(tl.multiple_of(sources + head * source_head, (1, ALIGN)), mask=mask)
-        tl.store(tl.multiple_of(targets + head * target_head, (1, ALIGN)), items, mask=mask)
+        page = tl.multiple_of(in_pages + head * page_head, (1, ALIGN))
+        row = tl.multiple_of(in_rows + head * width, (1, ALIGN))
+        if TO_PAGES:
+            tl.store(page, tl.load(row, mask=mask), mask=mask)
+        else:
+            tl.store(row, tl.load(page, mask=mask), mask=mask)
 
 
 @triton.jit
 def _rotate_neox(
-    targets,
-    target_head,
-    sources,
-    source_head,
-    alive,
-    half,
-    cos,
-    sin,
-    HEADS: tl.constexpr,
-    HALF_COLUMNS: tl.constexpr,
-    DTYPE: tl.constexpr,
-    ALIGN: tl.constexpr,
-):
+    targets, target_head, sources, source_head, alive, half, cos, sin,
+    HEADS: tl.constexpr, HALF_COLUMNS: tl.constexpr, DTYPE: tl.constexpr, ALIGN: tl.constexpr,
+):  # fmt: skip
     """Rotate pairs that consist of an item of the first half and one of the second half."""
     columns = tl.arange(0, HALF_COLUMNS)[None, :]
     mask = alive[:, None] & (columns < half)
@@ -73,20 +60,9 @@ def _rotate_neox(
 
 @triton.jit
 def _rotate_interleaved(
-    targets,
-    target_head,
-    sources,
-    source_head,
-    alive,
-    half,
-    cos,
-    sin,
-    HEADS: tl.constexpr,
-    TOKENS: tl.constexpr,
-    HALF_COLUMNS: tl.constexpr,
-    DTYPE: tl.constexpr,
-    ALIGN: tl.constexpr,
-):
+    targets, target_head, sources, source_head, alive, half, cos, sin,
+    HEADS: tl.constexpr, TOKENS: tl.constexpr, HALF_COLUMNS: tl.constexpr, DTYPE: tl.constexpr, ALIGN: tl.constexpr,
+):  # fmt: skip
     """Rotate pairs of neighbouring items."""
     columns = tl.arange(0, 2 * HALF_COLUMNS)[None, :]
     mask = alive[:, None] & (columns < 2 * half)
@@ -114,31 +90,12 @@ def _angles(plane, positions, alive, half, HALF_COLUMNS: tl.constexpr, TABLE_ALI
 
 @triton.jit(do_not_specialize=CHANGING)
 def copy_tokens(
-    base,
-    planes,
-    table,
-    columns,
-    first_row,
-    n_rows,
-    n_tokens,
-    moved,
-    TOKENS: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    KINDS: tl.constexpr,
-    HEADS: tl.constexpr,
-    KEY_WIDTH: tl.constexpr,
-    KEY_COLUMNS: tl.constexpr,
-    VALUE_WIDTH: tl.constexpr,
-    VALUE_COLUMNS: tl.constexpr,
-    DTYPE: tl.constexpr,
-    ITEM: tl.constexpr,
-    ALIGN: tl.constexpr,
-    TO_PAGES: tl.constexpr,
-    HALF_COLUMNS: tl.constexpr,
-    ROTATED_ALIGN: tl.constexpr,
-    ROTATED_ITEMS: tl.constexpr,
-    TABLE_ALIGN: tl.constexpr,
-):
+    base, planes, table, columns, first_row, n_rows, n_tokens, moved,
+    TOKENS: tl.constexpr, BLOCK_SIZE: tl.constexpr, KINDS: tl.constexpr, HEADS: tl.constexpr,
+    KEY_WIDTH: tl.constexpr, KEY_COLUMNS: tl.constexpr, VALUE_WIDTH: tl.constexpr, VALUE_COLUMNS: tl.constexpr,
+    DTYPE: tl.constexpr, ITEM: tl.constexpr, ALIGN: tl.constexpr, TO_PAGES: tl.constexpr,
+    HALF_COLUMNS: tl.constexpr, ROTATED_ALIGN: tl.constexpr, ROTATED_ITEMS: tl.constexpr, TABLE_ALIGN: tl.constexpr,
+):  # fmt: skip
     """Copy a batch from rows to pages, and rotate moved keys, or from pages to rows. Tiles are on axis 0, planes on 1.
 
     ``KINDS`` 2: planes alternate between keys and values; 1: all are keys. ``HALF_COLUMNS`` 0: nothing is rotated.
@@ -185,15 +142,9 @@ def copy_tokens(
                         to, page_head, parts, KEY_WIDTH, alive, half, cos, sin,
                         HEADS, TOKENS, HALF_COLUMNS, DTYPE, ROTATED_ALIGN,
                     )  # fmt: skip
-        if TO_PAGES:
-            _copy(pages, page_head, keys, KEY_WIDTH, mask, items, HEADS, ALIGN)
-        else:
-            _copy(keys, KEY_WIDTH, pages, page_head, mask, items, HEADS, ALIGN)
+        _copy(pages, page_head, keys, KEY_WIDTH, mask, items, HEADS, ALIGN, TO_PAGES)
     else:
         values = rows + HEADS * KEY_WIDTH * n_rows.to(tl.int64) + row * (HEADS * VALUE_WIDTH)
         value_items = tl.arange(0, VALUE_COLUMNS)[None, :]
         value_mask = alive[:, None] & (value_items < VALUE_WIDTH)
-        if TO_PAGES:
-            _copy(pages, page_head, values, VALUE_WIDTH, value_mask, value_items, HEADS, ALIGN)
-        else:
-            _copy(values, VALUE_WIDTH, pages, page_head, value_mask, value_items, HEADS, ALIGN)
+        _copy(pages, page_head, values, VALUE_WIDTH, value_mask, value_items, HEADS, ALIGN, TO_PAGES)

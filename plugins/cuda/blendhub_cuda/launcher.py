@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from triton import next_power_of_2
 
 from blendhub.core.layout import ITEM_SIZES, KVLayout
 from blendhub.devices import ACCESS_BYTES, Batch, Mover, Pages
@@ -38,22 +39,22 @@ class Launcher(Mover):
         row_bytes = max(layout.key_row_bytes, layout.value_row_bytes)
         self._pages = pages  # the addresses in ``planes`` are those of its tensors
         self._planes = torch.from_numpy(planes).to(pages.place)
-        self._tile_tokens = _floor_power_of_2(min(max(TILE_BYTES // row_bytes, 1), MAX_TILE_TOKENS))
+        self._tile_tokens = min(1 << (max(TILE_BYTES // row_bytes, 1).bit_length() - 1), MAX_TILE_TOKENS)
         self._constants = {
             "TOKENS": self._tile_tokens,
             "BLOCK_SIZE": block_size,
             "KINDS": self._layer_planes,
             "HEADS": layout.kv_heads,
             "KEY_WIDTH": layout.key_dim,
-            "KEY_COLUMNS": _ceil_power_of_2(layout.key_dim),
+            "KEY_COLUMNS": next_power_of_2(layout.key_dim),
             "VALUE_WIDTH": layout.value_dim,
-            "VALUE_COLUMNS": _ceil_power_of_2(layout.value_dim),
+            "VALUE_COLUMNS": next_power_of_2(max(layout.value_dim, 1)),
             "DTYPE": layout.dtype,
             "ITEM": ITEM_TYPES[layout.dtype],
             "ALIGN": align,
         }
         self._rotation = {
-            "HALF_COLUMNS": _ceil_power_of_2(max(halves)) if any(halves) else 0,
+            "HALF_COLUMNS": next_power_of_2(max(halves)) if any(halves) else 0,
             "ROTATED_ALIGN": rotated_align,
             "ROTATED_ITEMS": rotated_align // item,
             "TABLE_ALIGN": gcd(ACCESS_BYTES, *table_aligns),
@@ -76,13 +77,3 @@ class Launcher(Mover):
         base, tables = memory.data_ptr() + batch.rows.at, (table.data_ptr(), batch.table.shape[1])
         counts = batch.rows.first, batch.rows.n_rows, batch.n_tokens, int(batch.moved)
         kernels.copy_tokens[n_tiles, n_planes, 1](base, planes, *tables, *counts, **self._constants, **constants)
-
-
-def _ceil_power_of_2(number: int) -> int:
-    """The smallest power of 2 that is at least ``number``."""
-    return 1 << max(number - 1, 0).bit_length()
-
-
-def _floor_power_of_2(number: int) -> int:
-    """The largest power of 2 that is at most ``number``."""
-    return 1 << (number.bit_length() - 1)

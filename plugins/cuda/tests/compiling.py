@@ -46,7 +46,7 @@ class Compiling:
     """Takes the place of a kernel: compiles what would be launched."""
 
     def __init__(self, kernel: Any, targets: list[str]) -> None:
-        self.kernel, self.targets = kernel, targets
+        self.kernel = kernel
         self.made: dict[str, dict[str, Any]] = {target: {} for target in targets}
 
     def __getitem__(self, grid: Any) -> Any:
@@ -58,14 +58,11 @@ class Compiling:
         signature = {name: _type(value) for name, value in zip(names, given, strict=False)}
         signature |= dict.fromkeys(constants, "constexpr")
         values = {(names.index(name),): value for name, value in constants.items()}
-        for target in self.targets:
+        what = {True: "load", False: "save", None: "attend"}[constants.get("TO_PAGES")]
+        for target, made in self.made.items():
             source = ASTSource(self.kernel, signature, constexprs=values)
             kernel = triton.compile(source, target=TARGETS[target], options=options)
-            what = {True: "load", False: "save", None: "attend"}[constants.get("TO_PAGES")]
-            self.made[target][what] = {
-                "shared": kernel.metadata.shared,
-                "accesses": _accesses(kernel.asm.get("ptx", "")),
-            }
+            made[what] = {"shared": kernel.metadata.shared, "accesses": _accesses(kernel.asm.get("ptx", ""))}
 
 
 def _type(value: Any) -> str:
@@ -84,9 +81,7 @@ def _accesses(ptx: str) -> dict[int, int]:
 def copies(dtype: str, neox: bool) -> Any:
     """For a model with 8 heads of 128 items, as large models have."""
     kernels.copy_tokens = compiling = Compiling(COPY_TOKENS, list(TARGETS))
-    _attach(
-        KVLayout(layers=2, kv_heads=8, key_dim=128, value_dim=128, dtype=dtype), Rotation(torch.ones(1024, 128), neox)
-    )
+    _attach((8, 128, 128), dtype, Rotation(torch.ones(1024, 128), neox))
     return compiling.made
 
 
@@ -94,19 +89,17 @@ def attentions(heads: int, width: int, dtype: str, rules: AttentionRules) -> Any
     kernels.copy_tokens = Compiling(COPY_TOKENS, [])
     compiling = Compiling(ATTEND_CHOSEN, ["sm_80", "sm_90"])
     setattr(attention, "attend_chosen", compiling)  # noqa: B010
-    value_dim = 0 if rules.latent else width
-    device = _attach(KVLayout(layers=1, kv_heads=heads, key_dim=width, value_dim=value_dim, dtype=dtype))
-    device.attention([rules], torch.bfloat16)
+    _attach((heads, width, 0 if rules.latent else width), dtype).attention([rules], torch.bfloat16)
     return compiling.made
 
 
-def _attach(layout: KVLayout, rotation: Rotation | None = None) -> CudaDevice:
+def _attach(shape: tuple[int, int, int], dtype: str, rotation: Rotation | None = None) -> CudaDevice:
+    heads, key_dim, value_dim = shape
+    layout = KVLayout(layers=1, kv_heads=heads, key_dim=key_dim, value_dim=value_dim, dtype=dtype)
     format: PageFormat = "packed_heads" if layout.value_dim else "latent"
-    pages = [
-        torch.zeros(*page_shapes(format, 40, 16, layout)).to(torch_type(layout.dtype)) for _ in range(layout.layers)
-    ]
+    (pages,) = (torch.zeros(*one).to(torch_type(dtype)) for one in page_shapes(format, 40, 16, layout))
     device = CudaDevice(CudaOptions(), lambda place: DeferredRuntime())
-    device.attach([PagedLayer("layer", format, (one,), rotation) for one in pages], 16, layout)
+    device.attach([PagedLayer("layer", format, (pages,), rotation)], 16, layout)
     return device
 
 

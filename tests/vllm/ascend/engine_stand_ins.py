@@ -1,9 +1,12 @@
-"""vllm-ascend's attention in an engine on a CPU: its own Python, and vLLM 0.23's.
+"""vllm-ascend's attention in an engine on a CPU: its own Python, and vLLM 0.23's; and the device ``npu``.
 
 An engine's process imports ``strict_npu``, then this, before it makes an engine. docs/ascend.md lists
 what differs from an NPU.
 """
 
+from types import SimpleNamespace
+
+import msgspec
 import torch
 import vllm
 import vllm.platforms.cpu
@@ -67,3 +70,19 @@ cpu_model_runner.CPUModelRunner = Runner
 vllm.platforms.cpu.CpuPlatform.get_attn_backend_cls = classmethod(
     lambda cls, *given, **named: f"{AscendAttentionBackend.__module__}.{AscendAttentionBackend.__qualname__}"
 )
+
+
+def put_npu_device_in_place():
+    """The connector takes vLLM's platform for that of an NPU, and the plugin ``npu`` finds one: its own code, on strict
+    operators and with the host's memory in place of the NPU's."""
+    from blendhub_ascend import device
+
+    from blendhub.vllm import connector
+    from plugins.ascend.tests import npu_stand_ins
+
+    torch.npu.is_available = lambda: True
+    connector.current_platform = SimpleNamespace(device_type="npu")
+    # The pages of an engine on a CPU lie in host memory, which the plugin's own factory refuses.
+    device.create = lambda options: npu_stand_ins.device_on_npu_runtime(
+        npu_stand_ins.A2, **msgspec.structs.asdict(options)
+    )

@@ -1,4 +1,7 @@
-"""What ``Ascend`` does with vllm-ascend's own classes; ``test_platform.py`` runs this with the Python of vLLM 0.23."""
+"""What ``Ascend`` does with vllm-ascend's own classes.
+
+``test_engine_ascend.py`` runs this with the Python of vLLM 0.23.
+"""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,7 +13,8 @@ import torch
 from tests.vllm.ascend import strict_npu  # noqa: F401  (before vllm_ascend)
 
 import vllm_ascend.ops  # noqa: F401  # isort: skip  (before the others, which it imports in the one order that works)
-from blendhub_ascend.vllm.platform import Ascend
+from blendhub_ascend.vllm.platform import SCRATCH, VIEWS, Ascend
+from blendhub_ascend.vllm.refusals import OPTIONS
 from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbedding
 from vllm.v1.attention.backend import CommonAttentionMetadata
@@ -61,15 +65,6 @@ def mla_layer(**changes):
     return SimpleNamespace(layer_name="layers.0", impl=impl, kv_cache=pages, get_attn_backend=lambda: AscendMLABackend)
 
 
-def settings(layer, role="kv_both", chunked=True):
-    return SimpleNamespace(
-        kv_transfer_config=SimpleNamespace(kv_role=role),
-        scheduler_config=SimpleNamespace(enable_chunked_prefill=chunked),
-        compilation_config=SimpleNamespace(static_forward_context={layer.layer_name: layer}),
-        cache_config=SimpleNamespace(cache_dtype="auto"),
-    )
-
-
 @pytest.fixture(autouse=True)
 def options(monkeypatch):
     """vllm-ascend's own settings."""
@@ -84,6 +79,15 @@ def options(monkeypatch):
     return given
 
 
+def settings(layer, role="kv_both", chunked=True):
+    return SimpleNamespace(
+        kv_transfer_config=SimpleNamespace(kv_role=role),
+        scheduler_config=SimpleNamespace(enable_chunked_prefill=chunked),
+        compilation_config=SimpleNamespace(static_forward_context={layer.layer_name: layer}),
+        cache_config=SimpleNamespace(cache_dtype="auto"),
+    )
+
+
 def platform(layer, specs=(FULL,), **changes):
     """``specs``: that of each block table."""
     groups = [[SimpleNamespace(kv_cache_spec=spec)] for spec in specs]
@@ -91,14 +95,22 @@ def platform(layer, specs=(FULL,), **changes):
     return Ascend(runner, settings(layer, **changes))
 
 
-def computed_by_mla(n):
-    table = torch.rand(2, n, 1, 1, 64).bfloat16()
-    return torch.randn(n, 1, 1, 576).bfloat16(), table[0], table[1]
+def model_of(layer) -> Any:
+    return SimpleNamespace(
+        layer_names=[layer.layer_name],
+        layer=lambda name: layer,
+        page_size_of=lambda name: TOKENS,
+        table_of=lambda name: 0,
+        block_sizes=(TOKENS,),
+        config=settings(layer),
+        keeps_latent=lambda index: keeps_latent(layer),
+    )
 
 
 def test_the_hook_finds_what_mla_writes_and_nothing_is_written():
     layer, n = mla_layer(), 150
-    given, slots = computed_by_mla(n), torch.randperm(3 * TOKENS)[:n].to(torch.int32)
+    cos, sin = torch.rand(2, n, 1, 1, 64).bfloat16()
+    given, slots = (torch.randn(n, 1, 1, 576).bfloat16(), cos, sin), torch.randperm(3 * TOKENS)[:n].to(torch.int32)
     name, find = platform(layer).write_hook(layer)
     assert name == "exec_kv_prefill"
     keys, values = find(*given, layer.kv_cache, slots)
@@ -108,25 +120,13 @@ def test_the_hook_finds_what_mla_writes_and_nothing_is_written():
     assert keys.equal(rotated) and values.equal(latent)
 
 
-@pytest.mark.parametrize("layer", [dense_layer(), mla_layer()], ids=["dense", "mla"])
-def test_what_is_written_is_found_in_the_pages(layer):
-    one, n = platform(layer), 150
-    model: Any = SimpleNamespace(
-        layer_names=[layer.layer_name],
-        layer=lambda name: layer,
-        page_size_of=lambda name: TOKENS,
-        table_of=lambda name: 0,
-        block_sizes=(TOKENS,),
-        config=settings(layer),
-        keeps_latent=lambda index: keeps_latent(layer),
-    )
-    (pages,) = pages_of(model, layer_groups(model, 256))
-    layout = pages.layout
-    assert pages.paged.format == "split"
-    assert layout.key_dim == (64 if keeps_latent(layer) else 128)
-    keys, values = (torch.randn(n, 1, width).bfloat16() for width in (layout.key_dim, layout.value_dim))
-    slots = torch.randperm(3 * TOKENS)[:n]
-    one.write(layer, keys, values, slots)
+@pytest.mark.parametrize("layer, width", [(dense_layer(), 128), (mla_layer(), 64)], ids=["dense", "mla"])
+def test_what_is_written_is_found_in_the_pages(layer, width):
+    (pages,) = pages_of(model_of(layer), layer_groups(model_of(layer), 256))
+    assert pages.paged.format == "split" and pages.layout.key_dim == width
+    slots = torch.randperm(3 * TOKENS)[:150]
+    keys, values = (torch.randn(150, 1, width).bfloat16() for width in (width, pages.layout.value_dim))
+    platform(layer).write(layer, keys, values, slots)
     found = read(pages, slots.to(torch.int32))
     assert found[0].equal(keys) and found[1].equal(values)
 
@@ -151,47 +151,38 @@ def test_a_rotation_of_mla_is_found_though_its_module_names_the_other_pairing():
     assert errors[True] < 0.05 < 0.5 < errors[False]
 
 
-def common(spans):
-    lengths = torch.tensor([end - start for start, end in spans])
-    starts = torch.cat([torch.zeros(1, dtype=torch.int32), lengths.cumsum(0).to(torch.int32)])
-    ends = torch.tensor([end for _, end in spans], dtype=torch.int32)
-    return CommonAttentionMetadata(
+def group():
+    """vLLM's, of which a platform needs the builder only."""
+    model = SimpleNamespace(max_model_len=256, runner_type="generate", use_mla=False)
+    builder = made(
+        AscendAttentionMetadataBuilder,
+        device=torch.device("cpu"),
+        model_config=model,
+        kv_cache_spec=None,
+        speculative_config=None,
+        decode_threshold=1,
+        attn_mask_builder=SimpleNamespace(get_attention_mask=lambda *given: "mask"),
+    )
+    return SimpleNamespace(get_metadata_builder=lambda: builder)
+
+
+def test_runs_are_prefills_that_read_the_pages_even_those_of_one_token():
+    one, own = platform(dense_layer()), group()
+    one.prepare_group(own, group())
+    starts, ends = (torch.tensor(numbers, dtype=torch.int32) for numbers in ([0, 1, 2, 102], [1, 8, 120]))
+    common = CommonAttentionMetadata(
         query_start_loc=starts,
         query_start_loc_cpu=starts,
         seq_lens=ends,
         seq_lens_cpu_upper_bound=ends,
-        num_reqs=len(spans),
-        num_actual_tokens=int(starts[-1]),
-        max_query_len=int(lengths.max()),
-        max_seq_len=int(ends.max()),
-        block_table_tensor=torch.zeros(len(spans), 2, dtype=torch.int32),
-        slot_mapping=torch.zeros(int(starts[-1]), dtype=torch.int32),
+        num_reqs=3,
+        num_actual_tokens=102,
+        max_query_len=100,
+        max_seq_len=120,
+        block_table_tensor=torch.zeros(3, 2, dtype=torch.int32),
+        slot_mapping=torch.zeros(102, dtype=torch.int32),
     )
-
-
-class Group:
-    """vLLM's, of which a platform needs the builder only."""
-
-    def __init__(self):
-        model = SimpleNamespace(max_model_len=256, runner_type="generate", use_mla=False)
-        self.builder = made(
-            AscendAttentionMetadataBuilder,
-            device=torch.device("cpu"),
-            model_config=model,
-            kv_cache_spec=None,
-            speculative_config=None,
-            decode_threshold=1,
-            attn_mask_builder=SimpleNamespace(get_attention_mask=lambda *given: "mask"),
-        )
-
-    def get_metadata_builder(self):
-        return self.builder
-
-
-def test_runs_are_prefills_that_read_the_pages_even_those_of_one_token():
-    one, group = platform(dense_layer()), Group()
-    one.prepare_group(group, Group())
-    built = one.build(group, common([(0, 1), (7, 8), (20, 120)]))
+    built = one.build(own, common)
     assert built.attn_state is AscendAttentionState.ChunkedPrefill
     assert (built.num_decodes, built.num_prefills) == (0, 3)
     assert built.actual_seq_lengths_q == [1, 2, 102] and built.seq_lens_list == [1, 8, 120]
@@ -199,10 +190,9 @@ def test_runs_are_prefills_that_read_the_pages_even_those_of_one_token():
 
 def test_a_forward_leaves_the_buffers_of_the_step_as_they_were(monkeypatch):
     """A step's metadata are views of them, made before BlendHub's forward inside of the step."""
-    names = [(rotary_embedding, name) for name in ("_cos", "_sin", "_cos_mla", "_sin_mla", "_cos_slice", "_sin_slice")]
-    names.append((ascend_forward_context, "_reserved_mc2_mask"))
+    names = [(module, name) for module, names in (*SCRATCH, VIEWS) for name in names]
     for module, name in names:
-        monkeypatch.setattr(module, name, torch.zeros(1, 64, 1, 8) if name != "_reserved_mc2_mask" else torch.zeros(64))
+        monkeypatch.setattr(module, name, torch.zeros(1, 64, 1, 8) if module is rotary_embedding else torch.zeros(64))
     monkeypatch.setattr(rotary_embedding, "_cos_sin_cache", torch.rand(64, 8))
     theirs = [getattr(module, name) for module, name in names]
     inside = []
@@ -228,14 +218,13 @@ def test_a_forward_leaves_the_buffers_of_the_step_as_they_were(monkeypatch):
     "layer, changes, words",
     [
         (dense_layer(AscendC8AttentionBackendImpl), {}, "C8"),
-        (dense_layer(type("AscendFAImpl", (), {})), {}, "FA3"),
         (dense_layer(type("AscendAttentionBackendImpl310", (), {})), {}, "310P"),
-        (dense_layer(type("AscendSFAImpl", (), {})), {}, "SFA"),
-        (dense_layer(type("AscendDSAImpl", (), {})), {}, "DSA"),
         (dense_layer(type("AscendNewImpl", (), {})), {}, "AscendNewImpl is not known"),
         (mla_layer(fa_quant_layer=True), {}, "FA quantisation"),
         (mla_layer(), {"role": "kv_consumer"}, "MLAPO"),
         (mla_layer(), {"chunked": False}, "chunked prefill"),
+        (dense_layer(), {"specs": [WINDOW]}, "--disable-hybrid-kv-cache-manager"),
+        (dense_layer(), {"specs": [FULL, WINDOW]}, "--disable-hybrid-kv-cache-manager"),
     ],
 )
 def test_what_is_not_served_is_refused_with_a_sentence(layer, changes, words):
@@ -243,49 +232,26 @@ def test_what_is_not_served_is_refused_with_a_sentence(layer, changes, words):
         platform(layer, **changes)
 
 
-@pytest.mark.parametrize(
-    "option", ["enable_kv_nz", "enable_hamming_sparse", "enable_sp_by_pass", "enable_flashcomm2_parallel_size"]
-)
-def test_options_that_are_not_served_are_refused_with_their_key(options, option):
+@pytest.mark.parametrize("option", OPTIONS)
+def test_options_that_are_not_served_are_refused_with_their_key(options, option, monkeypatch):
+    assert f"self.{option}" in Path(ascend_config.__file__).read_text()
     setattr(options, option, 2)
     with pytest.raises(Unsupported, match=f"additional_config.{option} "):
         platform(dense_layer())
-
-
-@pytest.mark.parametrize("specs", [[WINDOW], [FULL, WINDOW]], ids=["window", "tables"])
-def test_attention_windows_are_refused(specs):
-    with pytest.raises(Unsupported, match="--disable-hybrid-kv-cache-manager"):
-        platform(dense_layer(), specs)
-
-
-def test_the_second_runner_is_refused(monkeypatch):
     monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
     with pytest.raises(Unsupported, match="VLLM_USE_V2_MODEL_RUNNER is set"):
         platform(dense_layer())
 
 
-def test_the_options_are_vllm_ascends(options):
-    source = Path(ascend_config.__file__).read_text()
-    assert all(f"self.{name}" in source for name in vars(options))
-
-
-@pytest.mark.parametrize(
-    "pages, words",
-    [
-        ((torch.zeros(3, TOKENS, 1, 128),) * 3, "3 tensors"),
-        ((torch.zeros(3, TOKENS, 1, 128), torch.zeros(3, TOKENS, 2, 128)), "2 tensors of the shapes"),
-        ((torch.zeros(3, TOKENS, 1, 128, dtype=torch.int8),) * 2, "quantised KV"),
-        ((torch.zeros(3, 64, 1, 128),) * 2, "pages of 64 tokens"),
-    ],
-)
-def test_other_pages_are_refused(pages, words):
-    layer = dense_layer()
-    layer.kv_cache = list(pages)
-    model: Any = SimpleNamespace(
-        layer_names=["layers.0"],
-        layer=lambda name: layer,
-        page_size_of=lambda name: TOKENS,
-        keeps_latent=lambda index: False,
-    )
-    with pytest.raises(Unsupported, match=words):
-        possible_pages(model, 0)
+def test_other_pages_are_refused():
+    page = torch.zeros(3, TOKENS, 1, 128)
+    for pages, words in (
+        ([page] * 3, "3 tensors"),
+        ([page, torch.zeros(3, TOKENS, 2, 128)], "2 tensors of the shapes"),
+        ([page.to(torch.int8)] * 2, "quantised KV"),
+        ([page[:, :64]] * 2, "pages of 64 tokens"),
+    ):
+        layer = dense_layer()
+        layer.kv_cache = pages
+        with pytest.raises(Unsupported, match=words):
+            possible_pages(model_of(layer), 0)

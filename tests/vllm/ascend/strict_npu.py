@@ -10,26 +10,18 @@ from types import ModuleType
 
 import torch
 
+from plugins.ascend.tests import strict_ops
+from plugins.ascend.tests.strict_ops import require
+
 FLOATS = (torch.float16, torch.bfloat16)
 MASKS = {}
 """The one that was checked last: vllm-ascend keeps one for a process."""
 
 
-def require(holds, message):
-    if not holds:
-        raise RuntimeError(message)
-
-
 def reshape_and_cache(*, key, value, key_cache, value_cache, slot_indices):
-    require(key.dtype in FLOATS, "ATB takes float16 and bfloat16")
-    require(slot_indices.dtype == torch.int32 and slot_indices.dim() == 1, "ATB wants slots of int32")
-    for rows, cache in ((key, key_cache), (value, value_cache)):
-        require(len(rows) == len(slot_indices), "there is one slot for each token")
-        require(rows.dtype == cache.dtype, "keys, values and caches have one dtype")
-        require(rows.shape[1:] == cache.shape[2:] and cache.is_contiguous(), "rows are [tokens, heads, width]")
-        require(bool((slot_indices < cache.shape[0] * cache.shape[1]).all()), "a slot is beyond the cache")
-        kept = slot_indices >= 0
-        cache.view(-1, *cache.shape[2:])[slot_indices[kept].long()] = rows[kept]
+    """That of the device's tests, on copies: rows may have gaps, and addresses of the host say nothing."""
+    key, value, slots = (one.clone(memory_format=torch.contiguous_format) for one in (key, value, slot_indices))
+    strict_ops.reshape_and_cache(key, value, key_cache, value_cache, slots)
 
 
 def fused_infer_attention_score(

@@ -1,6 +1,6 @@
 """What BlendHub's forwards need of vllm-ascend's model runner and attention."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -99,7 +99,7 @@ class Ascend(Platform):
     def write_hook(self, attention: Any) -> WriteHook:
         # vLLM calls ``do_kv_cache_update`` of no layer here: ``forward`` writes.
         if keeps_latent(attention):
-            return "exec_kv_prefill", _Latent(attention.impl)
+            return "exec_kv_prefill", _latent_of(attention.impl)
         return "reshape_and_cache", _keys_and_values
 
     def write(self, attention: Any, keys: torch.Tensor, values: torch.Tensor, slots: torch.Tensor) -> None:
@@ -127,24 +127,17 @@ class Ascend(Platform):
                 setattr(module, name, value)
 
 
-class _Latent:
+def _latent_of(impl: Any) -> Callable[..., Tensors]:
     """Finds the latent of MLA, which one operator computes and writes: it is given other pages to write to."""
+    computed = impl.exec_kv_prefill
 
-    def __init__(self, impl: Any) -> None:
-        self._computed = impl.exec_kv_prefill
+    def find(joint: Any, cos: Any, sin: Any, pages: Sequence[torch.Tensor], slots: torch.Tensor) -> Tensors:
+        n = len(slots)
+        other_pages = tuple(part.new_empty((-(-n // part.shape[1]), *part.shape[1:])) for part in pages)
+        rotated, latent = computed(joint, cos, sin, other_pages, torch.arange(n, device=slots.device))
+        return rotated.view(n, 1, -1), latent.view(n, 1, -1)
 
-    def __call__(
-        self,
-        joint: torch.Tensor,
-        cos: torch.Tensor,
-        sin: torch.Tensor,
-        pages: Sequence[torch.Tensor],
-        slots: torch.Tensor,
-    ) -> Tensors:
-        n_pages = -(-len(slots) // pages[0].shape[1])
-        other_pages = tuple(part.new_empty((n_pages, *part.shape[1:])) for part in pages)
-        rotated, latent = self._computed(joint, cos, sin, other_pages, torch.arange(len(slots), device=slots.device))
-        return rotated.view(len(slots), 1, -1), latent.view(len(slots), 1, -1)
+    return find
 
 
 def _keys_and_values(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, *rest: Any) -> Tensors:
