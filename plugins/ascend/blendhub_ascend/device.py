@@ -10,7 +10,7 @@ from blendhub.core.errors import Unsupported
 from blendhub.core.layout import KVLayout
 from blendhub.devices import Pages, Runtime, StreamDevice
 from blendhub_ascend import AscendOptions
-from blendhub_ascend.mover import TYPES, PageMover
+from blendhub_ascend.mover import PageMover
 from blendhub_ascend.operators import chip_of
 from blendhub_ascend.runtime import AscendRuntime
 
@@ -22,7 +22,8 @@ class AscendDevice(StreamDevice):
     torch_type = "npu"
     formats = ("split", "latent")
     """vllm-ascend has ``split``. ``latent`` is vLLM's for MLA, to which it may change; packed pages do not occur."""
-    dtypes = tuple(TYPES)
+    dtypes = ("bfloat16", "float16", "float32")
+    """KV of 8 bits comes with scales or in private layouts on NPUs."""
     name = "npu"
     streams_per_queue = 3
     """While one stream copies, the next one rotates, and the third writes pages."""
@@ -37,7 +38,13 @@ class AscendDevice(StreamDevice):
     def _attach(self, layers: Sequence[PagedLayer], block_size: int, layout: KVLayout) -> None:
         for layer in layers:
             for tensor in layer.tensors:
-                _refuse_private_format(layer.name, tensor)
+                # An NPU may keep a tensor in fractal order (NZ), which no view of torch's describes.
+                number = torch.ops.npu.get_npu_format(tensor) if tensor.device.type == "npu" else 0
+                if number not in BASE_FORMATS:
+                    raise Unsupported(
+                        f"layer {layer.name!r} has pages in the private format {number} of torch_npu, which device "
+                        "'npu' does not support; turn off enable_kv_nz (a 310P has no other format)"
+                    )
         super()._attach(layers, block_size, layout)
 
     def _mover(self, pages: Pages, layout: KVLayout, block_size: int) -> PageMover:
@@ -55,15 +62,3 @@ def create(options: AscendOptions) -> AscendDevice:
         return AscendRuntime(place, torch_npu, options.fast_ops)
 
     return AscendDevice(options, runtime, torch_npu.npu.get_soc_version)
-
-
-def _refuse_private_format(name: str, tensor: torch.Tensor) -> None:
-    """An NPU may keep a tensor in fractal order (NZ), which no view of torch's describes."""
-    if tensor.device.type != "npu":
-        return
-    number = torch.ops.npu.get_npu_format(tensor)
-    if number not in BASE_FORMATS:
-        raise Unsupported(
-            f"layer {name!r} has pages in the private format {number} of torch_npu, which device 'npu' does not "
-            "support; turn off enable_kv_nz (a 310P has no other format)"
-        )

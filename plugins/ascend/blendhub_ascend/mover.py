@@ -6,12 +6,9 @@ from collections.abc import Iterator
 import torch
 
 from blendhub.core.layout import KVLayout
-from blendhub.devices import Angles, Batch, Mover, Pages, Planes, angles_between, pairs_of
+from blendhub.devices import Angles, Batch, Mover, Pages, Planes, angles_between, pairs_of, torch_type
 from blendhub.devices.batches import POSITION, SLOT, SOURCE, SPAN_BLOCK, SPAN_COUNT, TABLE_ROWS
 from blendhub_ascend.operators import Chip, as_bits, choose
-
-TYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
-"""The supported dtypes. KV of 8 bits comes with scales or in private layouts on NPUs."""
 
 
 class PageMover(Mover):
@@ -54,7 +51,7 @@ class PageMover(Mover):
         """The batch's keys and values in staging, as ``[layers, tokens, heads, width]``."""
         layout = self._layout
         n_keys, n_values = (batch.n_tokens * layout.kv_heads * width for width in (layout.key_dim, layout.value_dim))
-        items = memory.view(TYPES[layout.dtype])[: batch.n_layers * (n_keys + n_values)]
+        items = memory.view(torch_type(layout.dtype))[: batch.n_layers * (n_keys + n_values)]
         keys, values = items.view(batch.n_layers, n_keys + n_values).split_with_sizes([n_keys, n_values], 1)
         shape = batch.n_tokens, layout.kv_heads
         return keys.unflatten(1, (*shape, layout.key_dim)), values.unflatten(1, (*shape, layout.value_dim))

@@ -80,10 +80,10 @@ def test_pages_elsewhere_a_310p_and_a_private_format_are_refused(monkeypatch):
         DeviceHarness(device, "cpu", DeviceSetup(format="split"))
     with pytest.raises(Unsupported, match=r"310P, whose KV is in a private format.*kv-transfer-config"):
         operators.chip_of(203)
-    fractal: Any = SimpleNamespace(device=SimpleNamespace(type="npu"))
+    fractal: Any = SimpleNamespace(name="layer 3", tensors=[SimpleNamespace(device=SimpleNamespace(type="npu"))])
     monkeypatch.setattr(torch, "ops", SimpleNamespace(npu=SimpleNamespace(get_npu_format=lambda tensor: 29)))
     with pytest.raises(Unsupported, match=r"private format 29 of torch_npu.*enable_kv_nz"):
-        device_module._refuse_private_format("layer 3", fractal)
+        device._attach([fractal], 16, None)
 
 
 # vllm-ascend keeps an MLA layer as its rotated part of 64 and its latent of 512, each with one head. Other models have

@@ -3,7 +3,6 @@
 Every transfer ends before the call returns. The engine would wait for it anyway: on its cores, both end sooner in turn.
 """
 
-import math
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -41,12 +40,6 @@ class Plane(NamedTuple):
     shard_offset: int
     row_bytes: int
     rotation: Rotation | None
-
-    @property
-    def row_shape(self) -> tuple[int, int]:
-        """The number of heads and their width."""
-        heads, *width = self.pages.shape[self.pages.ndim // 2 :]
-        return heads, math.prod(width)
 
     def at(self, blocks: slice | torch.Tensor, slots: slice | torch.Tensor) -> tuple[Any, tuple[int, ...]]:
         """The index of tokens in the pages, and the shape of the pages there."""
@@ -167,7 +160,8 @@ def _rows(arena: torch.Tensor, plane: Plane, segment: Segment) -> torch.Tensor:
     """The segment's rows in the arena, ``[tokens, heads, width]``."""
     start = segment.shard + plane.shard_offset + segment.row * plane.row_bytes
     rows = arena[start : start + len(segment.span) * plane.row_bytes]
-    return rows.view(plane.pages.dtype).view(-1, *plane.row_shape)
+    heads = plane.pages.shape[plane.pages.ndim // 2]
+    return rows.view(plane.pages.dtype).view(len(segment.span), heads, -1)
 
 
 def _rotated(keys: torch.Tensor, rotation: Rotation, angles: Angles) -> torch.Tensor:

@@ -7,15 +7,8 @@ interpreter.
 import triton
 import triton.language as tl
 
-ITEM_TYPES = {
-    "float32": tl.int32,
-    "float16": tl.int16,
-    "bfloat16": tl.int16,
-    "float8_e4m3": tl.int8,
-    "float8_e5m2": tl.int8,
-    "int8": tl.int8,  # copied only, never rotated
-}
-"""The integer type of each dtype's size, which kernels load and store."""
+ITEM_TYPES = {4: tl.int32, 2: tl.int16, 1: tl.int8}
+"""The integer type of each size, which kernels load and store."""
 
 
 @triton.jit

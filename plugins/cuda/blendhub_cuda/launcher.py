@@ -50,7 +50,7 @@ class Launcher(Mover):
             "VALUE_WIDTH": layout.value_dim,
             "VALUE_COLUMNS": next_power_of_2(max(layout.value_dim, 1)),
             "DTYPE": layout.dtype,
-            "ITEM": ITEM_TYPES[layout.dtype],
+            "ITEM": ITEM_TYPES[item],
             "ALIGN": align,
         }
         self._rotation = {

@@ -62,19 +62,10 @@ def test_the_start_allows_reuse_anywhere_with_the_plugin_that_is_named_as_the_pl
     assert engine.call("inside", "tests.vllm.code_of_vllm:not_vllm_s", "tests")
 
 
-def test_prefix_caching_and_chunked_prefill_stay_switched_on(engine, texts):
-    document, beginning = texts.new(300), texts.new(256)
-    engine.one(document)
-    engine.forget()
-    engine.one([*beginning, *texts.new(3)], mode="off", store=False)
-    # Longer than a step of this engine.
-    answer = engine.one([*beginning, *texts.new(20), *document, *texts.new(600)], store=False)
-    assert answer.report["engine_tokens"] == 256 and answer.report["moved_tokens"] == 300
-
-
 @pytest.mark.parametrize("fate, cached", [("moved", 0), ("exact", 0), ("moved", 128), ("moved", 256)])
 def test_everything_recomputed_equals_full_prefill(engine, texts, fate, cached):
-    """Behind what vLLM has cached, which may end inside a chunk, positions count from the start of the prompt."""
+    """Behind what vLLM has cached, which may end inside a chunk, positions count from the start of the prompt. Prefix
+    caching and chunked prefill stay switched on: the prompt is longer than a step of this engine."""
     first, second = texts.new(400), texts.new(290)
     for stored in [[*second, *first]] if fate == "moved" else [first, second]:
         engine.one(stored)
