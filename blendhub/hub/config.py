@@ -12,7 +12,6 @@ from blendhub.core.errors import OptionError
 from blendhub.core.plugin_choice import PluginChoice
 from blendhub.framework.options import describe_options, parse_options
 
-Positive = Annotated[float, Meta(gt=0)]
 HubPlacement: TypeAlias = Literal["thread", "process"]
 """Where an embedded hub runs: in a thread of its owner, or in a process of its own."""
 
@@ -52,8 +51,7 @@ class HubConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         StoreChoice | None, Meta(description="keeps KV beyond memory and restarts; none: KV is in memory only")
     ] = None
     silence_s: Annotated[
-        Positive,
-        Meta(description="a session that sends nothing for so long ends; clients ping five times as often"),
+        float, Meta(gt=0, description="a session that sends nothing for so long ends; clients ping five times as often")
     ] = 15.0
     metrics: Annotated[str, Meta(description="HOST:PORT of /metrics and /healthz; port 0: any; empty: not served")] = (
         "127.0.0.1:0"

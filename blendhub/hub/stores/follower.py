@@ -60,7 +60,6 @@ class Follower:
         self._warnings = RecurringWarnings(log)
         self._indexes = indexes
         self._tier = tier
-        self._generation = 0
         self._slice_began = 0.0
         self._delete = delete
         self._loop: asyncio.AbstractEventLoop
@@ -194,7 +193,7 @@ class Follower:
         run = next((run for run in index.named(stored.key) if run.end == start and run.foreign), None)
         if run is None:
             run = Run(self._indexes.new_run_id(), index, start, arrival.description.origin, stored.key, foreign=True)
-        run.listed = self._generation
+        run.listed = self._tier.writer.generation
         chunks = [Chunk(run, span, None, content_of(index.digest, arrival.tokens, span)) for span in spans]
         for chunk in chunks:
             chunk.in_store = True
@@ -214,22 +213,21 @@ class Follower:
 
     async def _begin_snapshot(self) -> None:
         self.snapshots += 1
-        self._generation += 1
-        self._tier.writer.generation = self._generation
+        self._tier.writer.generation += 1
 
     def _note_listed(self, stored: StoredRun) -> None:
         index = self._indexes.get(stored.key.namespace)
         if index:
             listed = set(stored.chunks)
             for run in list(index.named(stored.key)):
-                run.listed = self._generation
+                run.listed = self._tier.writer.generation
                 if run.foreign:  # of the hub's own runs, chunks may have been saved since the snapshot looked
                     self._forget_saved(run, listed)
 
     async def _end_snapshot(self) -> None:
         for index in list(self._indexes):
             for run in list(index.runs.values()):
-                if run.listed != self._generation:
+                if run.listed != self._tier.writer.generation:
                     self._forget_saved(run, set())
                 await self._let_others_work()
 

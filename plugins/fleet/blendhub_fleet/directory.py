@@ -205,15 +205,13 @@ def _fill(fd: int, view: memoryview) -> bool:
 def open_store(options: DirectoryOptions) -> FleetStore:
     if not options.path:
         raise OptionError("the store 'shared_directory' needs path: a directory that every hub of the group mounts")
-    path = Path(options.path).expanduser().absolute() / options.group
-    folder = Folder(path, _gid_of(options.unix_group) if options.unix_group else None)
-    return FleetStore(options, lambda arena: DirectoryBytes(folder, arena, options.transfer_deadline_s))
-
-
-def _gid_of(name: str) -> int:
+    path, name, group = Path(options.path).expanduser().absolute() / options.group, options.unix_group, None
     try:
-        return int(name) if name.isdecimal() else grp.getgrnam(name).gr_gid
+        if name:
+            group = int(name) if name.isdecimal() else grp.getgrnam(name).gr_gid
     except KeyError:
         raise OptionError(
             f"unix_group: this machine has no group {name!r}; give one of /etc/group, or its number"
         ) from None
+    folder = Folder(path, group)
+    return FleetStore(options, lambda arena: DirectoryBytes(folder, arena, options.transfer_deadline_s))

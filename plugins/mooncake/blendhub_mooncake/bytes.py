@@ -83,7 +83,12 @@ class MooncakeBytes(ByteStore):
             self._process = None
 
     def _transfer(self, call: Call, outcome_of: list[Callable[[int], CodeMeaning]]) -> list[bool]:
-        self._check(call)
+        if len(call.keys) != len(call.extents) or len(set(call.keys)) != len(call.keys):
+            raise InvalidInput(f"{call.what} needs distinct keys and one extent for each, got {call}")
+        size = self._setup.arena.size
+        for offset, length in call.extents:
+            if not 0 <= offset < offset + length <= size:
+                raise InvalidInput(f"[{offset}, {offset + length}) is empty or not inside an arena of {size} bytes")
         process, codes = self._call(call)
         outcomes = [judge(code) for judge, code in zip(outcome_of, codes, strict=True)]
         if CodeMeaning.ADRIFT in outcomes:
@@ -114,14 +119,6 @@ class MooncakeBytes(ByteStore):
         with self._changed:
             self._counts[f"{call.what}_failures"] += 1
         return kind(f"Mooncake could not {call.what} {len(call.keys)} keys: {reason}")
-
-    def _check(self, call: Call) -> None:
-        if len(call.keys) != len(call.extents) or len(set(call.keys)) != len(call.keys):
-            raise InvalidInput(f"{call.what} needs distinct keys and one extent for each, got {call}")
-        size = self._setup.arena.size
-        for offset, length in call.extents:
-            if not 0 <= offset < offset + length <= size:
-                raise InvalidInput(f"[{offset}, {offset + length}) is empty or not inside an arena of {size} bytes")
 
     def _keep(self) -> None:
         """Have a process at all times, until this is closed."""

@@ -24,18 +24,27 @@ def scan(directory: Directory, catalogue: Catalogue) -> int:
     for file in files:
         if file.span is None:
             try:
-                keys[file.digest] = _catalogue_run(file, catalogue)
+                with StoreFile(file.path) as store_file:
+                    key = store_file.header.key
+                    if store_file.header.span is not None or digest_of(key) != file.digest:
+                        raise Damaged("it holds another entry's bytes")
+                    catalogue.put_run(key, store_file.nbytes, store_file.header.sizes[0] // 4)
+                    keys[file.digest] = key
             except Damaged as error:
                 damaged.append((file, str(error)))
             except (NotOurs, OSError) as error:
                 log.warning("skipped %s and the chunks of its run: %s", file.path, error)
                 skipped.add(file.digest)
     for file in files:
-        if file.span is not None and file.digest not in skipped:
-            try:
-                _catalogue_chunk(file, keys.get(file.digest), catalogue)
-            except Damaged as error:
-                damaged.append((file, str(error)))
+        if file.span is None or file.digest in skipped:
+            continue
+        run = keys.get(file.digest)
+        if run is None or file.span.end > (catalogue.n_tokens(run) or 0):
+            damaged.append((file, "the tokens of its run are missing"))
+        elif not file.nbytes:
+            damaged.append((file, "it is empty"))
+        else:
+            catalogue.put_chunk(run, file.span, file.nbytes)
     for file, _ in damaged:
         directory.unlink(file.path)
     for key in list(catalogue):
@@ -47,20 +56,3 @@ def scan(directory: Directory, catalogue: Catalogue) -> int:
         file, reason = damaged[0]
         log.warning("dropped %d damaged files, the first of them %s: %s", len(damaged), file.path, reason)
     return len(damaged)
-
-
-def _catalogue_run(file: File, catalogue: Catalogue) -> RunKey:
-    with StoreFile(file.path) as store_file:
-        key = store_file.header.key
-        if store_file.header.span is not None or digest_of(key) != file.digest:
-            raise Damaged("it holds another entry's bytes")
-        catalogue.put_run(key, store_file.nbytes, store_file.header.sizes[0] // 4)
-        return key
-
-
-def _catalogue_chunk(file: File, key: RunKey | None, catalogue: Catalogue) -> None:
-    if key is None or file.span is None or file.span.end > (catalogue.n_tokens(key) or 0):
-        raise Damaged("the tokens of its run are missing")
-    if not file.nbytes:
-        raise Damaged("it is empty")
-    catalogue.put_chunk(key, file.span, file.nbytes)

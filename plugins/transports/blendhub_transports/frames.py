@@ -87,23 +87,18 @@ def decode(header: Header, parts: Sequence[memoryview], codec: Codec, *, reader:
         )
     check_size(sum(map(len, parts)) - HEADER_BYTES, "taken")
     message = parts[0][HEADER_BYTES:]
-    if header.kind == ERROR:
-        raise _decode_error(message)
+    if header.kind == ERROR:  # only classes of blendhub.core.errors are made from a name
+        try:
+            name, sentence = _error_decoder.decode(message)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise ProtocolError(f"the server answered with an error that does not decode: {error}") from None
+        raise _ERRORS.get(name, ServiceFailed)(sentence)
     return Envelope(codec.decode(message), parts[1:])
 
 
 def check_size(n_bytes: int, what: str) -> None:
     if n_bytes > MOST_BYTES:
         raise ProtocolError(f"a message of {n_bytes:,} bytes; at most {MOST_BYTES:,} are {what}")
-
-
-def _decode_error(body: memoryview) -> BlendHubError:
-    """The error in these bytes; only classes of :mod:`blendhub.core.errors` are created from a name."""
-    try:
-        name, sentence = _error_decoder.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        return ProtocolError(f"the server answered with an error that does not decode: {error}")
-    return _ERRORS.get(name, ServiceFailed)(sentence)
 
 
 def _flat(buffer: Buffer) -> memoryview:
