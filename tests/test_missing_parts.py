@@ -37,7 +37,7 @@ def test_without_mooncakes_libraries_its_tests_are_skipped_with_the_command_that
     files = [line.split(" => ")[1] for line in cache.splitlines() if line.split()[:1][0] in MOONCAKES]
     hiding = " && ".join(["true", *(f"mount --bind /dev/null {file}" for file in files)])
     # A machine may lack redis-server, too: that is a line by itself.
-    lines = end_of_tests(tmp_path, FLEET_DEMO, "plugins/mooncake/tests/test_failures.py", hiding=hiding)
+    lines = end_of_tests(tmp_path, FLEET_DEMO, "plugins/mooncake/tests/test_bytes.py", hiding=hiding)
     ((skipped, reason),) = (line.split(": ", 1) for line in lines if "Mooncake needs" in line)
     assert int(skipped.removeprefix("skipped ")) >= 3
     assert reason.startswith("Mooncake needs libibverbs.so.1, librdmacm.so.1")

@@ -1,7 +1,7 @@
 """Messages that decode and make no sense, beside an engine that works: each is answered, and the engine notices none.
 
 They are drawn from the types of the messages, so a new message or field is drawn, too. What single messages of the
-worst kinds cost stands in test_storing.py, test_match_queues.py and test_eviction.py.
+worst kinds cost stands in test_storing.py, test_match_queues.py and test_memory.py.
 """
 
 import contextlib

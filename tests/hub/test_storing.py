@@ -10,15 +10,8 @@ import pytest
 
 from blendhub.client import wire
 from blendhub.client.arena_view import ArenaView
-from blendhub.core.errors import (
-    ArenaFull,
-    InvalidInput,
-    LayoutMismatch,
-    LeaseError,
-    ProtocolError,
-    StaleEpoch,
-    UnknownSession,
-)
+from blendhub.core import errors
+from blendhub.core.errors import ArenaFull, InvalidInput, LeaseError
 from blendhub.core.layout import KVLayout, Variant
 from blendhub.core.spans import Span
 from blendhub.hub.handlers import base
@@ -121,7 +114,7 @@ def test_clear_drops_one_namespace_or_all_of_the_engine_and_what_stores_nothing_
 def test_who_cannot_be_part_of_an_engine_is_refused(hub):
     hub.join(namespace=WIDE)
     wider = msgspec.structs.replace(LAYOUT, key_dim=8)
-    with pytest.raises(LayoutMismatch, match=r"layout is .*key_dim=4.* there and .*key_dim=8"):
+    with pytest.raises(errors.LayoutMismatch, match=r"layout is .*key_dim=4.* there and .*key_dim=8"):
         hub.join(rank=1, namespace=namespace(world_size=2, layout=wider))
     gone = ProcessId(ProcessId.mine().host, 2**22 + 1, 5)
     for other, why in (
@@ -209,14 +202,14 @@ def test_a_reservation_has_as_many_slots_as_a_message_may_and_evicts_no_more_chu
 @pytest.mark.parametrize(
     "kind, fields, payload, error, sentence",
     [
-        (wire.Lookup, {"epoch": 1}, [b""], StaleEpoch, "an earlier hub"),
-        (wire.Lookup, {"session": 1}, [b""], UnknownSession, "register again"),
+        (wire.Lookup, {"epoch": 1}, [b""], errors.StaleEpoch, "an earlier hub"),
+        (wire.Lookup, {"session": 1}, [b""], errors.UnknownSession, "register again"),
         (wire.Lookup, {}, [b"abc"], InvalidInput, "3 bytes"),
         (wire.Lookup, {}, [bytes(4 * 5001)], InvalidInput, "more than the 5000"),
         (wire.Reserve, {"span": Span(0, 3)}, [bytes(8)], InvalidInput, "within 2 tokens"),
         (wire.Reserve, {"span": Span(1, 1)}, [bytes(8)], InvalidInput, "not empty"),
         (wire.Reserve, {"span": Span(0, 2), "blended": True}, [bytes(8)], InvalidInput, "not for both"),
-        (wire.Lookup, {"wait_s": float("nan")}, [b""], ProtocolError, "wait_s"),
+        (wire.Lookup, {"wait_s": float("nan")}, [b""], errors.ProtocolError, "wait_s"),
     ],
 )
 def test_bad_input_is_a_typed_error_and_changes_nothing(hub, monkeypatch, kind, fields, payload, error, sentence):

@@ -121,31 +121,21 @@ def test_a_write_that_fails_leaves_nothing(join: Join, place: Path) -> None:
 
 
 @pytest.fixture
-def mounted(place: Path, request: pytest.FixtureRequest) -> Iterator[mount.Mount]:
+def mounted(place: Path) -> Iterator[mount.Mount]:
+    """Its server shows another owner of the files, as NFS with root_squash does."""
     try:
-        with mount.Mount(place.with_name("behind"), place, *getattr(request, "param", ())) as mounted:
+        with mount.Mount(place.with_name("behind"), place, "--force-user=nobody") as mounted:
             yield mounted
     except OSError as error:
         pytest.skip(f"{mount.MISSING}: {error}")
 
 
-needs_mount = pytest.mark.skipif(mount.BINARY is None, reason=mount.MISSING)
-
-
-@needs_mount
-@pytest.mark.parametrize("mounted", [["--force-user=nobody"]], indirect=True)
-def test_a_server_may_show_another_owner(join: Join, mounted: mount.Mount) -> None:
-    """NFS with root_squash maps users so."""
+@pytest.mark.skipif(mount.BINARY is None, reason=mount.MISSING)
+def test_calls_of_a_mount_that_hangs_end_and_write_nothing_later(join: Join, mounted: mount.Mount) -> None:
     one = join()
     one.save("a", 0, 1)
     assert [file.stat().st_uid for file in files(mounted.place)] == [NOBODY]
     assert one.load("a", 0) == join().load("a", 0) == [content(1)]
-
-
-@needs_mount
-def test_calls_of_a_mount_that_hangs_end_and_write_nothing_later(join: Join, mounted: mount.Mount) -> None:
-    one = join()
-    one.save("a", 0, 1)
     one.store.save_run(run("b"))
     slot = one.slot(3)
     mounted.hang()

@@ -38,6 +38,21 @@ def connection(path) -> Iterator[Connection]:
     made.close()
 
 
+@pytest.fixture
+def stranger(running) -> Iterator["zmq.Socket[bytes]"]:
+    """A client that does as it likes."""
+    with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
+        for option, value in ((zmq.LINGER, 0), (zmq.RCVHWM, 1), (zmq.RCVTIMEO, 10_000)):
+            socket.setsockopt(option, value)
+        socket.connect(running.endpoint)
+        yield socket
+
+
+def request(number: int, payload: list[Any], text: str = "", **about: Any) -> list[Any]:
+    message = client_codec().encode(EchoRequest(text, **about))
+    return frames.encode(1, frames.REQUEST, number, time.monotonic() + 30, message, payload)
+
+
 def serve(endpoint: str) -> None:
     Running(TRANSPORT, endpoint, EchoService()).stop()
 
@@ -91,28 +106,28 @@ def test_a_server_that_stands_still_blocks_no_caller(path, connection):
         assert time.monotonic() - started < 5
 
 
-def test_a_client_that_does_not_read_loses_replies_and_blocks_no_other(running, connection):
-    with zmq.Context() as context, context.socket(zmq.DEALER) as deaf:
-        deaf.setsockopt(zmq.LINGER, 0)
-        deaf.setsockopt(zmq.RCVHWM, 1)
-        deaf.connect(running.endpoint)
-        message = client_codec().encode(EchoRequest("loud"))
-        for number in range(3 * server.MOST_UNREAD):
-            deaf.send_multipart(
-                frames.encode(1, frames.REQUEST, number, time.monotonic() + 30, message, [bytes(2**12)])
-            )
+def test_a_client_that_does_not_read_loses_replies_and_blocks_no_other(running, connection, stranger):
+    for number in range(3 * server.MOST_UNREAD):
+        stranger.send_multipart(request(number, [bytes(2**12)]))
+    check_echo(connection, "well served")
+    until = time.monotonic() + 10
+    while running.service.started <= 3 * server.MOST_UNREAD and time.monotonic() < until:
         check_echo(connection, "well served")
-        until = time.monotonic() + 10
-        while running.service.started <= 3 * server.MOST_UNREAD and time.monotonic() < until:
-            check_echo(connection, "well served")
-        received = 0
-        while deaf.poll(500):
-            deaf.recv_multipart()
-            received += 1
+    received = 0
+    while stranger.poll(500):
+        stranger.recv_multipart()
+        received += 1
     assert 0 < received < 3 * server.MOST_UNREAD
 
 
-def test_what_is_too_large_or_no_buffer_is_sent_by_no_client_and_taken_from_none(running, connection):
+def test_a_client_that_sends_more_than_it_may_is_answered_busy(running, stranger):
+    for number in range(101):
+        stranger.send_multipart(request(number, [], "slow", seconds=30.0))
+    header = frames.read_header(memoryview(stranger.recv()))
+    assert header.number == 100 and header.kind == frames.ERROR and running.service.started == 100
+
+
+def test_what_is_too_large_or_no_buffer_is_sent_by_no_client_and_taken_from_none(running, connection, stranger):
     with pytest.raises(ProtocolError, match="at most 68,157,440"):
         submit(connection, "", [bytes(frames.MOST_BYTES)])
     unsuitable: list[Any] = ["text", memoryview(b"abcdef")[::2]]
@@ -120,14 +135,8 @@ def test_what_is_too_large_or_no_buffer_is_sent_by_no_client_and_taken_from_none
         with pytest.raises(InvalidInput, match="contiguous"):
             connection.submit(Envelope(EchoRequest(), [buffer]), 5.0)
     assert running.service.started == 0
-    message = client_codec().encode(EchoRequest("large"))
-    with zmq.Context() as context, context.socket(zmq.DEALER) as hostile:
-        hostile.setsockopt(zmq.LINGER, 0)
-        hostile.setsockopt(zmq.RCVTIMEO, 10_000)
-        hostile.connect(running.endpoint)
-        header = bytes(frames.encode(1, frames.REQUEST, 7, time.monotonic() + 30, message, [])[0])
-        hostile.send_multipart([header, bytes(2**26), bytes(2**21)])
-        (reply,) = hostile.recv_multipart()
+    stranger.send_multipart([bytes(request(7, [])[0]), bytes(2**26), bytes(2**21)])
+    (reply,) = stranger.recv_multipart()
     answer = frames.read_header(memoryview(reply))
     assert answer.number == 7 and answer.kind == frames.ERROR and running.server.refused == 1
     with pytest.raises(ProtocolError, match="a message of 69,2"):
