@@ -154,13 +154,7 @@ class HubClient(HubSession):
         """Slots for the KV of ``span``; the reply's span leaves out what is stored already, and may be empty."""
         session = self._session
         message = wire.Reserve(
-            **self._ids(),
-            variant=variant,
-            span=span,
-            exact=exact,
-            blended=blended,
-            ratio=ratio,
-            run=run,
+            **self._ids(), variant=variant, span=span, exact=exact, blended=blended, ratio=ratio, run=run
         )
         try:
             answer = self._call(wire.Reserved, message, [as_tokens(tokens).data])
@@ -170,12 +164,7 @@ class HubClient(HubSession):
             raise
         right = None
         if answer.lease is not None:
-            right = WriteRight(
-                lease=answer.lease,
-                epoch=session.epoch,
-                arena=session.arena.nonce,
-                end=answer.span.end,
-            )
+            right = WriteRight(answer.lease, session.epoch, session.arena.nonce, answer.span.end)
         return Reservation(answer.span, answer.run, right, answer.slots)
 
     @contextlib.contextmanager

@@ -111,7 +111,9 @@ class HubInThread(EmbeddedHub):
 class HubInProcess(EmbeddedHub):
     """A hub in another process, which ends when this process does, even if this process is killed."""
 
-    def __init__(self, config: HubConfig, host: PluginHost | None, transport: PluginChoice) -> None:
+    def __init__(
+        self, config: HubConfig, host: PluginHost | None = None, transport: PluginChoice = DEFAULT_TRANSPORT
+    ) -> None:
         super().__init__(host, transport)
         self.pid: int | None = None
         self._line, child_end = socket.socketpair()

@@ -21,7 +21,7 @@ from blendhub.hub.limits import MOST_KEPT_REPORTS, MOST_REPORTING_ENGINES
 from blendhub.hub.reports import ReportTable
 from blendhub.outcome.agreement import wilson
 from blendhub.outcome.fates import Fate, count
-from blendhub.outcome.reasons import SENTENCES, NotReused, Why
+from blendhub.outcome.reasons import NotReused, Why
 from blendhub.outcome.report import MOST_OUTCOMES, MOST_SPANS, ReusedSpans
 from harness.servers.prometheus import needs_prometheus, promtool
 from tests.hub.hub_direct import CHUNK, DirectHub, tokens
@@ -151,21 +151,6 @@ def test_every_metric_has_a_meaning_and_follows_the_conventions_of_prometheus(ma
 
 
 # Over HTTP.
-
-
-def test_the_page_s_json_has_reports_and_numbers_and_nothing_of_the_text(hub):
-    hub.join("first").ask(wire.Reported, outcomes=(report("a"), report("b", reason="why")))
-    hub.join("second").ask(wire.Reported, outcomes=(report("c"),))
-    asked = answers(hub, "/page.json", "/page.json?engine=first", "/page.json?engine=x")
-    latest, first, unknown = (answer.json() for answer in asked)
-    assert latest["engines"] == ["first", "second"] and latest["engine"] == unknown["engine"] == "second"
-    assert [shown["request"] for shown in first["reports"]] == ["b", "a"]
-    assert set(first["reports"][0]) == {
-        "request", "prompt_tokens", "tokens", "strip", "sources", "n_sources", "not_reused", "n_not_reused",
-        "reason", "ended_at",
-    }  # fmt: skip
-    assert [fate["name"] for fate in first["fates"]] == list(Fate)
-    assert first["whys"] == SENTENCES and set(SENTENCES) == set(Why)
 
 
 def test_the_page_is_served_with_guards_to_this_machine_alone_and_nothing_else_is(hub):

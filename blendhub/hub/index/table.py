@@ -66,14 +66,8 @@ class IndexTable:
         Costs as much as has changed since the last call, whatever the number of namespaces.
         """
         for index in list(self._changed):
-            amounts = Counter(
-                variants=1,
-                runs=len(index.runs),
-                chunks=index.n_chunks,
-                tokens=index.n_tokens,
-                matcher_bytes=index.nbytes,
-            )
-            self._count(index, amounts)
+            stored = {"runs": len(index.runs), "chunks": index.n_chunks, "tokens": index.n_tokens}
+            self._count(index, Counter(variants=1, matcher_bytes=index.nbytes, **stored))
             if index.queue.is_idle:
                 del self._changed[index]
         return self._sums

@@ -13,14 +13,7 @@ from multiprocessing import resource_tracker
 
 import numpy as np
 
-from blendhub.client.arena_view import (
-    HEADER_BYTES,
-    PROGRESS_AT,
-    SHM,
-    SHM_ADVICE,
-    ArenaName,
-    header_of,
-)
+from blendhub.client.arena_view import HEADER_BYTES, PROGRESS_AT, SHM, SHM_ADVICE, ArenaName, header_of
 from blendhub.contracts import ArenaProgress
 from blendhub.core.errors import HubError
 from blendhub.hub.memory.default_size import available_bytes

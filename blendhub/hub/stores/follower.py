@@ -138,12 +138,8 @@ class Follower:
     def _failed(self, error: Exception) -> None:
         self.failures += 1
         if self.in_step:
-            expected = isinstance(error, BlendHubError)
-            log.warning(
-                "the shared store does not answer: %s; the hub goes on alone, and follows again when it does",
-                error,
-                exc_info=not expected,
-            )
+            text = "the shared store does not answer: %s; the hub goes on alone, and follows again when it does"
+            log.warning(text, error, exc_info=not isinstance(error, BlendHubError))
         self.in_step = False
         self.hubs = 0
 
