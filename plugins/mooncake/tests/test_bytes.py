@@ -30,7 +30,7 @@ SLACK_S = 1.0
 RECOVERY_S = 60.0
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def place(lasting_cluster: Cluster, setup_for: Callable[[Cluster], ChildSetup]) -> Iterator[MooncakeBytes]:
     with contextlib.closing(MooncakeBytes(setup_for(lasting_cluster), 20.0)) as place:
         yield place
