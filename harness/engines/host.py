@@ -141,7 +141,7 @@ class Host:
         at = np.arange(n)
         both = []
         for name, layer in zip(model.layer_names, pages_of(model, layer_groups(model, 256)), strict=True):
-            table = model.table_of(name)
+            table = model.tables[name]
             size, blocks = model.block_sizes[table], np.asarray(self._blocks[request][table], np.int64)
             both.append(read(layer, torch.from_numpy(blocks[at // size] * size + at % size)))
         # With one vector for both (MLA), there are no values apart.

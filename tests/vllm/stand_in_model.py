@@ -55,6 +55,8 @@ class StandInModel(Anything):
     ) -> None:
         self.block_sizes = (self.block_size,)
         self.layer_names = [f"layers.{number}.attn" for number in range(n_layers)]
+        self.tables = dict.fromkeys(self.layer_names, 0)
+        self.page_sizes = dict.fromkeys(self.layer_names, self.block_size)
         self._layers = {
             name: StandIn(
                 num_kv_heads=heads,
@@ -83,17 +85,8 @@ class StandInModel(Anything):
     def rules(self):
         return []
 
-    def table_of(self, name):
-        return 0
-
-    def page_size_of(self, name):
-        return self.block_size
-
     def layer(self, name):
         return self._layers[name]
-
-    def keeps_latent(self, index):
-        return False
 
     def unscaled(self, name, keys, values):
         return keys, values

@@ -82,15 +82,6 @@ def test_weights_are_those_of_all_ranks_and_a_name_that_gets_others_is_known():
     assert adapters.find(LORA) is None
 
 
-def test_a_report_from_before_is_not_taken_for_what_vllm_reads_in_place():
-    adapters, anew = Adapters(ranks=1), LoRARequest("one", 1, "org/a", load_inplace=True)
-    for step, weights in enumerate("xyz", 1):
-        adapters.report({0: {1: LoadedAdapter(weights, step)}})
-        # No request has computed with the first weights under this name.
-        assert adapters.was_replaced(anew) == (weights == "z")
-        adapters.find(anew)
-
-
 def test_the_names_that_are_remembered_are_bounded(monkeypatch):
     monkeypatch.setattr("blendhub.vllm.scheduler.admission.MOST_NAMED", 8)
     adapters = Adapters(1)

@@ -1,15 +1,28 @@
-"""Up to which length of spans chosen tokens attend by the device, by the times that were measured."""
+"""By what chosen tokens attend, the device or the engine; and which tokens a selector's question asks about which."""
 
 import logging
 import math
 import re
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from vllm.model_executor.layers.attention import Attention, MLAAttention
+from vllm.v1.attention.backend import AttentionType
+from vllm.v1.attention.backends.mla.cpu_mla import CPUMLAImpl
 
+from blendhub import Span
+from blendhub.core.errors import Unsupported
+from blendhub.core.spans import Match
+from blendhub.vllm.decision import Decision
+from blendhub.vllm.model.attention_probe import counted_layers
+from blendhub.vllm.model.own_layers import rules_of
 from blendhub.vllm.worker import attention_choice
 from blendhub.vllm.worker.attention_choice import LENGTHS, SECONDS, choose_attention, longest_attended
+from blendhub.vllm.worker.attention_query import attention_query
 from tests.stand_in import Anything, StandIn
+from tests.vllm.blending import load_job
 from tests.vllm.two_ranks import ALONE
 
 
@@ -66,3 +79,60 @@ def test_a_device_that_computes_something_else_is_not_used_and_the_log_says_by_h
     monkeypatch.setattr(attention_choice, "time", model)
     choose_attention(model, Attending(), 0.01, ALONE)
     assert model.attention is None and "is off by 5.0% (allowed 1.0%)" in caplog.text
+
+
+def layer(kind=Attention, impl=None, *, kv_cache_dtype="auto", attn_type=AttentionType.DECODER, shared=None, **changes):
+    """A layer as vLLM makes it, as far as its rules are read."""
+    made = kind.__new__(kind)
+    torch.nn.Module.__init__(made)
+    made.layer_name, made.num_heads, made.impl = "layers.3.attn", 8, impl or StandIn(scale=0.5)
+    made.kv_cache_dtype, made.attn_type, made.kv_sharing_target_layer_name = kv_cache_dtype, attn_type, shared
+    for name, value in changes.items():
+        setattr(made, name, value)
+    return made
+
+
+LATENT: Any = object.__new__(CPUMLAImpl)
+LATENT.scale = 0.5
+REFUSED = {
+    "is a OfAnotherModel": layer(type("OfAnotherModel", (Attention,), {})),
+    "is no attention of a decoder": layer(attn_type=AttentionType.ENCODER_ONLY),
+    "has ALiBi": layer(impl=StandIn(scale=0.5, alibi_slopes=torch.ones(8))),
+    "attends to the chunks before its own": layer(impl=StandIn(scale=0.5, chunk_lookback=1)),
+    "reads the KV of layers.1.attn": layer(shared="layers.1.attn"),
+    "has a scale for each head": layer(kv_cache_dtype="fp8", _k_scale=torch.ones(8), _v_scale=torch.ones(8)),
+    "has MLA of a kind": layer(MLAAttention, impl=LATENT, use_direct_call=False, use_sparse=True, W_UK_T=None),
+}
+
+
+@pytest.mark.parametrize("reason", REFUSED)
+def test_attention_of_other_kinds_is_refused_by_name(reason):
+    with pytest.raises(Unsupported, match=rf"layers\.3\.attn {reason}"):
+        rules_of(REFUSED[reason])
+
+
+FOUND = Match(Span(0, 30), 1, 0, True), Match(Span(30, 60), 2, 300, False), Match(Span(70, 90), 2, 500, False)
+STORED = [Span(0, 60), Span(70, 90)]
+
+
+@pytest.mark.parametrize(
+    "n_found, n_tokens, most, asking, stored",
+    [
+        (3, 120, 16, [Span(104, 120)], STORED),
+        (3, 120, 64, [Span(90, 120)], STORED),
+        (3, 91, 8, [Span(63, 70), Span(90, 91)], STORED),
+        (2, 61, 16, [Span(45, 61)], [Span(0, 45)]),
+        (1, 31, 64, [Span(16, 31)], [Span(0, 16)]),
+    ],
+    ids=["the question's last tokens", "all of the question", "no question", "all is stored", "half of a short prompt"],
+)
+def test_the_end_of_a_prompt_asks_what_is_stored_and_neither_holes_nor_itself(n_found, n_tokens, most, asking, stored):
+    decision = Decision(5, FOUND[n_found - 1].span.end, FOUND[:n_found], 0.15)
+    query = attention_query(load_job(np.zeros(n_tokens, np.uint32), decision), most)
+    assert (query.asking.spans, query.stored) == (asking, stored)
+
+
+def test_layers_of_full_attention_are_asked_where_there_are_some():
+    window, full = False, True
+    assert counted_layers([0.5, 0.75], [full] * 8) == counted_layers([0.5, 0.75], [window] * 8) == {4, 6}
+    assert counted_layers([0.5, 0.75], [window, window, full] * 2) == {2, 5}

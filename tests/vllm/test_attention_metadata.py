@@ -1,21 +1,27 @@
 """Metadata of BlendHub's own forwards: bounded, and built so that a device that copies late reads what was built."""
 
+import json
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
 import torch
+from vllm.config import set_current_vllm_config
+from vllm.engine.arg_utils import EngineArgs
 from vllm.v1.attention.backend import AttentionMetadataBuilder
 from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
-from vllm.v1.kv_cache_interface import FullAttentionSpec
+from vllm.v1.attention.backends.mla.triton_mla import TritonMLABackend
+from vllm.v1.kv_cache_interface import FullAttentionSpec, MLAAttentionSpec
 from vllm.v1.worker.utils import AttentionGroup
 
 from blendhub.core.spans import Span
 from blendhub.vllm.model.attention_metadata import SPANS, TABLE_BYTES, AttentionMetadata, OwnGroup
 from blendhub.vllm.model.recompute_set import RecomputeSet, RequestTokens
 from blendhub.vllm.model.upstream import Upstream
+from harness.engines.shapes import DEEPSEEK
 from tests.stand_in import StandIn
 
 BLOCK_SIZE = 32
@@ -32,65 +38,73 @@ class Builder(AttentionMetadataBuilder):
         return common_attn_metadata.block_table_tensor
 
 
-class WithWorkspace(Builder):
-    """A builder like those for MLA, with memory for as many requests as vLLM serves."""
-
-    def __init__(self, spec, names, config, device):
-        super().__init__(spec, names, config, device)
-        self.chunked_prefill_workspace_size = 10 * BLOCK_SIZE if config is None else 4000 * BLOCK_SIZE
-        self.chunked_prefill_workspace = torch.zeros(self.chunked_prefill_workspace_size)
-
-
-def metadata(max_model_len, max_num_seqs=1024, builder=Builder):
-    spec = FullAttentionSpec(block_size=BLOCK_SIZE, num_kv_heads=1, head_size=8, dtype=torch.float32)
-    backend = type("Backend", (CPUAttentionBackend,), {"get_builder_cls": staticmethod(lambda: builder)})
-    of_vllm = AttentionGroup(backend, ["layer"], spec, 0)
-    of_vllm.metadata_builders = [builder(spec, ["layer"], None, torch.device("cpu"))]
-    runner = StandIn(
-        block_groups=[StandIn(kv_cache_spec=spec)],
-        attention_groups=[[of_vllm]],
+def runner_with(group):
+    return StandIn(
+        block_groups=[group],
+        attention_groups=[[group]],
         kernel_block_sizes=[BLOCK_SIZE],
         device=torch.device("cpu"),
     )
+
+
+def metadata(max_model_len, max_num_seqs=1024):
+    spec = FullAttentionSpec(block_size=BLOCK_SIZE, num_kv_heads=1, head_size=8, dtype=torch.float32)
+    backend = type("Backend", (CPUAttentionBackend,), {"get_builder_cls": staticmethod(lambda: Builder)})
+    of_vllm = AttentionGroup(backend, ["layer"], spec, 0)
+    of_vllm.metadata_builders = [Builder(spec, ["layer"], None, torch.device("cpu"))]
     model, scheduler = StandIn(max_model_len=max_model_len), StandIn(max_num_seqs=max_num_seqs)
     config: Any = StandIn(compilation_config=StandIn(), model_config=model, scheduler_config=scheduler)
-    return AttentionMetadata(runner, Upstream(), config)
+    return AttentionMetadata(runner_with(of_vllm), Upstream(), config)
 
 
-def table_of(made, *parts):
-    nothing = torch.zeros(0, dtype=torch.int64)
-    return made.build(RecomputeSet(parts), nothing, [nothing])["layer"]
-
-
-@pytest.mark.parametrize("length, max_spans", [(2**11, 1024), (2**17, 1024), (2**20, 512), (2**30, 1)])
-def test_the_tables_of_a_forward_stay_within_the_bound_whatever_the_number_of_spans(length, max_spans):
+@pytest.mark.parametrize("length, max_spans", [(2**11, 1024), (2**20, 512), (2**30, 1)])
+def test_the_tables_of_a_forward_stay_within_the_bound_but_for_one_span_whose_row_alone_is_longer(length, max_spans):
     made = metadata(length)
     assert made.max_spans == max_spans
-    if length == 2**30:  # one span is computed even if its row alone is longer
-        return
-    starts = np.linspace(0, length - 4, max_spans, dtype=np.int64).tolist()
-    blocks = np.zeros(-(-length // BLOCK_SIZE), np.int64)
-    table = table_of(
-        made, RequestTokens(np.zeros(length, np.uint32), [blocks], [Span(start, start + 4) for start in starts])
-    )
-    assert table.shape == (max_spans, length // BLOCK_SIZE) and table.nbytes == made.table_bytes <= TABLE_BYTES
+    if max_spans > 1:
+        starts = np.linspace(0, length - 4, max_spans, dtype=np.int64).tolist()
+        spans = [Span(start, start + 4) for start in starts]
+        part = RequestTokens(np.zeros(length, np.uint32), [np.zeros(length // BLOCK_SIZE, np.int64)], spans)
+        nothing = torch.zeros(0, dtype=torch.int64)
+        table = made.build(RecomputeSet([part]), nothing, [nothing])["layer"]
+        assert table.shape == (max_spans, length // BLOCK_SIZE) and table.nbytes == made.table_bytes <= TABLE_BYTES
 
 
-def test_a_forward_has_hundreds_of_spans_in_an_engine_of_few_requests_and_no_more_than_mla_has_memory_for():
+def test_a_forward_has_hundreds_of_spans_in_an_engine_of_few_requests():
     made = metadata(2**11, max_num_seqs=4)
     assert made.max_spans == SPANS > 4
     assert made._groups[0][1].first.get_metadata_builder().config.scheduler_config.max_num_seqs == SPANS
-    made = metadata(2**11, max_num_seqs=64, builder=WithWorkspace)
-    ours = made._groups[0][1].first.get_metadata_builder()
-    assert made.max_spans == 10 and len(ours.chunked_prefill_workspace) == 10 * BLOCK_SIZE
 
 
-def test_each_span_has_the_row_of_its_own_prompt():
-    nothing = np.zeros(0, np.uint32)
-    first = RequestTokens(nothing, [np.array([5, 3, 9])], [Span(0, 40), Span(70, 71)])
-    second = RequestTokens(nothing, [np.array([7])], [Span(2, 10)])
-    # The shortest spans come first.
-    assert table_of(metadata(2**11), first, second)[:, :3].tolist() == [[5, 3, 9], [7, 0, 0], [5, 3, 9]]
+def test_a_span_is_to_a_backend_with_mla_what_a_request_is_and_there_are_no_more_than_it_has_memory_for(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(DEEPSEEK))
+    options: dict[str, Any] = {"skip_tokenizer_init": True, "block_size": BLOCK_SIZE, "max_model_len": 1024}
+    config = EngineArgs(str(tmp_path), **options).create_engine_config()
+    dims = {"q_lora_rank": None, "kv_lora_rank": 512, "qk_nope_head_dim": 32, "qk_rope_head_dim": 64, "v_head_dim": 32}
+    prefills = MagicMock(requires_v_padding=False)
+    config.compilation_config.static_forward_context["layer"] = StandIn(**dims, num_heads=4, prefill_backend=prefills)
+    spec = MLAAttentionSpec(block_size=BLOCK_SIZE, dtype=torch.bfloat16, num_kv_heads=1, head_size=576)
+    with set_current_vllm_config(config):
+        theirs = AttentionGroup(TritonMLABackend, ["layer"], spec, 0)
+        theirs.create_metadata_builders(config, torch.device("cpu"), BLOCK_SIZE)
+        builder: Any = theirs.get_metadata_builder()
+        builder.chunked_prefill_workspace_size = 10 * BLOCK_SIZE
+        made = AttentionMetadata(runner_with(theirs), Upstream(), config)
+        first = RequestTokens(np.zeros(700, np.uint32), [np.arange(20, 42)], [Span(0, 600), Span(640, 641)])
+        second = RequestTokens(np.zeros(300, np.uint32), [np.arange(50, 60)], [Span(130, 131), Span(200, 203)])
+        chosen = RecomputeSet([first, second])
+        slots = torch.from_numpy(chosen.slots(BLOCK_SIZE))
+        parts = made.build(chosen, torch.from_numpy(chosen.positions), [slots])["layer"]
+    assert made.max_spans == 10
+    # The spans of one token come first.
+    ends, lengths, decodes = [641, 131, 203, 600], [1, 1, 3, 600], parts.num_decodes
+    assert decodes >= 2 and parts.num_actual_tokens == len(chosen) == sum(lengths)
+    tables = torch.cat([part.block_table[:, :2] for part in (parts.decode, parts.prefill)])
+    assert tables.tolist() == [[20, 21], [50, 51], [50, 51], [20, 21]]
+    assert parts.decode.seq_lens.tolist() == ends[:decodes]
+    assert parts.prefill.query_start_loc.diff().tolist() == lengths[decodes:]
+    # The keys before a span are gathered from the pages; a prompt's first span has none.
+    assert parts.prefill.chunked_context.context_lens_list == [200, 0][decodes - 2 :]
 
 
 class Device:

@@ -122,17 +122,14 @@ def test_divergence_and_agreement_are_those_of_the_definition(blended, truth):
         assert outcome.agrees == (np.argmax(blended) == np.argmax(truth))
 
 
-@pytest.mark.parametrize(
-    ("blended", "truth", "kl"),
-    [
-        ([0.0, 1.0, -math.inf], [0.0, 1.0, -math.inf], 0.0),
-        ([0.0, 1.0, -math.inf], [0.0, 1.0, 2.0], MOST_KL),
-        ([math.nan, 1.0, 0.0], [0.0, 1.0, 2.0], MOST_KL),
-    ],
-    ids=["a token that both rule out", "a token that blended KV alone rules out", "no number"],
-)
-def test_predictions_that_cannot_be_compared_count_as_far_apart(blended, truth, kl):
-    assert compare(torch.tensor([blended]), torch.tensor([truth])).kl == pytest.approx(kl, abs=1e-6)
+def test_predictions_that_cannot_be_compared_count_as_far_apart():
+    none, truth = -math.inf, [0.0, 1.0, 2.0]
+    for blended, true, kl in (
+        ([0.0, 1.0, none], [0.0, 1.0, none], 0.0),
+        ([0.0, 1.0, none], truth, MOST_KL),
+        ([math.nan, 1.0, 0.0], truth, MOST_KL),
+    ):
+        assert compare(torch.tensor([blended]), torch.tensor([true])).kl == pytest.approx(kl, abs=1e-6)
 
 
 def test_a_model_without_predictions_is_not_audited_and_the_log_says_why():

@@ -8,15 +8,15 @@ from benchmarks import gpu_engine
 from benchmarks.engine_check import engine_of_the_checkout
 from harness.engines.tiny_model import TIMED
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
-
 
 def start(model, **options):
     """In float32: vLLM's kernels for mixtures of experts in bfloat16 end the process on some CPUs."""
     return engine_of_the_checkout(model={**model, "torch_dtype": "float32"}, dtype="float32", **options)
 
 
+@pytest.mark.slow
 @pytest.mark.long
+@pytest.mark.timeout(600)
 def test_every_row_is_measured_or_says_why_not():
     rows = {row.id: row for row in gpu_engine.rows(start, 4096, TIMED)}
     assert list(rows) == [*gpu_engine.CHECKS, *gpu_engine.FIRST_TOKENS]
@@ -25,8 +25,3 @@ def test_every_row_is_measured_or_says_why_not():
     # vLLM makes weights of 8 bits on GPUs only.
     assert rows["proofs_fp8"].ok is None and "no engine with a model" in rows["proofs_fp8"].what
     assert all(rows[id].value > 0 for id in gpu_engine.FIRST_TOKENS)
-
-
-def test_without_vllm_rows_say_so(monkeypatch):
-    monkeypatch.setattr(gpu_engine, "find_spec", lambda name: None)
-    assert {row.what for row in gpu_engine.rows(None)} == {"vllm is not installed: no engine was started"}

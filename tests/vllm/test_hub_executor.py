@@ -1,17 +1,15 @@
 """The thread that asks the hub: real hubs that are down, come, stand still and go."""
 
 import logging
-import os
 import threading
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from blendhub import PluginHost, Span
 from blendhub.core.errors import DeadlineExceeded, PeerGone
-from blendhub.core.layout import KVLayout, Namespace, Variant
+from blendhub.core.layout import KVLayout, Namespace
 from blendhub.core.plugin_choice import PluginChoice
 from blendhub.hub.config import HubConfig
 from blendhub.hub.embedded import HubInThread
@@ -58,20 +56,6 @@ def executor(hub):
 
 def found(client) -> bool:
     return bool(client.lookup(TOKENS, acquire=False).result().matches)
-
-
-def test_ten_thousand_salts_take_one_session_one_connection_and_one_thread(hub, executor):
-    """What earlier tests of the process left may end meanwhile; nothing may begin."""
-
-    def used() -> set[object]:
-        links = (Path(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd"))
-        return {*threading.enumerate(), *(os.readlink(link) for link in links if link.is_symlink())}
-
-    before, indexes = used(), len(hub.hub.service.state.indexes)
-    for number in range(10_000):
-        assert not executor.client.lookup(TOKENS, Variant(cache_salt=f"salt {number}")).result().matches
-    assert not used() - before and executor.client.stats().gauges["sessions"] == 1
-    assert len(hub.hub.service.state.indexes) == indexes
 
 
 def test_while_the_hub_stands_still_everything_fails_at_once_and_no_lease_is_left(hub, executor):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from blendhub import Span
 from blendhub.contracts import PagedLayer, Segment
-from blendhub.core.layout import KVLayout, section_starts
+from blendhub.core.layout import KVLayout, section_starts, shard_bytes_of
 from blendhub.vllm.model.layer_groups import LayerGroup
 from blendhub.vllm.worker.layer_copies import LayerCopies, Transfers
 from tests.stand_in import Anything
@@ -41,13 +41,13 @@ def test_a_window_s_layers_are_written_where_vllm_has_blocks_and_nowhere_else_an
         shape = n_pages, layout.kv_heads, group.page_size, layout.key_dim + layout.value_dim
         pages.append([torch.from_numpy(random.normal(size=shape).astype(np.float32)) for _ in group.layers])
         device.attach([PagedLayer("layer", "packed_heads", (part,)) for part in pages[-1]], group.page_size, layout)
-    copies = LayerCopies(device, groups)
-    arena = random.integers(0, 100, N_CHUNKS * copies.shard_bytes).astype(np.float32).view(np.uint8)
+    copies, shard_bytes = LayerCopies(device, groups), shard_bytes_of([group.layout for group in groups])
+    arena = random.integers(0, 100, N_CHUNKS * shard_bytes).astype(np.float32).view(np.uint8)
     device.pin(arena)
     n = data.draw(st.integers(1, N_CHUNKS * CHUNK))
     skipped, tables, expected = data.draw(st.integers(0, n)), [], [[part.clone() for part in parts] for parts in pages]
     chunks = [Span(at, min(at + CHUNK, n)) for at in range(0, n, CHUNK)]
-    segments = [Segment(chunk, number * copies.shard_bytes, 0, chunk.start) for number, chunk in enumerate(chunks)]
+    segments = [Segment(chunk, number * shard_bytes, 0, chunk.start) for number, chunk in enumerate(chunks)]
     starts = section_starts([group.layout for group in groups])
     for group, parts, start in zip(groups, expected, starts, strict=True):
         blocks = 1 + random.permutation(N_BLOCKS - 1)[: -(-n // group.block_size)]
@@ -58,7 +58,7 @@ def test_a_window_s_layers_are_written_where_vllm_has_blocks_and_nowhere_else_an
             block, within = int(blocks[position // group.block_size]), position % group.block_size
             page, slot = divmod(block * group.block_size + within, group.page_size)
             for layer, part in enumerate(parts):
-                row = row_of(arena, group, copies.shard_bytes, start, layer, position)
+                row = row_of(arena, group, shard_bytes, start, layer, position)
                 part[page, :, slot] = torch.from_numpy(row)
     copies.load(segments, tables, skipped).wait()
     for parts, others in zip(pages, expected, strict=True):
@@ -68,7 +68,7 @@ def test_a_window_s_layers_are_written_where_vllm_has_blocks_and_nowhere_else_an
         copies.save(segments, tables).wait()
         for group, start in zip(groups, starts, strict=True):
             for layer, position in ((layer, position) for layer in group.layers for position in range(n)):
-                place = group, copies.shard_bytes, start, layer, position
+                place = group, shard_bytes, start, layer, position
                 assert np.array_equal(row_of(arena, *place), row_of(kept, *place))
 
 

@@ -53,28 +53,22 @@ def test_a_layer_passes_and_another_order_in_its_pages_fails_whatever_its_scales
 
 
 class InBytes(StandInModel):
-    """Keeps keys and values of a head in a few bytes, with their scale."""
+    """Keeps keys and values of a head in a few bytes, with their scale; ``apart``: with all scales of a page behind."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, apart: bool = False) -> None:
         super().__init__()
+        self._apart = apart
         for layer in self._layers.values():
             layer.kv_cache = torch.zeros(BLOCKS, HEADS, BLOCK, WIDTH + 4, dtype=torch.uint8)
 
     def write(self, index, keys, values, slots):
+        pages = self.pages[index]
         scale = torch.stack([keys, values]).amax((0, 3)) / 15
         four_bits = ((keys / scale[..., None]).round() * 16 + (values / scale[..., None]).round()).to(torch.uint8)
-        kept = torch.cat([four_bits, scale[..., None].view(torch.uint8)], -1)
-        self.pages[index][slots // BLOCK, :, slots % BLOCK] = kept
-
-
-class ScalesApart(InBytes):
-    """The scales of a page's tokens stand behind all of their numbers."""
-
-    def write(self, index, keys, values, slots):
-        super().write(index, keys, values, slots)
-        pages = self.pages[index]
-        numbers, scales = pages[..., :WIDTH].flatten(2), pages[..., WIDTH:].flatten(2)
-        pages.copy_(torch.cat([numbers, scales], -1).view(pages.shape))
+        pages[slots // BLOCK, :, slots % BLOCK] = torch.cat([four_bits, scale[..., None].view(torch.uint8)], -1)
+        if self._apart:
+            parts = pages[..., :WIDTH].flatten(2), pages[..., WIDTH:].flatten(2)
+            pages.copy_(torch.cat(parts, -1).view(pages.shape))
 
 
 def test_kv_that_only_the_backend_can_read_is_copied_if_each_token_s_is_its_own_and_not_moved():
@@ -88,7 +82,7 @@ def test_kv_that_only_the_backend_can_read_is_copied_if_each_token_s_is_its_own_
     assert support.layouts and not support.blends
     assert "keys cannot be moved; exact prefixes are reused" in support.reasons[0]
     with pytest.raises(Unsupported, match="bytes are not where BlendHub expects them"):
-        check(ScalesApart())
+        check(InBytes(apart=True))
 
 
 def test_pages_that_only_the_model_s_own_forward_writes_are_refused():

@@ -2,19 +2,14 @@
 
 import pickle
 from collections import Counter
-from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blendhub.core.layout import KVLayout, Namespace
-from blendhub.core.plugin_choice import PluginChoice
 from blendhub.outcome.report import AuditOutcome
-from blendhub.vllm.messages import HubAddress, HubPlace, LoadedAdapter, LoadResult, StepPlan, WorkerProof, WorkerReport
+from blendhub.vllm.messages import LoadedAdapter, LoadResult, WorkerProof, WorkerReport
 from blendhub.vllm.model_support import ModelSupport
 
-LAYOUT = KVLayout(layers=2, kv_heads=1, key_dim=4, value_dim=4, dtype="float32", chunk_tokens=8)
 outcomes = st.one_of(
     st.builds(LoadResult, holes=st.integers(0, 9), error=st.sampled_from(["", "no"])),
     st.just(LoadResult(error="another rank failed", another_failed=True)),
@@ -34,7 +29,7 @@ reports = st.builds(
 def test_the_reports_of_all_ranks_become_one(ranks):
     for rank, report in enumerate(ranks):
         report.adapters = {rank: {5: LoadedAdapter("weights", rank)}}
-        report.proofs = {rank: WorkerProof(rank, ModelSupport((LAYOUT,), True, ()))}
+        report.proofs = {rank: WorkerProof(rank, ModelSupport((), True, ()))}
     before = pickle.dumps(ranks)
     whole = ranks[0]
     for report in ranks[1:]:
@@ -53,12 +48,3 @@ def test_the_reports_of_all_ranks_become_one(ranks):
     for name in ("committed_ranks", "failed_saves"):
         assert getattr(whole, name) == sum((Counter(getattr(report, name)) for report in ranks), Counter())
     assert whole.adapters.keys() == whole.proofs.keys() == set(range(len(ranks)))
-
-
-def test_a_plan_is_pickled_without_a_look_at_other_modules():
-    """Python looks through all modules for an object that does not say where it is, and so imports some of them."""
-    place = HubPlace(HubAddress("ipc://hub", PluginChoice("zmq")), Namespace(model="m", layout=LAYOUT))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pickle, "whichmodule", lambda value, name: value.__module__)
-        in_python: Any = pickle
-        in_python._dumps(StepPlan(hub=place), protocol=pickle.HIGHEST_PROTOCOL)

@@ -51,12 +51,6 @@ class OfItsLength(Rotary):
         return super()._compute_inv_freq(base) / self.max_position_embeddings
 
 
-def test_of_ten_million_positions_only_those_of_the_engine_are_computed():
-    with LargestTensor() as largest:
-        assert [rotation.cos_sin.shape for rotation in rotations(Rotary())] == [(SERVED, WIDTH)] * 2
-    assert largest.items == SERVED * WIDTH
-
-
 @pytest.mark.parametrize("kind", ["usual", "of its length", "stretched"])
 def test_rows_are_those_of_the_whole_table_which_is_cut_after_it_was_computed_if_it_depends_on_its_length(kind):
     part = {
@@ -72,8 +66,10 @@ def test_rows_are_those_of_the_whole_table_which_is_cut_after_it_was_computed_if
     assert part.max_position_embeddings in (20_000, 1024)
 
 
-def test_equal_tables_go_to_the_device_once_and_engines_of_different_lengths_name_them_alike():
-    both = rotations(Rotary(), Rotary(), Rotary(base=10000.0))
+def test_of_ten_million_positions_those_of_the_engine_are_computed_and_equal_tables_are_one():
+    with LargestTensor() as largest:
+        both = rotations(Rotary(), Rotary(), Rotary(base=10000.0))
+    assert largest.items == SERVED * WIDTH
     assert [rotation.neox for rotation in both] == [True, False, True, False]
     assert len({rotation.cos_sin.data_ptr() for rotation in both}) == 2
     (longer, _) = rotations(Rotary(), n=2 * SERVED)

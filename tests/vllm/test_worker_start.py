@@ -11,7 +11,7 @@ import torch
 from blendhub.core.errors import InvalidInput, Unsupported
 from blendhub.core.plugin_choice import PluginChoice
 from blendhub.vllm.model.device_memory import DeviceMemory
-from blendhub.vllm.model_support import Neighbours, neighbours_of
+from blendhub.vllm.model_support import Neighbours
 from blendhub.vllm.settings import Settings
 from blendhub.vllm.worker import worker_start
 from blendhub.vllm.worker.worker_start import WorkerStart
@@ -99,19 +99,6 @@ def test_text_is_moved_beside_connectors_that_take_no_blended_kv_for_exact(monke
     assert beside.support.shows_hashes == ("OffloadingConnector" in behind)
     # Engines that differ in their neighbours share what is stored.
     assert (alone.support.layouts, alone.rotary) == (beside.support.layouts, beside.rotary) and alone.rotary
-
-
-def test_neighbours_are_those_of_vllm_s_connector_and_what_reuse_cannot_live_with_is_said(monkeypatch):
-    policy = SimpleNamespace(kv_load_failure_policy="recompute")
-    own, other = object(), StandIn()
-    outer = SimpleNamespace(_kv_transfer_config=policy, sub_connectors=[other, own, other])
-    assert neighbours_of(own, own) is None
-    assert neighbours_of(own, outer) == Neighbours("recompute", ("StandIn",), ("StandIn",))
-    unknown = neighbours_of(own, SimpleNamespace(_kv_transfer_config=policy))
-    assert "this vLLM does not say which connectors" in unknown.refusal
-    proof, worker = Start(monkeypatch).started(Neighbours("fail"))
-    assert worker is None and proof.support.layouts == ()
-    assert 'set "kv_load_failure_policy": "recompute" beside "kv_connector"' in proof.support.reasons[0]
 
 
 @pytest.mark.parametrize("at", [1, 2, 3], ids=["no rotation", "rotation", "serving"])

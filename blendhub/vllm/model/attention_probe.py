@@ -82,7 +82,7 @@ class ProbeAttention:
         name, probe = layer.layer_name, self._probe
         for prompt, total in zip(self._prompts, self.received, strict=True):
             places, rules = prompt.places, probe.rules[name]
-            slots = prompt.slots[probe.model.table_of(name)]
+            slots = prompt.slots[probe.model.tables[name]]
             stored_keys, stored_values = read_as_computed(probe.model, probe.layers[name], slots)
             if rules.latent:
                 stored_values = stored_keys[..., : rules.latent]

@@ -17,8 +17,8 @@ from blendhub.contracts import AttentionRules, ChosenAttention, ChosenTokens
 from blendhub.core.errors import Unsupported
 from blendhub.vllm.model.attention_metadata import AttentionMetadata
 from blendhub.vllm.model.own_layers import Attend, own_attention, rules_of
-from blendhub.vllm.model.platform import Platform, Tensors, keeps_latent
-from blendhub.vllm.model.recompute_set import Blocks, RecomputeSet, pages_in
+from blendhub.vllm.model.platform import Platform, Tensors
+from blendhub.vllm.model.recompute_set import RecomputeSet, pages_in
 from blendhub.vllm.model.runner import Runner
 
 
@@ -34,11 +34,12 @@ class EngineModel:
         self._runner = Runner(runner)
         layers = self._runner.layers
         self._platform = platform
-        self._tables = {name: table for name, (table, _) in layers.items()}
-        self._page_sizes = {
+        self.tables = {name: table for name, (table, _) in layers.items()}
+        """The number of each layer's block table."""
+        self.page_sizes = {
             name: int(group.get_metadata_builder().kv_cache_spec.block_size) for name, (_, group) in layers.items()
         }
-        """Where attention kernels want smaller blocks than vLLM deals in, a block is several pages."""
+        """The tokens of a page: where attention kernels want smaller blocks than vLLM deals in, a block is several."""
         specs = [group.kv_cache_spec for _, group in layers.values()]
         windows = [spec for spec in specs if not isinstance(spec, FullAttentionSpec)]
         self.frees_blocks_early = bool(windows)
@@ -64,7 +65,9 @@ class EngineModel:
         self.n_blocks = self._runner.n_blocks
         self.samples_last = self._runner.samples_last
         self._own_layers = set(layers) - self._layers_of_draft_model(layers)
-        self.layer_names = sorted(filter(self._keeps_kv, self._own_layers), key=_layer_order)
+        # Some layers read the KV that another one wrote.
+        readers = {name for name in layers if getattr(self.layer(name), "kv_sharing_target_layer_name", None)}
+        self.layer_names = sorted(self._own_layers - readers, key=_layer_order)
         """The layers whose KV is stored: all of the model's own that keep some."""
 
     @property
@@ -79,14 +82,6 @@ class EngineModel:
         most = max(1, min([most, *(window // 2 for window in self._windows)]))
         # Windows of local attention begin anew, so no chunk may lie in two of them.
         return next(n for n in range(most, 0, -1) if all(window % n == 0 for window in self._windows))
-
-    def table_of(self, name: str) -> int:
-        """The number of a layer's block table."""
-        return self._tables[name]
-
-    def page_size_of(self, name: str) -> int:
-        """The tokens of a page of a layer."""
-        return self._page_sizes[name]
 
     @property
     def dtype(self) -> torch.dtype:
@@ -131,7 +126,7 @@ class EngineModel:
 
     def slots(self, chosen: RecomputeSet, layer: int = 0) -> torch.Tensor:
         """The slots of the tokens in a layer's pages, as vLLM counts, on the model's device."""
-        table = self._tables[self.layer_names[layer]]
+        table = self.tables[self.layer_names[layer]]
         return self._platform.slots(chosen.slots(self.block_sizes[table], table), self.device)
 
     def slots_of_tables(self, chosen: RecomputeSet) -> list[torch.Tensor]:
@@ -139,16 +134,9 @@ class EngineModel:
         sizes = enumerate(self.block_sizes)
         return [self._platform.slots(chosen.slots(size, table), self.device) for table, size in sizes]
 
-    def _by_layer(self, of_tables: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
-        return {name: of_tables[self._tables[name]] for name in self._metadata.layer_names}
-
     def sent(self, numbers: npt.NDArray[Any]) -> torch.Tensor:
         """The numbers on the model's device, without waiting for it."""
         return self._platform.sent(numbers, self.device)
-
-    def pages(self, blocks: Blocks) -> Blocks:
-        """The pages of these blocks."""
-        return pages_in(blocks, self.block_size // self._page_sizes[self.layer_names[0]])
 
     def forward(self, chosen: RecomputeSet, *, positions: torch.Tensor | None = None) -> torch.Tensor:
         """Compute tokens anew, each with everything before it in its prompt as context, and write their KV.
@@ -162,7 +150,7 @@ class EngineModel:
         with torch.inference_mode():
             slots = self.slots_of_tables(chosen)
             pretended = self.sent(chosen.positions) if positions is None else positions.to(self.device)
-            by_layer = self._by_layer(slots)
+            by_layer = {name: slots[self.tables[name]] for name in self._metadata.layer_names}
             own: AbstractContextManager[None] = nullcontext()
             metadata: dict[str, Any] = {}
             if attention := self._device_attention(chosen):
@@ -177,7 +165,8 @@ class EngineModel:
 
     def _over_pages(self, attention: ChosenAttention, chosen: RecomputeSet) -> Attend:
         table = chosen.table(int(chosen.positions.max()) // self.block_size + 1)
-        pages = np.stack([self.pages(row) for row in table]).astype(np.int32)
+        n_pages = self.block_size // self.page_sizes[self.layer_names[0]]
+        pages = np.stack([pages_in(row, n_pages) for row in table]).astype(np.int32)
         attention.begin(ChosenTokens(chosen.positions, chosen.token_owners, pages))
         numbers = {name: number for number, name in enumerate(self.layer_names)}
 
@@ -241,8 +230,12 @@ class EngineModel:
             raise StopForward
 
         n = len(chosen)
-        with _shadowed(attention.impl, method, catch), suppress(StopForward):
-            self.forward(chosen)
+        setattr(attention.impl, method, catch)
+        try:
+            with suppress(StopForward):
+                self.forward(chosen)
+        finally:
+            delattr(attention.impl, method)
         if not caught:
             raise Unsupported(f"{self.layer_names[layer]} writes its KV in a way that BlendHub cannot look into")
         return caught[0]
@@ -252,20 +245,12 @@ class EngineModel:
         with torch.inference_mode():
             self._platform.write(self.layer(self.layer_names[layer]), keys, values, slots)
 
-    def keeps_latent(self, layer: int) -> bool:
-        """Whether the layer keeps one vector a token that serves as key and value (MLA)."""
-        return keeps_latent(self.layer(self.layer_names[layer]))
-
     def unscaled(self, name: str, keys: torch.Tensor, values: torch.Tensor) -> Tensors:
         """KV out of a layer's pages, as the model computed it: 8-bit floats are kept divided by a scale."""
         if keys.dtype.itemsize > 1:
             return keys, values
         attention = self.layer(name)
         return keys.float() * attention._k_scale.view(-1, 1), values.float() * attention._v_scale.view(-1, 1)
-
-    def _keeps_kv(self, name: str) -> bool:
-        """Whether the layer writes KV: some layers read what another one wrote."""
-        return getattr(self.layer(name), "kv_sharing_target_layer_name", None) is None
 
     def _layers_of_draft_model(self, names: Iterable[str]) -> set[str]:
         """The layers of a model that only proposes tokens, whose KV vLLM keeps beside the model's own.
@@ -305,12 +290,3 @@ class EngineModel:
 def _layer_order(name: str) -> tuple[int, ...]:
     """Layers by their numbers: groups list them in another order."""
     return tuple(int(part) for part in name.split(".") if part.isdigit())
-
-
-@contextmanager
-def _shadowed(owner: Any, name: str, replacement: Any) -> Iterator[None]:
-    setattr(owner, name, replacement)
-    try:
-        yield
-    finally:
-        delattr(owner, name)

@@ -41,7 +41,7 @@ def layer_groups(model: EngineModel, chunk_tokens: int) -> tuple[LayerGroup, ...
         layout = KVLayout(
             layers=1, kv_heads=heads, key_dim=key_dim, value_dim=value_dim, dtype=dtype, chunk_tokens=chunk_tokens
         )
-        key = model.table_of(name), model.page_size_of(name), layout, _format_of(model, number, layout)
+        key = model.tables[name], model.page_sizes[name], layout, _format_of(model, number, layout)
         members.setdefault(key, []).append(number)
     return tuple(
         LayerGroup(
@@ -56,7 +56,7 @@ def _format_of(model: EngineModel, number: int, layout: KVLayout) -> PageFormat:
     possible = possible_pages(model, number)
     if len(possible) == 1:
         return next(iter(possible))
-    page_size = model.page_size_of(model.layer_names[number])
+    page_size = model.page_sizes[model.layer_names[number]]
     for format, pages in possible.items():
         # What raises here raises in the start-up check, too.
         with suppress(Exception):

@@ -10,7 +10,7 @@ from blendhub.core.errors import Unsupported
 from blendhub.core.layout import KVLayout
 from blendhub.devices import planes_of, rows_at
 from blendhub.vllm.model.engine_model import EngineModel
-from blendhub.vllm.model.platform import Tensors
+from blendhub.vllm.model.platform import Tensors, keeps_latent
 
 DTYPES = {
     torch.float32: "float32",
@@ -83,14 +83,12 @@ def _split_pages(model: EngineModel, index: int, pages: Sequence[Any]) -> Tensor
             f"{name} keeps its KV in {len(pages)} tensors of the shapes {shapes}; BlendHub knows keys and values "
             "[blocks, tokens, heads, width] in two tensors"
         )
-    if shapes[0][1] != model.page_size_of(name):
-        raise Unsupported(
-            f"{name} has pages of {shapes[0][1]} tokens, and its metadata count {model.page_size_of(name)}"
-        )
+    if shapes[0][1] != model.page_sizes[name]:
+        raise Unsupported(f"{name} has pages of {shapes[0][1]} tokens, and its metadata count {model.page_sizes[name]}")
     if any(part.dtype not in SPLIT_DTYPES for part in pages):
         raise Unsupported(f"{name} keeps quantised KV ({pages[0].dtype}, {pages[1].dtype}); serve without quantised KV")
     # With MLA the latent comes first. Only the other tensor is rotated, as keys are.
-    keys, values = reversed(pages) if model.keeps_latent(index) else pages
+    keys, values = reversed(pages) if keeps_latent(model.layer(name)) else pages
     return keys, values
 
 

@@ -19,7 +19,7 @@ WriteHook = tuple[str, Callable[..., Tensors]]
 
 
 class Platform(ABC):
-    """RecomputeSet once, when the model is loaded."""
+    """Chosen once, when the model is loaded."""
 
     @abstractmethod
     def sent(self, numbers: npt.NDArray[Any], device: torch.device) -> torch.Tensor:

@@ -24,11 +24,12 @@ def rotations_of(module: torch.nn.Module, key_width: int, n_positions: int) -> l
         table = _table(part, n_positions)
         if table is None or table.shape[-1] > key_width:
             continue
-        offset = _offset(part, key_width, table.shape[-1])
+        # Only a joint latent (MLA) has the rotated part of a key at its end.
+        offset = key_width - table.shape[-1] if getattr(part, "head_size", key_width) < key_width else 0
         both = [Rotation(table, neox, offset) for neox in (bool(part.is_neox_style), not part.is_neox_style)]
         new = {digest(rotation): rotation for rotation in both if digest(rotation) not in rotations}
         if new:
-            placed = table.to(_device_of(part))
+            placed = table.to(next((buffer.device for buffer in part.buffers()), table.device))
             rotations |= {name: Rotation(placed, rotation.neox, rotation.offset) for name, rotation in new.items()}
     return list(rotations.values())
 
@@ -93,12 +94,3 @@ def _for_positions(part: Any, n: int) -> Iterator[None]:
         yield
     finally:
         part.max_position_embeddings = n_known
-
-
-def _device_of(part: Any) -> torch.device:
-    return next((buffer.device for buffer in part.buffers()), torch.device("cpu"))
-
-
-def _offset(part: Any, key_width: int, width: int) -> int:
-    """Where the rotated part of a key begins: only a joint latent (MLA) has it at the end."""
-    return key_width - width if getattr(part, "head_size", key_width) < key_width else 0

@@ -8,7 +8,7 @@ import numpy.typing as npt
 from msgspec.structs import replace
 
 from blendhub.contracts import Device, Segment, Transfer
-from blendhub.core.layout import section_starts, shard_bytes_of
+from blendhub.core.layout import section_starts
 from blendhub.vllm.messages import NULL_BLOCK
 from blendhub.vllm.model.layer_groups import LayerGroup
 from blendhub.vllm.model.recompute_set import Blocks
@@ -36,7 +36,6 @@ class Transfers(Transfer):
 
 class LayerCopies:
     def __init__(self, device: Device, groups: Sequence[LayerGroup]) -> None:
-        self.shard_bytes = shard_bytes_of([group.layout for group in groups])
         self._device = device
         self._groups = list(zip(groups, section_starts([group.layout for group in groups]), strict=True))
 

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeAlias
 
@@ -177,14 +177,18 @@ class Blend:
             chosen = self._context.ranks.together(lambda: checked_picks(selector, selection))
         self._recomputed = tuple(chosen)
         self._begin("recompute")
-        spans = join_spans([*decision.holes, *chosen])
-        while spans:
-            computed = yield Work(spans)
-            assert computed
-            spans = behind(spans, computed.spans[-1].end)
-            del computed  # its hidden states take memory of the device
+        yield from self._compute(Work(join_spans([*decision.holes, *chosen])))
         if decision.audit:
             yield from self._work_through_audit()
+
+    def _compute(self, work: Work, use: Callable[[Computed], None] = lambda computed: None) -> Steps:
+        """Have all of this computed, by as many forwards as it takes; ``use`` takes what each has computed."""
+        while work.spans:
+            computed = yield work
+            assert computed
+            use(computed)
+            work = work._replace(spans=behind(work.spans, computed.spans[-1].end))
+            del computed  # its hidden states take memory of the device
 
     def _work_through_audit(self) -> Steps:
         """Predict an answer's beginning from the blended KV, and its tokens again after all of that is computed anew.
@@ -210,13 +214,9 @@ class Blend:
         self, spans: list[Span], first: int, in_next_step: bool = False
     ) -> Generator[Work | None, Computed | None, torch.Tensor | None]:
         """Compute tokens; returns what the model predicts behind each from ``first`` on, or None on some ranks."""
-        states = []
-        while spans:
-            computed = yield Work(spans, in_next_step=in_next_step)
-            assert computed
-            states.append(computed.hidden_from(first))
-            spans = behind(spans, computed.spans[-1].end)
-            del computed  # its hidden states take memory of the device
+        states: list[torch.Tensor] = []
+        work = Work(spans, in_next_step=in_next_step)
+        yield from self._compute(work, lambda computed: states.append(computed.hidden_from(first)))
         return self._context.model.logits(torch.cat(states))
 
     def _selection(self) -> Selection:
@@ -240,11 +240,7 @@ class Blend:
         share = selector.probe_share
         samples = [sample for span in decision.moved for sample in sampled(span, group, share)]
         spans = join_spans([*samples, *decision.holes])
-        while spans:
-            computed = yield Work(spans, selector.probe_layer)
-            assert computed
-            self._probed.append(computed)
-            spans = behind(spans, computed.spans[-1].end)
+        yield from self._compute(Work(spans, selector.probe_layer), self._probed.append)
         yield None
         scored = np.zeros(len(scores), bool)
         scored[positions_of(samples)] = True

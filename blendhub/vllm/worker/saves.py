@@ -191,7 +191,7 @@ class Saves:
                 self._fail(copy.job, error, copy.client)
             self._run_later(partial(self._commit, copy))
             with self._state:
-                _count_down(self._copying, copy.job.request)
+                self._copying -= Counter([copy.job.request])
                 self._state.notify_all()
 
     # On the executor's thread.
@@ -207,13 +207,7 @@ class Saves:
         except Exception as error:
             self._fail(job, error, copy.client)
         with self._state:
-            _count_down(self._committing, job.request)
-
-
-def _count_down(counter: Counter[str], request: str) -> None:
-    counter[request] -= 1
-    if not counter[request]:
-        del counter[request]
+            self._committing -= Counter([job.request])
 
 
 def _abort(client: HubClient, right: WriteRight) -> None:

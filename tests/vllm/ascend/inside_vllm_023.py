@@ -33,7 +33,6 @@ from vllm_ascend.ops import rotary_embedding
 from blendhub.core.errors import Unsupported
 from blendhub.vllm.model.layer_groups import layer_groups, pages_of
 from blendhub.vllm.model.pages import possible_pages, read
-from blendhub.vllm.model.platform import keeps_latent
 from blendhub.vllm.model.rotary import rotated, rotations_of
 
 SHAPE: dict[str, Any] = {"block_size": 128, "num_kv_heads": 1, "head_size": 128, "dtype": torch.bfloat16}
@@ -99,11 +98,10 @@ def model_of(layer) -> Any:
     return SimpleNamespace(
         layer_names=[layer.layer_name],
         layer=lambda name: layer,
-        page_size_of=lambda name: TOKENS,
-        table_of=lambda name: 0,
+        page_sizes={layer.layer_name: TOKENS},
+        tables={layer.layer_name: 0},
         block_sizes=(TOKENS,),
         config=settings(layer),
-        keeps_latent=lambda index: keeps_latent(layer),
     )
 
 
