@@ -1,4 +1,4 @@
-"""What the contract does not cover: why there is no NPU, what the device refuses, and pages of vllm-ascend's shapes."""
+"""What the contract does not cover: why there is no NPU, and what the device refuses."""
 
 import subprocess
 import sys
@@ -11,10 +11,9 @@ import pytest
 import torch
 from blendhub_ascend import AscendOptions, availability, operators
 from blendhub_ascend import device as device_module
-from msgspec.structs import replace
 
 from blendhub.core.errors import Unsupported
-from blendhub.testing.devices.device_harness import DeviceHarness, DeviceSetup, Rotary
+from blendhub.testing.devices.device_harness import DeviceHarness, DeviceSetup
 from plugins.ascend.tests import npu_stand_ins as npu
 
 (SPEC,) = blendhub_ascend.blendhub_devices()
@@ -84,22 +83,3 @@ def test_pages_elsewhere_a_310p_and_a_private_format_are_refused(monkeypatch):
     monkeypatch.setattr(torch, "ops", SimpleNamespace(npu=SimpleNamespace(get_npu_format=lambda tensor: 29)))
     with pytest.raises(Unsupported, match=r"private format 29 of torch_npu.*enable_kv_nz"):
         device._attach([fractal], 16, None)
-
-
-# vllm-ascend keeps an MLA layer as its rotated part of 64 and its latent of 512, each with one head. Other models have
-# blocks of 128 tokens.
-MLA = {"kv_heads": 1, "key_dim": 64, "value_dim": 512}
-DENSE = {"key_dim": 128, "value_dim": 128, "block_size": 128, "chunk_tokens": 256, "n_blocks": 8, "n_shards": 3}
-
-
-@pytest.mark.parametrize("soc_version", [npu.A2, npu.UNKNOWN])
-@pytest.mark.parametrize("neox, sizes", [(False, MLA), (True, DENSE)])
-def test_layers_of_the_shape_of_vllm_ascend_s_pages(soc_version, neox, sizes):
-    rotation = Rotary(width=sizes["key_dim"], neox=neox, positions=4096)
-    setup = DeviceSetup(format="split", kv_heads=2, block_size=16, rotations=(rotation, rotation, None), **npu.WIDE)
-    harness = DeviceHarness(npu.device_on_npu_runtime(soc_version), "cpu", replace(setup, **sizes))
-    chunk, end = harness.layout.chunk_tokens, min(harness.n_tokens, 600)
-    harness.load(harness.chunks(5, min(end, 5 * chunk), source=3000), 7)
-    harness.overwrite_pages()
-    harness.save(harness.chunks(5, min(end, 3 * chunk)))
-    harness.device.close()

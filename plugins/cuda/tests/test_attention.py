@@ -1,12 +1,10 @@
-"""The kernel of attention for chosen tokens, beyond what the conformance suite asks: shapes, and how full tiles are."""
+"""The kernel of attention for chosen tokens, beyond what the conformance suite asks."""
 
 from contextlib import closing
 
-import numpy as np
 import pytest
 import torch
 from blendhub_cuda import CudaOptions
-from blendhub_cuda.attention import tile_shape, tiles_of
 from blendhub_cuda.device import CudaDevice
 from blendhub_cuda.runtime import CudaRuntime
 from msgspec.structs import replace
@@ -16,7 +14,6 @@ from blendhub.core.errors import Unsupported
 from blendhub.testing.devices.attending import LATENT, LAYOUT, RULES, AttentionPages, check_attention, spread_out
 from blendhub.testing.devices.deferred import DeferredRuntime
 
-N = 32_768
 HAS_GPU = torch.cuda.is_available()
 pytestmark = pytest.mark.slow
 
@@ -43,21 +40,3 @@ def test_a_latent_may_have_more_heads_than_a_tile_has_rows_and_is_refused_where_
     check([spread_out(3, 70)], AttentionRules(130, 0.04, latent=512), AttentionPages(LATENT, "latent"))
     with pytest.raises(Unsupported, match="no kernel for values of 448 items of 576"):
         check([[0]], AttentionRules(16, 0.04, latent=448), AttentionPages(LATENT, "latent"))
-
-
-@pytest.mark.parametrize("length", [1, 4])
-def test_tiles_of_short_spans_are_full_and_read_less_than_a_full_prefill(length):
-    """Of 15% of ``N`` tokens, in spans of this length. The rows of tiles, with four query heads for each head of keys;
-    and what tiles read of latents, beside the least that a full prefill with MLA reads: it projects keys of 192 items
-    and values of 128 for each head, and FlashAttention reads them once for each 128 queries of a head."""
-    positions = (np.arange(0, N, length * 20 // 3)[:, None] + np.arange(length)).ravel()
-    prompts = np.zeros(len(positions), np.int64)
-    shape = tile_shape(4, 128)
-    tiles = tiles_of(prompts, positions, shape.tokens)
-    assert int(tiles[:, 2].sum()) == len(positions)
-    assert len(positions) * 4 / (len(tiles) * shape.rows) >= 0.9
-    for heads in (16, 128):
-        shape = tile_shape(heads, 576)
-        tiles = tiles_of(prompts, positions, shape.tokens)
-        ours = 576 * int((tiles[:, 4] + 1).sum()) * -(-heads // shape.heads)
-        assert ours / (heads * (192 + 128) * sum(range(128, N + 1, 128))) <= 0.6

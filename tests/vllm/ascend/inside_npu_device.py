@@ -50,19 +50,10 @@ NPU = torch.device("npu", 0)
 class NpuTensor(torch.Tensor):
     @staticmethod
     def __new__(cls, inside):
-        made = torch.Tensor._make_wrapper_subclass(
-            cls,
-            inside.shape,
-            strides=inside.stride(),
-            storage_offset=inside.storage_offset(),
-            dtype=inside.dtype,
-            device=NPU,
-        )
+        layout = {"strides": inside.stride(), "storage_offset": inside.storage_offset(), "dtype": inside.dtype}
+        made = torch.Tensor._make_wrapper_subclass(cls, inside.shape, **layout, device=NPU)
         made.inside = inside
         return made
-
-    def __repr__(self):
-        return f"NpuTensor({self.inside})"
 
     __torch_function__ = torch._C._disabled_torch_function_impl
 
