@@ -18,7 +18,7 @@ from blendhub.hub.handlers import base
 from blendhub.hub.leases import write_leases
 from blendhub.hub.limits import MOST_CHUNKS, MOST_SLOTS
 from blendhub.system.processes import ProcessId
-from tests.hub.hub_direct import BASE, CHUNK, LAYOUT, namespace, tokens
+from tests.hub.hub_direct import BASE, CHUNK, ELSEWHERE, LAYOUT, namespace, tokens
 
 TEXT = tokens(1, 64)
 WIDE = namespace(world_size=2)
@@ -164,6 +164,17 @@ def test_leases_last_as_long_as_their_session_pings(make_hub):
     for kind, lease in ((wire.Release, found.lease), (wire.Abort, reserved.lease)):
         with pytest.raises(LeaseError, match="must not be used"):
             member.ask(kind, lease=lease)
+
+
+def test_a_dead_rank_ends_the_writes_of_its_engine(hub):
+    first = hub.join(namespace=WIDE)
+    dead = hub.join(rank=1, namespace=WIDE, process=ELSEWHERE)
+    reserved = first.reserve(TEXT)
+    dead.view = None  # the kernel removes the mapping
+    hub.state.process_died(ELSEWHERE)
+    with pytest.raises(LeaseError):
+        first.commit(reserved)
+    assert first.ask(wire.Ping).revoked == (reserved.lease,)
 
 
 # What one message may cost.

@@ -45,6 +45,8 @@ def files(path: Path) -> set[str]:
 def test_leftovers_of_a_crash_are_removed_at_open_and_names_that_are_almost_its_own_left_alone(store, path):
     """Drafts, and a run that got no chunk before the crash."""
     whole, held = files(path), store.nbytes
+    assert held == sum(file.stat().st_size for file in path.glob("*/*"))
+    assert not any(stat.S_IMODE(file.stat().st_mode) & 0o077 for file in [path, *path.rglob("*")]), "others can read it"
     store.save_run(run("c"))
     store.close()
     for file in list(path.glob("*/*")):
@@ -71,16 +73,6 @@ def test_a_chunk_whose_run_is_lost_or_of_another_format_is_removed_and_the_log_s
         assert (listed(again), again.nbytes, again.corrupted) == ({}, 0, 3)
     assert f"it has format {FORMAT + 1}, this release reads format {FORMAT}" in caplog.text
     assert files(path) == {"lock"}
-
-
-def test_bytes_held_are_the_bytes_of_its_files_which_only_its_user_can_read(store, path):
-    for index in range(1, 300):
-        store.save_run(run(index))
-        store.save(key(index), chunk(0), [content(index)])
-        used = sum(file.stat().st_size for file in path.glob("*/*"))
-        assert used == store.nbytes <= store.capacity
-    for file in [path, *path.rglob("*")]:
-        assert not stat.S_IMODE(file.stat().st_mode) & 0o077, file
 
 
 def test_its_place(tmp_path, monkeypatch, caplog):
