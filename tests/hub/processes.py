@@ -11,54 +11,31 @@ import numpy as np
 
 from blendhub.client.hub_client import HubClient
 from blendhub.core.spans import Span
+from blendhub.hub.config import HubConfig, Listen, as_toml
 from tests.hub.hub_direct import marks
 
 SOON_S = 20.0
 
-HUB = """
-import asyncio, sys
-from blendhub.hub.config import HubConfig, Listen, StoreChoice
-from blendhub.hub.hub import Hub
-
-endpoint, store = sys.argv[1:3]
-config = HubConfig(
-    arena_gib=float(sys.argv[3]),
-    silence_s=float(sys.argv[4]),
-    listen=(Listen(endpoint=endpoint),),
-    store=StoreChoice(options={"path": store, "capacity_gib": 0.05}) if store else None,
-    metrics="",
-)
-
-async def serve():
-    async with Hub(config):
-        print("up", flush=True)
-        await asyncio.sleep(600)
-
-asyncio.run(serve())
-"""
-
 
 class HubProcess:
-    """A hub that can be killed and started again at the same endpoint."""
+    """A hub of ``blendhub serve`` that can be killed and started again at the same endpoint."""
 
     def __init__(
-        self,
-        folder: Path,
-        *,
-        arena_gib: float = 0.01,
-        store: Path | None = None,
-        silence_s: float = 15.0,
-        within: Sequence[str] = (),
+        self, folder: Path, *, arena_gib: float = 0.01, silence_s: float = 15.0, within: Sequence[str] = ()
     ) -> None:
         """``within`` is a command that runs the hub's, such as one that gives it another ``/dev/shm``."""
         self._within = within
         self.endpoint = f"ipc://{folder}/hub.sock"
-        self._arguments = [self.endpoint, str(store or ""), str(arena_gib), str(silence_s)]
+        listen = (Listen(endpoint=self.endpoint),)
+        self._config = folder / "hub.toml"
+        self._config.write_text(as_toml(HubConfig(listen=listen, arena_gib=arena_gib, silence_s=silence_s, metrics="")))
         self.start()
 
     def start(self) -> None:
-        self.process = run_python(HUB, *self._arguments, within=self._within)
-        assert self.process.stdout and self.process.stdout.readline() == "up\n"
+        serve = "import sys; from blendhub.cli import main; sys.exit(main(['serve', '--config', *sys.argv[1:]]))"
+        self.process = run_python(serve, str(self._config), within=self._within)
+        assert self.process.stdout
+        assert any("--kv-transfer-config" in line for line in self.process.stdout), "the hub did not start"
 
     def kill(self) -> None:
         self.process.kill()
