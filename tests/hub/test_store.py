@@ -24,15 +24,6 @@ def place(tmp_path):
     return tmp_path / "store"
 
 
-@pytest.fixture
-def small_hub(make_hub, place):
-    """A hub with memory for four chunks, and disk space for many, which has stored all texts."""
-    hub = make_hub(4, place)
-    hub.member = hub.join()
-    fill(hub, hub.member)
-    return hub
-
-
 def fill(hub, member, texts=TEXTS):
     for text in texts:
         member.store(text)
@@ -46,8 +37,10 @@ def failing(error):
     return fail
 
 
-def test_evicted_chunks_come_back_from_the_store_until_all_is_cleared(small_hub, monkeypatch, place):
-    member, reader = small_hub.member, small_hub.tier.reader
+def test_evicted_chunks_come_back_from_the_store_until_all_is_cleared(make_hub, monkeypatch, place):
+    small_hub = make_hub(4, place)
+    member, reader = small_hub.join(), small_hub.tier.reader
+    fill(small_hub, member)
     found = member.lookup(TEXTS[0])
     assert found.on_the_way_tokens == len(TEXTS[0]) and found.lease is None and not found.matches
     # A chunk that arrives while a lookup that waits for it is answered is loaded once.
