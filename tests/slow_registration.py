@@ -19,15 +19,14 @@ class SlowRegistration(DeferredRuntime):
 
     def register(self, memory: Any) -> str | None:
         self._calls += 1
-        if not self._allowed.acquire(timeout=DEADLINE_S):
-            raise TimeoutError(f"the test did not allow call {self._calls} of register")
+        assert self._allowed.acquire(timeout=DEADLINE_S), f"the test did not allow call {self._calls} of register"
         return super().register(memory)
 
     def allow(self, n_calls: int) -> None:
         """Let calls return, and wait until the call after them waits."""
-        next_one = self._calls + n_calls
+        number = self._calls + n_calls
         self.allow_soon(n_calls)
-        self.wait_for_call(next_one)
+        self.wait_for_call(number)
 
     def allow_soon(self, n_calls: int) -> None:
         self._allowed.release(n_calls)

@@ -45,11 +45,7 @@ class ReportTable:
         """The newest outcome of a request, and its engine. vLLM and clients know requests by different beginnings."""
         for engine in reversed(self._of_engines):
             for kept in reversed(self._of_engines[engine]):
-                if is_same_request(kept.request, request):
+                # An engine adds a number or letters behind a dash.
+                if kept.request == request or kept.request.startswith(f"{request}-"):
                     return engine, msgspec.json.decode(kept.outcome, type=Outcome)
         return None
-
-
-def is_same_request(of_engine: str, asked: str) -> bool:
-    """Whether a client's request id is that of an engine, which adds a number or letters behind a dash."""
-    return of_engine == asked or of_engine.startswith(f"{asked}-")

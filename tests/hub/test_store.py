@@ -13,6 +13,7 @@ from blendhub.client import wire
 from blendhub.core.errors import InvalidInput, StoreAway, StoreFailed
 from blendhub.core.layout import Variant
 from blendhub.core.spans import Span
+from blendhub.hub.handlers import writes as write_handlers
 from blendhub.hub.stores import store_tier, store_writer
 from tests.hub.hub_direct import CHUNK, HOST, tokens
 
@@ -127,6 +128,40 @@ def test_a_chunk_whose_save_failed_in_any_way_can_be_evicted_and_cleared(make_hu
     hub.settle()
     member.ask(wire.Clear)
     assert hub.arena.extents.free_bytes == hub.arena.name.size
+
+
+def test_a_batch_that_the_store_never_takes_keeps_no_other_from_it(make_hub, place, monkeypatch):
+    monkeypatch.setattr(store_writer, "TRY_AGAIN_S", 0.01)
+    hub = make_hub(16, place)
+    refused, save = [], hub.tier.store.save_chunks
+
+    def save_chunks(key, chunks):
+        if not refused or key == refused[0]:
+            refused.append(key)
+            raise StoreAway("the store is away")
+        return save(key, chunks)
+
+    monkeypatch.setattr(hub.tier.store, "save_chunks", save_chunks)
+    fill(hub, hub.join(), [tokens(seed, 8 * CHUNK) for seed in range(2)])
+    while hub.tier.writer.saved < 8 or len(refused) < 2:
+        hub.run(asyncio.sleep(0.01))
+    assert hub.tier.writer.waiting == 8
+
+
+def test_a_clear_of_many_chunks_lets_other_requests_in_between(make_hub, monkeypatch):
+    monkeypatch.setattr(write_handlers, "AT_ONCE", 64)
+    hub = make_hub(512)
+    member, turns = hub.join(), []
+    member.store(tokens(1, 512 * CHUNK))
+
+    async def count_turns():
+        clearing = asyncio.ensure_future(hub.answer(wire.Clear(**member.ids)))
+        while not clearing.done():
+            turns.append(len(hub.state.cache.policy))
+            await asyncio.sleep(0)
+
+    hub.run(count_turns())
+    assert turns[-1] == 0 and len(set(turns)) > 3
 
 
 def test_what_waits_while_the_store_is_away_has_a_bound_and_is_evicted_like_anything(make_hub, place, monkeypatch):
