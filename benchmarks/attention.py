@@ -1,16 +1,18 @@
 """Attention of chosen tokens by the CUDA device, beside that of a full prefill by torch. It needs a GPU.
 
-The layers are those of ``benchmarks.bus``, and 15% of a prompt's tokens are chosen, spread evenly. All rows are figures
-without a bar.
+The layers are those of ``benchmarks.device``, and 15% of a prompt's tokens are chosen, spread evenly. All rows are
+figures without a bar.
 """
 
+from collections.abc import Iterator
 from functools import partial
 
 import numpy as np
 import torch
 
-from benchmarks.bus import HEADS, LAYERS, WIDTH, in_turn, seconds_on
-from benchmarks.report import Planned, Row, arguments, finish, rows_of
+from benchmarks.device import HEADS, LAYERS, WIDTH, seconds_on
+from benchmarks.report import Row, finish, parser, row
+from benchmarks.timing import in_turn
 from blendhub.contracts import AttentionRules, ChosenTokens
 from blendhub.core.layout import KVLayout
 from blendhub.devices import Pages, Planes
@@ -24,26 +26,21 @@ LAYOUT = KVLayout(layers=1, kv_heads=HEADS, key_dim=WIDTH, value_dim=WIDTH, dtyp
 
 
 def main() -> None:
-    options = arguments(__doc__ or "")
+    options = parser(__doc__ or "").parse_args()
     rows = [row for shape in SHAPES for row in rows_of_shape(*shape, repeats=3 if options.quick else 9)]
-    finish("attention", rows, ["python", "torch", "triton", "blendhub", "blendhub-cuda"], options.json)
+    finish("attention", rows, "torch triton blendhub-cuda", options.json)
 
 
-def rows_of_shape(group: int, kilo: int, repeats: int) -> list[Row]:
-    ids = {length: f"own_gqa{group}_{kilo}k_spans_of_{length}" for length in LENGTHS}
-    what = "attention of a chosen token, to that of a token in a full prefill: spans of {} tokens"
-    full_id = f"full_gqa{group}_{kilo}k"
-    planned = {full_id: Planned(f"attention of a full prefill by torch, {LAYERS} layers", "ms")}
-    planned |= {id: Planned(what.format(length), "x") for length, id in ids.items()}
-    if not torch.cuda.is_available():
-        return rows_of(planned, {})
-    timed = measured(group, 1024 * kilo, repeats)
-    full, tokens = timed.pop(0), 1024 * kilo
-    found = {full_id: [1000 * seconds for seconds in full]}
-    for length, ours in timed.items():
-        share = len(chosen(tokens, length)) / tokens
-        found[ids[length]] = [one / share / other for one, other in zip(ours, full, strict=True)]
-    return rows_of(planned, found)
+def rows_of_shape(group: int, kilo: int, repeats: int) -> Iterator[Row]:
+    timed = measured(group, 1024 * kilo, repeats) if torch.cuda.is_available() else {}
+    full, shape = timed.get(0, []), f"gqa{group}_{kilo}k"
+    what = f"attention of a full prefill by torch, {LAYERS} layers"
+    yield row(f"full_{shape}", what, "ms", [1000 * seconds for seconds in full], better="lower")
+    for length in LENGTHS:
+        share = len(chosen(1024 * kilo, length)) / (1024 * kilo)
+        values = [ours / share / theirs for ours, theirs in zip(timed.get(length, []), full, strict=True)]
+        what = f"attention of a chosen token, to that of a token in a full prefill: spans of {length} tokens"
+        yield row(f"own_{shape}_spans_of_{length}", what, "x", values, better="lower")
 
 
 def measured(group: int, n: int, repeats: int) -> dict[int, list[float]]:
@@ -75,7 +72,7 @@ def measured(group: int, n: int, repeats: int) -> dict[int, list[float]]:
         positions = chosen(n, length)
         asked = numbers(len(positions), HEADS * group, WIDTH)
         jobs[str(length)] = partial(own, positions, asked, torch.empty_like(asked))
-    return {int(name): seconds for name, seconds in in_turn(partial(seconds_on, "cuda"), repeats, jobs).items()}
+    return {int(name): seconds for name, seconds in in_turn(jobs, repeats, partial(seconds_on, "cuda")).items()}
 
 
 def chosen(n: int, length: int) -> "np.ndarray[tuple[int], np.dtype[np.int64]]":

@@ -1,7 +1,8 @@
 """An accelerator's device: its rates, relative to those of the bus and of the accelerator's memory, and its arena.
 
-Everything with a bar is a ratio of two things measured in turn, in one run, with the KV that ``benchmarks.bus``
-describes. ``--on npu``: the Ascend device. Without the accelerator, every row is missing.
+Everything with a bar is a ratio of two things measured in turn, in one run. The KV is that of a model of 32 layers,
+each with 8 heads of 128 numbers in bfloat16, in chunks of 256 tokens, 32 MiB each. ``--on npu``: the Ascend device.
+Without the accelerator, every row is missing.
 """
 
 import mmap
@@ -17,30 +18,39 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks import bus
-from benchmarks.bus import LAYOUT, Bench, half_skipped, in_turn, over_the_bus, ratios
-from benchmarks.report import Planned, finish, parser, rows_of
-from blendhub.devices import BatchPlanner, HostArena, read_pages
+from benchmarks.report import Better, finish, parser, row
+from benchmarks.timing import in_turn, ratios
+from blendhub import Span
+from blendhub.contracts import PagedLayer, PageFormat, Rotation, Segment
+from blendhub.core.layout import KVLayout
+from blendhub.devices import BatchPlanner, HostArena, StreamDevice, read_pages
 
 Measured = dict[str, list[float]]
+LAYERS, HEADS, WIDTH, CHUNK, POSITIONS = 32, 8, 128, 256, 32_768
+LAYOUT = KVLayout(layers=LAYERS, kv_heads=HEADS, key_dim=WIDTH, value_dim=WIDTH, dtype="bfloat16", chunk_tokens=CHUNK)
+MOVED = 1000
+"""The distance between the keys' old and new positions."""
 BLOCKS = {"cuda": 16, "npu": 128}
 """The engine's usual block size."""
-KERNEL = {
-    "scatter_vs_copy": Planned("the kernel from staging to pages, rotating, to a copy on the GPU", "x", 0.80, "higher"),
-    "scattered_vs_contiguous": Planned("the same with blocks in any order, to blocks in order", "x", 0.70, "higher"),
+MOST_GIB, GIB = 4, 2**30
+ROWS: dict[str, tuple[str, str, float | None, Better]] = {
+    "load_vs_dma": ("a load with rotation, to the rate of one pinned copy", "x", 0.90, "higher"),
+    "save_vs_dma": ("a save, to the rate of one pinned copy", "x", 0.90, "higher"),
+    "half_skipped": ("a load of a chunk with half of it skipped, to all of it", "of its time", 0.60, "lower"),
+    "both_ways": ("loads and saves at once, to loads alone", "x its rate", 1.5, "higher"),
+    "load_gb_s": ("a load with rotation", "GB/s", None, "higher"),
+    "save_gb_s": ("a save", "GB/s", None, "higher"),
 }
-BESIDE = {
-    "loads_beside_prefill": Planned("three loads while the GPU multiplies matrices, to the loads alone", "x the time"),
-    "prefill_beside_loads": Planned("the multiplication beside the loads, to the same alone", "x the time"),
+GPU_ROWS: dict[str, tuple[str, str, float | None, Better]] = {
+    "scatter_vs_copy": ("the kernel from staging to pages, rotating, to a copy on the GPU", "x", 0.80, "higher"),
+    "scattered_vs_contiguous": ("the same with blocks in any order, to blocks in order", "x", 0.70, "higher"),
+    "loads_beside_prefill": ("three loads while the GPU multiplies matrices, to them alone", "x", None, "lower"),
+    "prefill_beside_loads": ("the multiplication beside the loads, to the same alone", "x", None, "lower"),
+    "reserve_s_per_gib": ("reserving a GiB of /dev/shm for the arena", "s", None, "lower"),
+    "register_s_per_gib": ("registering a GiB of it, in parts, without pauses", "s", None, "lower"),
+    "replay_ms": ("the longest of the steps of a loop that replays a CUDA graph", "ms", None, "lower"),
+    "pinning_stalls_a_step_ms": ("what pinning the arena adds to the longest step of that loop", "ms", 5.0, "lower"),
 }
-ARENA = {
-    "reserve_s_per_gib": Planned("reserving a GiB of /dev/shm for the arena", "s"),
-    "register_s_per_gib": Planned("registering a GiB of it, in parts, without pauses", "s"),
-    "replay_ms": Planned("the longest of the steps of a loop that replays a CUDA graph", "ms"),
-    "pinning_stalls_a_step_ms": Planned("what pinning the arena adds to the longest step of that loop", "ms", 5.0),
-}
-MOST_GIB = 4
-GIB = 2**30
 
 
 def main() -> None:
@@ -48,35 +58,112 @@ def main() -> None:
     arguments.add_argument("--on", choices=list(BLOCKS), default="cuda")
     options = arguments.parse_args()
     chunks, repeats = (4, 3) if options.quick else (16, 9)
-    is_there = hasattr(torch, options.on) and torch.get_device_module(options.on).is_available()
-    parts: list[Callable[[], Measured]] = [
-        lambda: over_the_bus(make, chunks, repeats),
-        lambda: half_skipped(make, repeats),
-    ]
-    make, prefix = partial(make_bench, options.on), "" if options.on == "cuda" else f"{options.on}_"
-    planned = dict(bus.BARS)
+    parts: list[Callable[[], Measured]] = [lambda: over_the_bus(options.on, chunks, repeats)]
+    parts += [lambda: half_skipped(options.on, repeats)]
+    prefix, planned = f"{options.on}_", ROWS
     if options.on == "cuda":
         parts += [lambda: on_the_gpu(chunks, repeats), lambda: beside_prefill(repeats), arena]
-        planned |= KERNEL | BESIDE | ARENA
+        prefix, planned = "", ROWS | GPU_ROWS
     measured: Measured = {}
-    for part in parts if is_there else ():
-        measured |= part()
-        torch.get_device_module(options.on).empty_cache()
-    rows = rows_of({prefix + id: row for id, row in planned.items()}, {prefix + id: of for id, of in measured.items()})
-    packages = ["python", "torch", "triton", "torch_npu", "blendhub", "blendhub-cuda", "blendhub-ascend"]
-    finish("device", rows, packages, options.json)
+    if hasattr(torch, options.on) and torch.get_device_module(options.on).is_available():
+        for part in parts:
+            measured |= part()
+            torch.get_device_module(options.on).empty_cache()
+    rows = [
+        row(
+            prefix + id,
+            what if id in measured else f"not measured here: {what}",
+            unit,
+            measured.get(id, []),
+            bar,
+            better,
+        )
+        for id, (what, unit, bar, better) in planned.items()
+    ]
+    finish("device", rows, "torch triton torch_npu blendhub-cuda blendhub-ascend", options.json)
 
 
-def make_bench(on: str, chunks: int) -> Bench:
+class Bench:
+    """A device between pages in an accelerator's memory and an arena, with the segments of ``chunks`` moved chunks."""
+
+    def __init__(self, on: str, chunks: int) -> None:
+        self.device, format, shapes = _device(on, chunks * CHUNK // BLOCKS[on])
+        angles = torch.outer(torch.arange(POSITIONS), 10_000.0 ** (-torch.arange(WIDTH // 2) / (WIDTH // 2)))
+        rotation = Rotation(torch.cat([angles.cos(), angles.sin()], 1).float().to(on), True)
+        pages = [tuple(torch.zeros(shape, dtype=torch.bfloat16, device=on) for shape in shapes) for _ in range(LAYERS)]
+        self.layers = [PagedLayer(f"layer {n}", format, planes, rotation) for n, planes in enumerate(pages)]
+        self.device.attach(self.layers, BLOCKS[on], LAYOUT)
+        self.arena = torch.zeros(chunks * LAYOUT.shard_bytes, dtype=torch.uint8)
+        self.device.pin(self.arena.numpy())
+        self.device.wait_until_pinned()
+        self.blocks = np.arange(chunks * CHUNK // BLOCKS[on])
+        self.segments = [
+            Segment(Span(at, at + CHUNK), number * LAYOUT.shard_bytes, 0, at + MOVED)
+            for number, at in enumerate(range(0, chunks * CHUNK, CHUNK))
+        ]
+
+    def load(self, segments: list[Segment], skip: int = 0) -> Any:
+        return self.device.load(segments, self.blocks, skip)
+
+    def save(self, segments: list[Segment]) -> Any:
+        return self.device.save(segments, self.blocks)
+
+
+def _device(on: str, n_blocks: int) -> tuple[StreamDevice, PageFormat, list[tuple[int, ...]]]:
+    """It, and the format and the shapes of a layer's pages."""
     if on == "npu":
         from blendhub_ascend import AscendOptions
         from blendhub_ascend.device import create
 
-        return Bench(create(AscendOptions()), chunks, "split", BLOCKS[on])
+        return create(AscendOptions()), "split", [(n_blocks, BLOCKS[on], HEADS, WIDTH)] * 2
     from blendhub_cuda import CudaOptions
     from blendhub_cuda.device import CudaDevice
 
-    return Bench(CudaDevice(CudaOptions()), chunks, "packed_heads", BLOCKS[on])
+    return CudaDevice(CudaOptions()), "packed_heads", [(n_blocks, HEADS, BLOCKS[on], 2 * WIDTH)]
+
+
+def over_the_bus(on: str, chunks: int, repeats: int) -> Measured:
+    bench = Bench(on, chunks)
+    first, second = bench.segments[: chunks // 2], bench.segments[chunks // 2 :]
+    there = torch.empty_like(bench.arena, device=on)
+    here = torch.empty(bench.arena.numel(), dtype=torch.uint8, pin_memory=True)
+    jobs = {
+        "to_device": lambda: there.copy_(here, non_blocking=True),
+        "to_host": lambda: here.copy_(there, non_blocking=True),
+        "load": lambda: bench.load(bench.segments).wait(),
+        "save": lambda: bench.save(bench.segments).wait(),
+        "load_half": lambda: bench.load(first).wait(),
+        "both": lambda: [transfer.wait() for transfer in (bench.load(first), bench.save(second))],
+    }
+    timed = in_turn(jobs, repeats, partial(seconds_on, on))
+    bench.device.close()
+    return {
+        "load_vs_dma": ratios(timed["to_device"], timed["load"]),
+        "save_vs_dma": ratios(timed["to_host"], timed["save"]),
+        "both_ways": [2 * ratio for ratio in ratios(timed["load_half"], timed["both"])],
+        "load_gb_s": [bench.arena.nbytes / seconds / 1e9 for seconds in timed["load"]],
+        "save_gb_s": [bench.arena.nbytes / seconds / 1e9 for seconds in timed["save"]],
+    }
+
+
+def half_skipped(on: str, repeats: int) -> Measured:
+    bench = Bench(on, 1)
+    jobs = {
+        "all": lambda: bench.load(bench.segments).wait(),
+        "half": lambda: bench.load(bench.segments, CHUNK // 2).wait(),
+    }
+    timed = in_turn(jobs, 10 * repeats, partial(seconds_on, on))
+    bench.device.close()
+    return {"half_skipped": ratios(timed["half"], timed["all"])}
+
+
+def seconds_on(place: str, job: Callable[[], object]) -> float:
+    accelerator = torch.get_device_module(place)
+    accelerator.synchronize()
+    start = time.perf_counter()
+    job()
+    accelerator.synchronize()
+    return time.perf_counter() - start
 
 
 def on_the_gpu(chunks: int, repeats: int) -> Measured:
@@ -84,7 +171,7 @@ def on_the_gpu(chunks: int, repeats: int) -> Measured:
     from blendhub_cuda.launcher import Launcher
 
     block = BLOCKS["cuda"]
-    bench = make_bench("cuda", min(chunks, 8))  # more than the GPU's cache holds
+    bench = Bench("cuda", min(chunks, 8))  # more than the GPU's cache holds
     staging, other = (torch.zeros(bench.arena.numel(), dtype=torch.uint8, device="cuda") for _ in range(2))
     launcher = Launcher(read_pages(bench.layers, block, LAYOUT), LAYOUT, block)
 
@@ -107,8 +194,8 @@ def on_the_gpu(chunks: int, repeats: int) -> Measured:
         "contiguous": to_blocks(np.arange(len(bench.blocks))),
         "scattered": to_blocks(np.random.default_rng(1).permutation(len(bench.blocks))),
     }
-    timed = in_turn(gpu_seconds, repeats, jobs)
-    bench.close()
+    timed = in_turn(jobs, repeats, gpu_seconds)
+    bench.device.close()
     return {
         "scatter_vs_copy": ratios(timed["copy"], timed["contiguous"]),
         "scattered_vs_contiguous": ratios(timed["contiguous"], timed["scattered"]),
@@ -128,7 +215,7 @@ def gpu_seconds(job: Callable[[], object]) -> float:
 
 def beside_prefill(repeats: int) -> Measured:
     """Three loads begin together, as of three requests; products of matrices keep the GPU busy as a prefill does."""
-    bench = make_bench("cuda", 12)
+    bench = Bench("cuda", 12)
     shares = [bench.segments[start::3] for start in range(3)]
     matrix = torch.randn(8192, 8192, dtype=torch.bfloat16, device="cuda")
     product = torch.empty_like(matrix)
@@ -139,7 +226,7 @@ def beside_prefill(repeats: int) -> Measured:
         torch.cuda.synchronize()
         started = time.perf_counter()
         # First, because a load waits for what was submitted before it.
-        transfers = [bench.device.load(share, bench.blocks) for share in shares if loads]
+        transfers = [bench.load(share) for share in shares if loads]
         begin.record()
         for _ in range(64 if products else 0):
             torch.mm(matrix, matrix, out=product)
@@ -150,14 +237,12 @@ def beside_prefill(repeats: int) -> Measured:
         torch.cuda.synchronize()
         return seconds, begin.elapsed_time(end) / 1000
 
-    measured: Measured = {"loads_beside_prefill": [], "prefill_beside_loads": []}
-    for repeat in range(repeats + 1):
-        (alone, _), (_, prefill), both = timed(True, False), timed(False, True), timed(True, True)
-        if repeat:  # the first round warms up
-            measured["loads_beside_prefill"].append(both[0] / alone)
-            measured["prefill_beside_loads"].append(both[1] / prefill)
-    bench.close()
-    return measured
+    rounds = [(timed(True, False)[0], timed(False, True)[1], timed(True, True)) for _ in range(repeats + 1)]
+    bench.device.close()
+    return {  # the first round warms up
+        "loads_beside_prefill": [both[0] / loads for loads, _, both in rounds[1:]],
+        "prefill_beside_loads": [both[1] / prefill for _, prefill, both in rounds[1:]],
+    }
 
 
 def arena() -> Measured:

@@ -5,11 +5,12 @@ from contextlib import AbstractContextManager
 from importlib.util import find_spec
 from typing import Any
 
-import numpy as np
 import torch
 
-from benchmarks.engine_check import SETTINGS, start_row
-from benchmarks.report import Planned, Row, missing_row, rows_of
+from benchmarks.hardware_check import SETTINGS, start_row
+from benchmarks.report import Row, row
+from benchmarks.texts import Sizes, Texts
+from benchmarks.timing import ratios
 
 MIXTURE = {
     "architectures": ["Qwen3MoeForCausalLM"],
@@ -33,8 +34,8 @@ CHECKS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 """Rows about the start of an engine: the kind of model, changes to its configuration, options of the engine."""
 CONTEXT = 32_768
 FIRST_TOKENS = {
-    "ttft_full_s": Planned("time to first token of a full prefill, model of 8B", "s"),
-    "ttft_moved_15": Planned("of moved documents, 15% recomputed, to that of a full prefill", "x the time"),
+    "ttft_full_s": ("time to first token of a full prefill, model of 8B", "s"),
+    "ttft_moved_15": ("of moved documents, 15% recomputed, to that of a full prefill", "x the time"),
 }
 LARGE = {
     "hidden_size": 4096,
@@ -45,8 +46,8 @@ LARGE = {
     "vocab_size": 151_936,
 }
 """The shape of a model of 8B; its weights are vLLM's dummies, because only times are measured."""
-DOCUMENTS, GAP, STEP = 15, 32, 8192
-"""The documents of a prompt, the new tokens before each, and the tokens of an engine's step."""
+DOCUMENTS, STEP = 15, 8192
+"""The documents of a prompt, and the tokens of an engine's step."""
 ROUNDS = 3
 SMALL_SCALE = 2.0**-5
 
@@ -57,7 +58,7 @@ StartEngine = Callable[..., AbstractContextManager[Any]]
 def rows(start: StartEngine, context: int = CONTEXT, large: Mapping[str, int] = LARGE) -> list[Row]:
     if not find_spec("vllm"):
         why = "vllm is not installed: no engine was started"
-        return [missing_row(id, why, "", None, "lower") for id in (*CHECKS, *FIRST_TOKENS)]
+        return [row(id, why, "", [], better="lower") for id in (*CHECKS, *FIRST_TOKENS)]
     return [*_checks(start), *_first_tokens(start, context, large)]
 
 
@@ -68,50 +69,40 @@ def _checks(start: StartEngine) -> Iterator[Row]:
                 engine.one([10, 11, 12])
                 yield start_row(id, f"start-up checks of {kind}", engine.log)
         except Exception as error:  # whatever an engine ends with belongs into the report
-            yield missing_row(id, f"no engine with {kind} starts: {error}", "", None, "lower")
+            yield row(id, f"no engine with {kind} starts: {error}", "", [], better="lower")
 
 
 def _first_tokens(start: StartEngine, context: int, large: Mapping[str, int]) -> list[Row]:
     """Times of prompts of about ``context`` tokens, in turn without reuse and with documents in a new order."""
-    random, length = np.random.default_rng(1), context // (DOCUMENTS + 1)
-
-    def new(n: int) -> list[int]:
-        fresh: list[int] = random.integers(10, 990, n).tolist()
-        return fresh
-
-    documents = [new(length) for _ in range(DOCUMENTS)]
-
-    def shuffled() -> list[int]:
-        in_order = [documents[number] for number in random.permutation(DOCUMENTS)]
-        return [token for document in in_order for token in [*new(GAP), *document]] + new(GAP)
-
-    seconds: dict[str, list[float]] = {"off": [], "blend": []}
+    length = context // (DOCUMENTS + 1)
+    texts = Texts(1, Sizes(DOCUMENTS, length, 32, 32, 1000))
     # Keys and values of 16 bits in heads of 128 items; the arena also has room for chunks that are not full.
     kv_bytes = context * large["num_hidden_layers"] * large["num_key_value_heads"] * 2 * 2 * 128
     settings = SETTINGS | {"hub": {"arena_gib": 0.25 + 1.5 * kv_bytes / 2**30, "metrics": ""}}
     options = {"max_model_len": context + STEP, "max_num_batched_tokens": STEP, "gpu_memory_utilization": 0.6}
     model = {**large, "max_position_embeddings": context + STEP}
+    answers: dict[str, list[Any]] = {"off": [], "blend": []}
+    values: dict[str, list[float]] = {}
+    why = ""
     try:
         with start(model=model, settings=settings, load_format="dummy", **options) as engine:
-            for document in documents:
-                engine.one(document, mode="exact")
+            texts.store(engine)
             for _ in range(ROUNDS + 1):
-                for mode, of_mode in seconds.items():
+                for mode, of_mode in answers.items():
                     engine.forget()
-                    answer = engine.one(shuffled(), mode=mode, recompute_ratio=0.15, store=False)
-                    of_mode.append(answer.first_token_s)
-            if answer.report.get("moved_tokens") != DOCUMENTS * length:
-                raise RuntimeError(f"text was not reused where it had moved: {answer.report}")
+                    of_mode.append(engine.one(texts.shuffled(), mode=mode, recompute_ratio=0.15, store=False))
+        report = answers["blend"][-1].report
+        if report.get("moved_tokens") != DOCUMENTS * length:
+            raise RuntimeError(f"text was not reused where it had moved: {report}")
+        full, moved = ([answer.first_token_s for answer in of_mode[1:]] for of_mode in answers.values())
+        # The first round warms up.
+        values = {"ttft_full_s": full, "ttft_moved_15": ratios(moved, full)}
     except Exception as error:
-        return [missing_row(id, f"not measured: {error}", "", None, "lower") for id in FIRST_TOKENS]
-    full, moved = (of_mode[1:] for of_mode in seconds.values())  # the first round warms up
-    values = {
-        "ttft_full_s": full,
-        "ttft_moved_15": [some / all for some, all in zip(moved, full, strict=True)],
-    }
-    return rows_of(
-        {id: one._replace(what=f"{one.what}, {context:,} tokens") for id, one in FIRST_TOKENS.items()}, values
-    )
+        why = f"not measured: {error}: "
+    return [
+        row(id, f"{why}{what}, {context:,} tokens", unit, values.get(id, []), better="lower")
+        for id, (what, unit) in FIRST_TOKENS.items()
+    ]
 
 
 def small_scales() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.report import Row, arguments, finish, row
+from benchmarks.report import Row, finish, parser, row
 from benchmarks.timing import progress, seconds
 from blendhub import Match, PluginHost, Span
 from blendhub.contracts import Matcher
@@ -22,14 +22,12 @@ Mask = npt.NDArray[np.bool_]
 
 
 def main() -> None:
-    options = arguments(__doc__ or "")
+    options = parser(__doc__ or "").parse_args()
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     scale = 20 if options.quick else 1
-    rows: list[Row] = []
-    rows += coverage(documents=400 // scale, prompts=50 // scale)
-    rows += speed(chunks=100_000 // scale)
-    rows += growth(chunks=1_000_000 // scale)
-    finish("matchers", rows, ["python", "numpy", "numba", "blendhub", "blendhub-matchers"], options.json)
+    parts = coverage(400 // scale, 50 // scale), speed(100_000 // scale), growth(1_000_000 // scale)
+    rows = [row for part in parts for row in part]
+    finish("matchers", rows, "numpy numba blendhub-matchers", options.json)
 
 
 def coverage(documents: int, prompts: int) -> Iterator[Row]:

@@ -4,10 +4,10 @@ import argparse
 import os
 import platform
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 
@@ -44,10 +44,6 @@ def parser(description: str, parts: Sequence[str] = ()) -> argparse.ArgumentPars
     return arguments
 
 
-def arguments(description: str, parts: Sequence[str] = ()) -> argparse.Namespace:
-    return parser(description, parts).parse_args()
-
-
 def row(
     id: str,
     what: str,
@@ -57,9 +53,11 @@ def row(
     better: Better = "higher",
     spread: tuple[float, float] | None = None,
 ) -> Row:
-    """A row from repeated measurements: their median, held against the bar, and how far they spread."""
+    """Repeated measurements: their median, held against the bar, and how far they spread. Without any, ``what`` says
+    why.
+    """
     if not values:
-        return missing_row(id, f"not measured here: {what}", unit, bar, better)
+        return Row(id, what, None, unit, bar, better, None, None)
     value = float(statistics.median(values))
     ok = None if bar is None else value >= bar if better == "higher" else value <= bar
     if len(values) > 1:
@@ -67,37 +65,12 @@ def row(
     return Row(id, what, value, unit, bar, better, ok, spread)
 
 
-def missing_row(id: str, why: str, unit: str, bar: float | None, better: Better = "higher") -> Row:
-    """A row that could not be measured here, and why."""
-    return Row(id, why, None, unit, bar, better, None, None)
-
-
-class Planned(NamedTuple):
-    """What a row is to say, whether it is measured here or not."""
-
-    what: str
-    unit: str
-    bar: float | None = None
-    better: Better = "lower"
-
-
-def rows_of(
-    planned: Mapping[str, Planned], measured: Mapping[str, Sequence[float]], why: str = "not measured here"
-) -> list[Row]:
-    """A row for each id. One without values says ``why``."""
-    return [
-        row(id, plan.what, plan.unit, measured[id], plan.bar, plan.better)
-        if id in measured
-        else missing_row(id, f"{why}: {plan.what}", plan.unit, plan.bar, plan.better)
-        for id, plan in planned.items()
-    ]
-
-
-def finish(benchmark: str, rows: list[Row], packages: Sequence[str], json: Path | None, details: Any = None) -> None:
-    """Print the table, last of all, and write the JSON file."""
+def finish(benchmark: str, rows: Sequence[Row], packages: str, json: Path | None, details: Any = None) -> None:
+    """Print the table, last of all, and write the JSON file with the versions of packages, named in one string."""
     if json:
         json.parent.mkdir(parents=True, exist_ok=True)
-        report = Report(benchmark, _machine(), {name: version_of(name) for name in packages}, rows, details)
+        versions = {name: version_of(name) for name in ("blendhub", *packages.split())}
+        report = Report(benchmark, _machine(), {"python": platform.python_version()} | versions, [*rows], details)
         json.write_bytes(msgspec.json.format(msgspec.json.encode(report)) + b"\n")
     # Plain text: some benchmarks run on machines that have little installed.
     lines = [("id", "value", "bar", "ok", "spread", "what"), *map(_cells, rows)]
@@ -126,8 +99,6 @@ def _machine() -> dict[str, str | int]:
 
 
 def version_of(package: str) -> str:
-    if package == "python":
-        return platform.python_version()
     try:
         return version(package)
     except PackageNotFoundError:

@@ -1,12 +1,9 @@
-"""Times of functions, and how far a measurement is."""
+"""Times of functions, side by side, and how far a measurement is."""
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import TextIO, TypeVar
-
-from rich.console import Console
-from rich.progress import track
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TextIO, TypeVar
 
 T = TypeVar("T")
 
@@ -17,13 +14,27 @@ def seconds(work: Callable[[], object]) -> float:
     return time.perf_counter() - begun
 
 
+def in_turn(
+    jobs: Mapping[str, Callable[[], Any]],
+    rounds: int,
+    seconds_of: Callable[[Callable[[], Any]], float] = seconds,
+    warm_up: int = 1,
+) -> dict[str, list[float]]:
+    """The seconds of each job, all jobs in turn; without the first rounds, which warm up."""
+    taken: dict[str, list[float]] = {name: [] for name in jobs}
+    for _ in progress(range(warm_up + rounds), " and ".join(jobs)):
+        for name, job in jobs.items():
+            taken[name].append(seconds_of(job))
+    return {name: times[warm_up:] for name, times in taken.items()}
+
+
+def ratios(above: Sequence[float], below: Sequence[float]) -> list[float]:
+    return [one / other for one, other in zip(above, below, strict=True)]
+
+
 def progress(steps: Sequence[T], what: str, out: TextIO | None = None) -> Iterator[T]:
-    """The steps, with a bar if ``out``, by default stderr, is a terminal, and otherwise with a line each quarter."""
-    out = out or sys.stderr
-    if out.isatty():
-        yield from track(steps, what, console=Console(file=out))
-        return
+    """The steps, with a line each quarter on ``out``, by default stderr."""
     for done, step in enumerate(steps, 1):
         yield step
         if 4 * done // len(steps) > 4 * (done - 1) // len(steps):
-            print(f"{what}: {done} of {len(steps)}", file=out, flush=True)
+            print(f"{what}: {done} of {len(steps)}", file=out or sys.stderr, flush=True)

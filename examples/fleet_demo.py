@@ -1,35 +1,47 @@
 """``python -m examples.fleet_demo``: what one machine's engine computed is reused by another's.
 
-Each of the two machines is a network namespace with a hub and an engine, or an address of this machine where
-namespaces are not permitted. Redis and Mooncake run on a third.
+Each of the two machines, of which this one plays both, has a hub and an engine; Redis and Mooncake serve both.
 """
 
 import tempfile
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from functools import partial
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
-from examples.demo.command import Engines, run, start_engine
-from harness.servers.network import machines
-from harness.servers.served_hub import two_hubs, wait_until_followed
+from examples.demo import Engines, run, start_engine
+from harness.servers.mooncake_cluster import Cluster
+from harness.servers.redis_server import RedisServer
+from harness.servers.served_hub import START_S, ServedHub
+from harness.waiting import wait_until
 
 ARENAS_GIB = 1.0, 0.15
 """The second has room for little more than one prompt, so that it fetches each prompt."""
+FOLLOWED_S = 60.0
 
 
 @contextmanager
 def two_machines() -> Iterator[Engines]:
     print("start Redis, Mooncake and two hubs", flush=True)
     with ExitStack() as stack:
-        folder = stack.enter_context(tempfile.TemporaryDirectory())
-        three = stack.enter_context(machines(3))
-        hubs = stack.enter_context(two_hubs(Path(folder), ARENAS_GIB, three))
-        writer, reader = (
-            stack.enter_context(start_engine({"endpoint": hub.endpoint}, machine.arrange()))
-            for hub, machine in zip(hubs, three[:2], strict=True)
-        )
-        yield writer, reader, partial(wait_until_followed, *hubs)
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        cluster, redis = stack.enter_context(Cluster()), stack.enter_context(RedisServer())
+        cluster.start_master()
+        cluster.start_node(2**31)
+        # Engines, hubs and servers share the cores of one machine.
+        fleet = {"master": cluster.address, "catalogue": redis.url, "deadline_s": "20", "transfer_deadline_s": "20"}
+        hubs = [
+            stack.enter_context(closing(ServedHub(folder, f"hub-{number}", arena_gib, fleet)))
+            for number, arena_gib in enumerate(ARENAS_GIB)
+        ]
+        for hub in hubs:
+            wait_until(hub.stats, START_S)
+        writer, reader = (stack.enter_context(start_engine({"endpoint": hub.endpoint})) for hub in hubs)
+
+        def has_followed() -> bool:
+            here, there = (hub.stats().gauges for hub in hubs)
+            return not here["store_waiting_chunks"] and 0 < here["chunks"] == there["chunks"]
+
+        yield writer, reader, lambda: wait_until(has_followed, FOLLOWED_S)
 
 
 if __name__ == "__main__":

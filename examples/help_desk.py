@@ -36,16 +36,13 @@ def requests(n: int) -> Iterator[dict[str, Any]]:
         system = rng.choice(systems)
         ranked = dict.fromkeys(rng.choices(documents, weights, k=6))
         found = "\n\n".join(f"Found on {text(2)}:\n{document}" for document in ranked)
-        messages = [_message("system", system), _message("user", f"{found}\n\n{text(12)}?")]
+        messages = [{"role": "system", "content": system}, {"role": "user", "content": f"{found}\n\n{text(12)}?"}]
         yield {"timestamp": at.isoformat(), "model": "assistant", "messages": messages}
         if rng.random() < FOLLOW_UPS:
             later = (at + timedelta(seconds=40)).isoformat()
-            messages = [*messages, _message("assistant", text(40)), _message("user", f"{text(10)}?")]
+            answer, further = text(40), f"{text(10)}?"
+            messages = [*messages, {"role": "assistant", "content": answer}, {"role": "user", "content": further}]
             yield {"timestamp": later, "model": "assistant", "messages": messages}
-
-
-def _message(role: str, content: str) -> dict[str, str]:
-    return {"role": role, "content": content}
 
 
 def as_lines(n: int) -> str:

@@ -1,8 +1,21 @@
-"""Waiting for what other processes do, and ports that they may listen at."""
+"""Waiting for what other processes do, ending them, and ports that they may listen at."""
 
 import socket
 import time
 from collections.abc import Callable
+from typing import Any, Self
+
+
+class Closing:
+    """What is closed at the end of a ``with`` block."""
+
+    close: Callable[[], Any]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
 
 def wait_until(attempt: Callable[[], object], timeout_s: float, every_s: float = 0.05) -> None:

@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from harness.engines.tiny_model import SHAPE, make_tiny_model
-from harness.engines.words import add_tokenizer
+from harness.engines.words import add_tokenizer, numbered
 
 ROOT = Path(__file__).parent.parent
 HUB_LINE = "BlendHub: text is reused anywhere"
@@ -42,7 +42,7 @@ class Newcomer:
         self._place, self._log = folder / "place", folder / "log"
         self._place.mkdir()
         self.model = make_tiny_model(folder / "model")
-        add_tokenizer(self.model, SHAPE["vocab_size"])
+        add_tokenizer(self.model, numbered(SHAPE["vocab_size"]))
         self.environment = folder / "environment"
         subprocess.run([f"{sys.base_prefix}/bin/python3", "-m", "venv", self.environment], check=True)
         self._variables = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}

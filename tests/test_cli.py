@@ -89,15 +89,15 @@ def test_version_and_help(capsys):
 
 @pytest.mark.slow
 def test_conformance_shows_what_to_mend_first_and_what_failed(plugins, capfd):
-    assert main(["conformance", "matcher", "sound", "-k", "seeds_agree or one_of_them_twice"]) == 0
+    assert main(["conformance", "matcher", "sound", "-k", "seeds_agree or found_whole"]) == 0
     assert "conformance: 2 passed, 0 failed, 0 do not apply" in capfd.readouterr().out
-    assert main(["conformance", "matcher", "forgetful", "-k", "one_of_them_twice or never_stored"]) == 1
+    assert main(["conformance", "matcher", "forgetful", "-k", "found_whole or known_reach"]) == 1
     shown = capfd.readouterr().out
     first, _, _ = shown.partition("tests of the contract that failed")
-    assert "Text that stands in the prompt several times is found each time.\n\nwhat the test did:\n" in first
-    assert "    def test_texts_in_another_order_and_one_of_them_twice(" in first and "checked.match(" in first
+    assert "The stored tokens that this prompt repeats, within the matcher's reach.\n\nwhat the test did:\n" in first
+    assert "    def test_a_stored_text_is_found_whole_and_no_other(" in first and "checked.match(" in first
     assert "\n\nwhat it saw:\n    AssertionError: " in first
-    assert "\ntest_texts_in_another_order_and_one_of_them_twice\n" in shown
+    assert "\ntest_a_stored_text_is_found_whole_and_no_other\n" in shown
     assert "conformance: 1 passed, 1 failed, 0 do not apply" in shown
 
 

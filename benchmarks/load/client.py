@@ -1,4 +1,7 @@
-"""vLLM's own client, ``vllm bench serve``, and what it measured."""
+"""vLLM's own client, ``vllm bench serve``, and what it measured.
+
+Its prompts are of documents that were seen before, as traces: lists of pieces that the client makes tokens of.
+"""
 
 import itertools
 import json
@@ -11,10 +14,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from benchmarks.load.traces import PIECE_TOKENS, Load
 from harness.engines import Server
 from harness.engines.server import NAME
 
+PIECE_TOKENS = 20
+DOCUMENTS = 14
+Prompt = list[int]
+"""The numbers of a prompt's pieces. A number stands for the same tokens in every trace."""
 BENCH_SERVE = """
 from vllm.benchmarks.serve import add_cli_args, main
 from vllm.utils.argparse_utils import FlexibleArgumentParser
@@ -23,6 +29,50 @@ add_cli_args(parser)
 main(parser.parse_args())
 """
 """What the command runs, which itself cannot start in vLLM's builds for the CPU."""
+
+
+class Load(NamedTuple):
+    prompts: list[Prompt]
+    answer_tokens: int
+
+    def write(self, path: Path) -> Path:
+        with path.open("w") as file:
+            for prompt in self.prompts:
+                lengths = {"input_length": PIECE_TOKENS * len(prompt), "output_length": self.answer_tokens}
+                file.write(json.dumps({"timestamp": 0, **lengths, "hash_ids": prompt}) + "\n")
+        return path
+
+
+class Traces:
+    """Documents, and text that nobody has seen before."""
+
+    def __init__(self, document_tokens: int) -> None:
+        self._random, self._next = np.random.default_rng(0), 0
+        self.documents = [self._new(document_tokens) for _ in range(DOCUMENTS)]
+
+    def _new(self, n_tokens: int) -> Prompt:
+        """Text of about so many tokens, at least a piece."""
+        first = self._next
+        self._next += max(1, n_tokens // PIECE_TOKENS)
+        return list(range(first, self._next))
+
+    def alone(self) -> Load:
+        """Each document as a prompt, which has it stored."""
+        return Load(self.documents, 1)
+
+    def moved(self, n_prompts: int, n_documents: int, answer_tokens: int) -> Load:
+        """Documents in new orders behind a novel beginning, which keeps the first from being an exact prefix, and
+        before a novel question."""
+        prompts = []
+        for _ in range(n_prompts):
+            chosen = self._random.permutation(DOCUMENTS)[:n_documents]
+            pieces = [piece for number in chosen for piece in self.documents[number]]
+            prompts.append([*self._new(PIECE_TOKENS), *pieces, *self._new(PIECE_TOKENS)])
+        return Load(prompts, answer_tokens)
+
+    def novel(self, n_prompts: int, n_tokens: int, answer_tokens: int) -> Load:
+        """Prompts that share nothing."""
+        return Load([self._new(n_tokens) for _ in range(n_prompts)], answer_tokens)
 
 
 class Measured(NamedTuple):

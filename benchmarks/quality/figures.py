@@ -2,6 +2,7 @@
 
 import statistics
 from collections.abc import Iterator, Sequence
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,7 @@ from blendhub_tools.advice.judge import FIRST, KL, RIGHT, SURE_FIRST
 from blendhub_tools.advice.outcomes import Comparison, Outcome, accuracy
 
 from benchmarks.quality.measure import SELECTORS
-from benchmarks.report import Row, missing_row, row
+from benchmarks.report import Row, row
 from blendhub.vllm.settings import Settings
 
 COLOURS = ("#D55E00", "#0072B2", "#009E73")
@@ -69,14 +70,8 @@ def won_back(outcomes: Sequence[Outcome]) -> Table:
     return Table(outcomes, KL, relative=True)
 
 
-def rows(outcomes: Sequence[Outcome]) -> list[Row]:
-    table = won_back(outcomes)
-    parts = _of_reuse(outcomes), _of_the_default(outcomes, table), _of_states(outcomes), _of_selectors(table)
-    return [row for part in parts for row in part]
-
-
-def _of_reuse(outcomes: Sequence[Outcome]) -> Iterator[Row]:
-    kl, first, right = (Table(outcomes, measure) for measure in (KL, FIRST, RIGHT))
+def rows(outcomes: Sequence[Outcome]) -> Iterator[Row]:
+    table, kl, first, right = won_back(outcomes), *(Table(outcomes, measure) for measure in (KL, FIRST, RIGHT))
     for name, lost, same in zip(kl.columns, accuracy(kl.reuse), accuracy(first.reuse), strict=True):
         what = f"{name}: KL of the first token, nothing recomputed"
         yield row(f"real_{name}_reuse_kl", what, "nats", [abs(lost)], better="lower")
@@ -85,6 +80,20 @@ def _of_reuse(outcomes: Sequence[Outcome]) -> Iterator[Row]:
     for column in right.main:
         share = right_answers[column] / asked[column]
         yield row(f"real_{right.columns[column]}_full_right", "right answers of full prefill", "share", [share])
+    yield from _of_the_default(outcomes, table)
+    full_s = statistics.median(table.full.first_token_s)
+    for (name, state, ratio), ours in table.all.items():
+        if name in ("full", "reuse"):
+            continue
+        compared = Comparison(ours, table.full, table.reuse)
+        if not state:
+            what = f"{name}: share won back, {statistics.mean(ours.recomputed):.0%} of the moved text computed, "
+            what += f"first token after {statistics.median(ours.first_token_s) / full_s:.2f} of full prefill's time"
+            yield _won(f"real_{name}_{round(ratio * 100):02d}", what, compared, table.main)
+        for column in table.main:
+            workload = table.columns[column]
+            id = "_".join(filter(None, ["real", workload, name, f"{ratio * 100:02.0f}", state]))
+            yield _won(id, f"{f'{name} {state}'.strip()}: share won back of the KL, {workload}", compared, [column])
 
 
 def _of_the_default(outcomes: Sequence[Outcome], table: Table) -> Iterator[Row]:
@@ -105,54 +114,29 @@ def _of_the_default(outcomes: Sequence[Outcome], table: Table) -> Iterator[Row]:
         yield row(id, f"{DEFAULT} at 0.15: {what}", "share", means, 0.97)
     leads = [
         theirs - ours
-        for ratio in BARS
-        for selector in SELECTORS
-        for column in table.main
+        for ratio, selector, column in product(BARS, SELECTORS, table.main)
         if (ours := table.share(DEFAULT, ratio, [column])) is not None
         and (theirs := table.share(selector.name, ratio, [column])) is not None
     ]
     what = f"by how much another selector wins back more than {DEFAULT} on any workload: the most"
     yield row("real_default_wins", what, "share", [max(leads)] if leads else [], 0.03, "lower")
-
-
-def _of_states(outcomes: Sequence[Outcome]) -> Iterator[Row]:
-    """How the default fares after more than one visit, on the workloads that have such a state."""
-    for state, what in (
-        ("settled", "all questions but one find a blend that was made for that one"),
-        ("warm", "each document was computed behind two others"),
+    # After more than one visit, on the workloads that have such a state.
+    for state, what, loss in (
+        ("settled", "all questions but one find a blend that was made for that one", 0.15),
+        ("warm", "each document was computed behind two others", None),
     ):
         workloads = {outcome.workload for outcome in outcomes if outcome.state == state}
-        shares: list[float] = []
-        cold: float | None = None
-        if workloads:
-            table = won_back([outcome for outcome in outcomes if outcome.workload in workloads])
-            share, cold = (table.share(DEFAULT, 0.15, table.main, visited) for visited in (state, ""))
-            shares = [share] if share is not None else []
+        visited = won_back([outcome for outcome in outcomes if outcome.workload in workloads]) if workloads else table
+        again, cold = (visited.share(DEFAULT, 0.15, visited.main, visits) for visits in (state, ""))
         what = f"{DEFAULT} at 0.15: share won back where {what}, {cold or 0:.2f} cold"
-        bar = cold - 0.15 if state == "settled" and cold is not None else None
-        yield row(f"real_{state}_15", what, "share", shares, bar)
-
-
-def _of_selectors(table: Table) -> Iterator[Row]:
-    full_s = statistics.median(table.full.first_token_s)
-    for (name, state, ratio), ours in table.all.items():
-        if name in ("full", "reuse"):
-            continue
-        compared = Comparison(ours, table.full, table.reuse)
-        if not state:
-            what = f"{name}: share won back, {statistics.mean(ours.recomputed):.0%} of the moved text computed, "
-            what += f"first token after {statistics.median(ours.first_token_s) / full_s:.2f} of full prefill's time"
-            yield _won(f"real_{name}_{round(ratio * 100):02d}", what, compared, table.main)
-        for column in table.main:
-            workload = table.columns[column]
-            id = "_".join(filter(None, ["real", workload, name, f"{ratio * 100:02.0f}", state]))
-            yield _won(id, f"{f'{name} {state}'.strip()}: share won back of the KL, {workload}", compared, [column])
+        least = None if loss is None or cold is None else cold - loss
+        yield row(f"real_{state}_15", what, "share", [again] if again is not None else [], least)
 
 
 def _won(id: str, what: str, compared: Comparison | None, columns: Sequence[int], bar: float | None = None) -> Row:
     share = compared.share(columns) if compared else None
     if compared is None or share is None:
-        return missing_row(id, f"not measured, or reuse loses next to nothing: {what}", "share", bar)
+        return row(id, f"not measured, or reuse loses next to nothing: {what}", "share", [], bar)
     return row(id, what, "share", [share], bar, spread=compared.interval(columns))
 
 

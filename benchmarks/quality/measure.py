@@ -1,6 +1,8 @@
 """Asks all questions of a workload in one way of serving after the other, on a model that others made."""
 
+import tempfile
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -8,7 +10,7 @@ from blendhub_tools.advice import forced
 from blendhub_tools.advice.judge import ANSWER_TOKENS, LOGPROBS, judge
 from blendhub_tools.advice.outcomes import Outcome
 
-from benchmarks.quality.serving import PLAIN, Serving, folder
+from benchmarks.quality.serving import PLAIN, Serving
 from benchmarks.quality.workloads import LONGEST, WORKLOADS, Case, Chat, Tokens, first_cases, visits
 from benchmarks.timing import progress
 from blendhub.vllm.settings import Settings
@@ -60,8 +62,8 @@ def run(questions: int, workloads: Sequence[str] = tuple(WORKLOADS)) -> Iterator
     for name in workloads:
         cases = first_cases(name, chat, questions)
         before, again = visits(cases), visits(cases, "again")
-        with folder() as place:
-            serving = Serving(model, place, sum(map(len, before + again)), max_model_len=LONGEST, **OPTIONS)
+        with tempfile.TemporaryDirectory(prefix="blendhub-quality-") as place:
+            serving = Serving(model, Path(place), sum(map(len, before + again)), max_model_len=LONGEST, **OPTIONS)
             with serving.storing() as keeper:
                 workload = Workload(name, cases)
                 store(keeper, before)

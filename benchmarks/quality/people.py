@@ -1,10 +1,8 @@
-"""Biographies of people who never lived, and questions about them. Training and test have no name in common."""
+"""Biographies of people who never lived, and questions about them."""
 
 import random
 from collections.abc import Iterator
-from typing import Literal, NamedTuple, TypeAlias
-
-Half: TypeAlias = Literal["training", "test"]
+from typing import NamedTuple
 
 FIRST = (
     "Mirela Oskar Tamsin Joren Lucinda Bastian Helga Corwin Petra Anselm Ottilie Dorian Sabine Lothar Ingrid Caspian "
@@ -53,10 +51,9 @@ class Person(NamedTuple):
     questions: list[TextQuestion]
 
 
-def people(rng: random.Random, half: Half) -> Iterator[Person]:
-    """People without end; neighbours have different names."""
-    part = 0 if half == "training" else 1
-    names = [f"{first} {last}" for first in FIRST.split()[part::2] for last in LAST.split()[part::2]]
+def people(rng: random.Random) -> Iterator[Person]:
+    """People without end; neighbours have different names. Every second name is left for who studies selectors."""
+    names = [f"{first} {last}" for first in FIRST.split()[1::2] for last in LAST.split()[1::2]]
     while True:
         rng.shuffle(names)
         yield from (_person(rng, name) for name in names)

@@ -1,14 +1,11 @@
 """vLLM engines of the benchmark: one that stores, and one for each selector, which reads what that one stored."""
 
 import contextlib
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from harness.engines import Engine
 
-ROOT = Path(__file__).parents[2]
 PLAIN: dict[str, Any] = {"dtype": "float32", "block_size": 32}
 SETTINGS: dict[str, Any] = {
     "policy": {"max_recompute_share": 1.0},
@@ -41,7 +38,7 @@ class Serving:
         return self._engine({"endpoint": self._endpoint, "selector": selector})
 
     def _engine(self, settings: dict[str, Any]) -> Engine:
-        return Engine(self._model, settings | SETTINGS, variables={"PYTHONPATH": str(ROOT)}, **self._options)
+        return Engine(self._model, settings | SETTINGS, **self._options)
 
 
 class Shape:
@@ -60,9 +57,3 @@ class Shape:
     def arena_gib(self, tokens: int, dtype: str) -> float:
         """Room for so many tokens, in chunks of 256 that are not all full. ``auto`` is a kind of 16-bit floats."""
         return max(0.25, 2 * tokens * self._token_items * (4 if dtype == "float32" else 2) / 2**30)
-
-
-@contextlib.contextmanager
-def folder() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="blendhub-quality-") as place:
-        yield Path(place)

@@ -1,14 +1,15 @@
-"""Texts that others wrote: the Python manual, and function descriptions, requests and dialogues of BFCL."""
+"""Texts that others wrote: the Python manual, and function descriptions, requests and dialogues of BFCL.
+
+Every second topic, set of functions and dialogue is left for who studies selectors.
+"""
 
 import json
 import random
 from collections.abc import Iterator
-from pathlib import Path
 from pydoc_data.topics import topics
 from typing import Any, NamedTuple, TypeVar
 from zlib import crc32
 
-from benchmarks.quality.people import Half
 from harness.engines.real_model import PACKAGES, NoRealModel
 
 T = TypeVar("T")
@@ -38,41 +39,41 @@ class Dialogue(NamedTuple):
     turns: list[Turn]
 
 
-def manual(half: Half) -> list[list[str]]:
+def manual() -> list[list[str]]:
     """For each topic of Python's manual its sections, each of a few paragraphs. Some topics repeat those of others."""
     chosen, seen = [], set[str]()
     for number, (_, text) in enumerate(sorted(topics.items())):
         sections = [section for section in _sections(text) if section not in seen]
         seen.update(sections)
-        if number % 2 == _part(half) and sections:
+        if number % 2 and sections:
             chosen.append(sections)
     return chosen
 
 
-def requests(half: Half) -> list[Request]:
-    """Requests with one right function. Those of the two halves have no set of functions in common."""
+def requests() -> list[Request]:
+    """Requests with one right function."""
     right = {entry["id"]: entry["ground_truth"] for entry in _entries("possible_answer/BFCL_v4_live_multiple.json")}
     chosen = []
     for entry in _entries("BFCL_v4_live_multiple.json"):
         (messages,), answer, text = entry["question"], right[entry["id"]], entry["question"][0][-1]["content"]
         functions = {function["name"]: json.dumps(function) for function in entry["function"]}
-        in_half = crc32(" ".join(sorted(functions)).encode()) % 2 == _part(half)
+        in_half = crc32(" ".join(sorted(functions)).encode()) % 2
         short = max(map(len, functions.values())) < FUNCTION_CHARACTERS and len(text) < 400
         if in_half and short and len(messages) == 1 and len(answer) == 1:
             chosen.append(Request(text, functions, next(iter(answer[0]))))
     return chosen
 
 
-def dialogues(half: Half) -> list[Dialogue]:
+def dialogues() -> list[Dialogue]:
     """Dialogues with calls of functions. The data has no results: parts of the state that the functions work on do."""
     described: dict[str, str] = {}
     for file in sorted((BFCL / "multi_turn_func_doc").glob("*.json")):
-        for entry in _lines(file):
+        for entry in _entries(f"multi_turn_func_doc/{file.name}"):
             described[entry["name"]] = json.dumps({"name": entry["name"], "description": entry["description"]})
     calls = {entry["id"]: entry["ground_truth"] for entry in _entries("possible_answer/BFCL_v4_multi_turn_base.json")}
     chosen = []
     for number, entry in enumerate(_entries("BFCL_v4_multi_turn_base.json")):
-        if number % 2 == _part(half):
+        if number % 2:
             names = dict.fromkeys(path.split(".")[-1] for path in entry["path"])
             functions = {name: described[name] for name in names if name in described}
             results = _results(json.dumps(entry["initial_config"]), len(entry["question"]))
@@ -102,15 +103,8 @@ def _sections(text: str) -> list[str]:
     return [section for section in sections if len(section) > SECTION_CHARACTERS // 2]
 
 
-def _part(half: Half) -> int:
-    return 0 if half == "training" else 1
-
-
 def _entries(name: str) -> Iterator[Any]:
-    return _lines(BFCL / name)
-
-
-def _lines(file: Path) -> Iterator[Any]:
+    file = BFCL / name
     if not file.exists():
         raise NoRealModel(f"{file}, from which prompts are made, is missing: run `make setup`")
     return (json.loads(line) for line in file.read_text().splitlines())

@@ -6,10 +6,11 @@ Questions to the same documents share a case, so that their KV can be computed o
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import combinations, islice
 from typing import Any, TypeAlias
 
-from benchmarks.quality.people import Half, TextQuestion, older, people
+from benchmarks.quality.people import TextQuestion, older, people
 from benchmarks.quality.sources import Dialogue, Request, Turn, dialogues, manual, requests, shuffled
 
 Tokens: TypeAlias = list[int]
@@ -95,26 +96,22 @@ def visits(cases: Sequence[Case], seed: str = "visits") -> list[Tokens]:
 def first_cases(workload: str, chat: Chat, questions: int) -> list[Case]:
     """Enough cases for so many questions, and at least two: each case's text is computed among that of another one."""
     chosen: list[Case] = []
-    for case in WORKLOADS[workload](chat, "test"):
+    for case in WORKLOADS[workload](chat):
         if len(chosen) >= 2 and sum(len(other.questions) for other in chosen) >= questions:
             break
         chosen.append(case)
     return chosen
 
 
-def facts(chat: Chat, half: Half, across: bool = False) -> Iterator[Case]:
-    for documents, questions in biographies(half, across):
+def facts(chat: Chat, across: bool = False) -> Iterator[Case]:
+    for documents, questions in biographies(across):
         yield case_of(chat, ONE_WORD, documents, questions)
 
 
-def across(chat: Chat, half: Half) -> Iterator[Case]:
-    return facts(chat, half, across=True)
-
-
-def biographies(half: Half, across: bool = False) -> Iterator[tuple[list[str], list[TextQuestion]]]:
+def biographies(across: bool = False) -> Iterator[tuple[list[str], list[TextQuestion]]]:
     """Documents, and questions to one of them each, or ``across`` two."""
-    rng = random.Random(f"facts {half} {across}")
-    everyone = people(rng, half)
+    rng = random.Random(f"facts test {across}")
+    everyone = people(rng)
     while True:
         persons = list(islice(everyone, rng.randint(6, 12)))
         if across:
@@ -124,10 +121,10 @@ def biographies(half: Half, across: bool = False) -> Iterator[tuple[list[str], l
         yield [f"Document: {person.text}\n\n" for person in persons], questions
 
 
-def of_manual(chat: Chat, half: Half) -> Iterator[Case]:
+def of_manual(chat: Chat) -> Iterator[Case]:
     """Sections of different topics. A passage is to be continued, or a statement explained."""
-    rng = random.Random(f"manual {half}")
-    sections = [(topic[0].split("\n")[0], section) for topic in manual(half) for section in topic]
+    rng = random.Random("manual test")
+    sections = [(topic[0].split("\n")[0], section) for topic in manual() for section in topic]
     rng.shuffle(sections)
     while len(sections) >= 8:
         chosen = [sections.pop() for _ in range(rng.randint(4, 8))]
@@ -143,10 +140,10 @@ def of_manual(chat: Chat, half: Half) -> Iterator[Case]:
         yield case_of(chat, "You answer questions about the Python manual.", documents, questions)
 
 
-def tools(chat: Chat, half: Half) -> Iterator[Case]:
+def tools(chat: Chat) -> Iterator[Case]:
     """The functions of several requests; each request is a question."""
-    rng = random.Random(f"tools {half}")
-    left = shuffled(requests(half), f"tools {half}")
+    rng = random.Random("tools test")
+    left = shuffled(requests(), "tools test")
     spare = [pair for request in left for pair in request.functions.items()]
     while left:
         most, functions, chosen = rng.randint(8, 16), dict[str, str](), list[Request]()
@@ -164,10 +161,10 @@ def tools(chat: Chat, half: Half) -> Iterator[Case]:
         yield _case(prompts, [chat.tokens(request.right) for request in chosen])
 
 
-def edits(chat: Chat, half: Half) -> Iterator[Case]:
+def edits(chat: Chat) -> Iterator[Case]:
     """Dialogues whose tool results, but the last, are cleared when the user speaks again."""
     for shorter in range(3):
-        for dialogue in shuffled(dialogues(half), f"edits {half}"):
+        for dialogue in shuffled(dialogues(), "edits test"):
             *before, last = dialogue.turns[: len(dialogue.turns) - shorter]
             if len(before) >= 2:
                 cleared = [turn._replace(result=CLEARED) for turn in before[:-1]] + before[-1:]
@@ -176,9 +173,9 @@ def edits(chat: Chat, half: Half) -> Iterator[Case]:
                 yield Case(pieces, [Question(tail)], earlier)
 
 
-WORKLOADS: dict[str, Callable[[Chat, Half], Iterator[Case]]] = {
+WORKLOADS: dict[str, Callable[[Chat], Iterator[Case]]] = {
     "facts": facts,
-    "across": across,
+    "across": partial(facts, across=True),
     "tools": tools,
     "manual": of_manual,
     "edits": edits,
@@ -188,7 +185,6 @@ WORKLOADS: dict[str, Callable[[Chat, Half], Iterator[Case]]] = {
 def case_of(chat: Chat, system: str, documents: list[str], questions: list[TextQuestion]) -> Case:
     """Documents behind a system text, and the questions that are asked behind them."""
     body = CUT + CUT.join(documents) + CUT
-
     prompts = [
         chat.pieces([("system", system), ("user", f"{body}Question: {question.question}")], question.begun)
         for question in questions

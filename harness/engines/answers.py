@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -36,15 +36,14 @@ class Answer:
         return kv
 
 
-class Beside:
+class Beside(NamedTuple):
     """What an engine answered to one prompt while it answered others."""
 
-    def __init__(self, call: Callable[..., Any], answer: dict[str, Any]) -> None:
-        self.answer = Answer(call, answer["answer"])
-        self.stream = Answer(call, answer["stream"]) if answer["stream"] else None
-        """The answer to the first of the others, if it is whole."""
-        self.longest_gap_s: float = answer["longest_gap_s"]
-        """Between two tokens of that one, after the prompt was asked."""
+    answer: Answer
+    stream: Answer | None
+    """The answer to the first of the others, if it is whole."""
+    longest_gap_s: float
+    """Between two tokens of that one, after the prompt was asked."""
 
 
 def deviation(kv: KV, expected: KV) -> float:

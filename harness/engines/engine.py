@@ -11,6 +11,7 @@ from typing import Any
 
 from harness.engines.answers import KV, Answer, Beside
 from harness.engines.interpreter import answer, interpreter
+from harness.waiting import Closing
 
 OPTIONS: dict[str, Any] = {
     "dtype": "float32",
@@ -45,7 +46,7 @@ def transfer_config(blendhub: Mapping[str, Any], kv_role: str = "kv_both") -> di
     }
 
 
-class Engine:
+class Engine(Closing):
     """A vLLM engine. ``blendhub`` are its settings; None for plain vLLM."""
 
     def __init__(
@@ -53,7 +54,6 @@ class Engine:
         model: Path | str,
         blendhub: dict[str, Any] | None = None,
         *,
-        kv_role: str = "kv_both",
         python: str = sys.executable,
         environment: dict[str, str] | None = None,
         prepare: Sequence[str] = (),
@@ -71,7 +71,7 @@ class Engine:
         ``options`` are vLLM's; one that is None is left to vLLM, or to its platform.
         """
         if blendhub is not None:
-            options["kv_transfer_config"] = transfer_config(blendhub, kv_role)
+            options["kv_transfer_config"] = transfer_config(blendhub)
         self._interpreter = interpreter(python, ENVIRONMENT | (environment or {}), prepare)
         self._place = tempfile.TemporaryDirectory(prefix="bh-engine-")
         self._log = Path(self._place.name) / "log"
@@ -117,7 +117,8 @@ class Engine:
         **asked: Any,
     ) -> Beside:
         """Ask one prompt while others decode so many tokens, or until it is answered."""
-        return Beside(self.call, self.call("beside", list(map(list, decoding)), decoded, list(prompt), asked, tokens))
+        answer, stream, gap_s = self.call("beside", list(map(list, decoding)), decoded, list(prompt), asked, tokens)
+        return Beside(Answer(self.call, answer), Answer(self.call, stream) if stream else None, gap_s)
 
     def forget(self) -> None:
         """Empty vLLM's own cache, so that only stored KV can help."""
@@ -151,12 +152,6 @@ class Engine:
         finally:
             self._kill()
             self._place.cleanup()
-
-    def __enter__(self) -> "Engine":
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
     def _kill(self) -> None:
         """End the process if it has not ended: its pid is free for others only after the interpreter waited for it."""

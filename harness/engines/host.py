@@ -81,7 +81,7 @@ class Host:
 
     def beside(
         self, decoding: list[list[int]], decoded: int | None, prompt: list[int], asked: dict[str, Any], tokens: int
-    ) -> dict[str, Any]:
+    ) -> tuple[dict[str, Any] | None, dict[str, Any] | None, float]:
         """A request while others decode so many tokens each, or until it has ended: its answer and that of the first of
         the others, and the longest time between two tokens of that one after the request came.
 
@@ -113,11 +113,7 @@ class Host:
                 added_at = _own_time()
                 request = self._add(prompt, asked, tokens)
         self.settle()  # a request's blocks are known when they are free
-        return {
-            "answer": self._told(answer, first_s, ended_s),
-            "stream": self._told(stream, None),
-            "longest_gap_s": longest,
-        }
+        return self._told(answer, first_s, ended_s), self._told(stream, None), longest
 
     def batches_in_flight(self) -> int:
         """How many batches vLLM may have scheduled before it hears of the first: two if it schedules asynchronously."""

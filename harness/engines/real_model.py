@@ -28,7 +28,8 @@ def make_real_model(path: Path = MODEL, gguf: Path = GGUF) -> Path:
     """
     if path.exists():
         return path
-    _check_whole(gguf)
+    if not gguf.exists():
+        raise NoRealModel(f"the real model's file {gguf} is missing: run `make setup`")
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=f"{path.name}.") as place:
         made = Path(place) / path.name
@@ -39,19 +40,6 @@ def make_real_model(path: Path = MODEL, gguf: Path = GGUF) -> Path:
             if not path.exists():  # another process may have made it meanwhile
                 raise
     return path
-
-
-def _check_whole(gguf: Path) -> None:
-    if not gguf.exists():
-        raise NoRealModel(f"the real model's file {gguf} is missing: run `make setup`")
-    from gguf import GGUFReader
-
-    try:
-        GGUFReader(gguf)  # looks where each tensor begins and ends
-    except (ValueError, IndexError) as error:
-        raise NoRealModel(
-            f"{gguf} is cut short or is no GGUF file ({error}): delete {PACKAGES}, and run `make setup`"
-        ) from None
 
 
 def _convert(gguf: Path, made: Path) -> None:

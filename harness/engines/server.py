@@ -9,10 +9,10 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from harness.engines.engine import ENVIRONMENT
-from harness.waiting import free_port
+from harness.waiting import Closing, free_port
 
 NAME = "tiny"
 PATIENCE_S = 1200
@@ -26,7 +26,7 @@ runpy.run_module("vllm.entrypoints.openai.api_server", run_name="__main__")
 """vLLM forks an engine's processes on GPUs. On CPUs each would be spawned, and import all of vLLM."""
 
 
-class Server:
+class Server(Closing):
     """A server in a separate session, so that all of its processes can be examined and ended."""
 
     def __init__(
@@ -35,7 +35,6 @@ class Server:
         log: Path,
         connector: dict[str, Any] | None = None,
         *,
-        python: str = sys.executable,
         environment: dict[str, str] | None = None,
         **options: int | str | bool,
     ) -> None:
@@ -56,7 +55,7 @@ class Server:
         self._log = log
         with log.open("w") as output:
             self.process = subprocess.Popen(
-                [python, "-P", "-c", START, "--enforce-eager", *arguments],
+                [sys.executable, "-P", "-c", START, "--enforce-eager", *arguments],
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 env=os.environ | usual | (environment or {}),
@@ -97,12 +96,6 @@ class Server:
                 time.sleep(0.1)
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
 
 def _argument(name: str, value: int | str | bool) -> list[str]:

@@ -38,27 +38,6 @@ OTHERS = ("vllm", "compressed_tensors")
 """Packages of which not every version has all of these modules."""
 
 
-class Template:
-    """Forks itself, and waits for what it forked."""
-
-    def __init__(self) -> None:
-        self._context = multiprocessing.get_context("fork")
-        self._processes: dict[int, Any] = {}
-
-    def fork(self, log: str, address: str) -> int:
-        process = self._context.Process(target=_run, args=(log, address))
-        process.start()
-        assert process.pid is not None
-        self._processes[process.pid] = process
-        return process.pid
-
-    def exit_code(self, pid: int, timeout_s: float) -> int | None:
-        process = self._processes[pid]
-        process.join(timeout_s)
-        code: int | None = process.exitcode
-        return code
-
-
 def main(address: str) -> None:
     line = Client(address, "AF_UNIX")
     # What is imported stays: looking for garbage would take a tenth of the time.
@@ -79,13 +58,20 @@ def main(address: str) -> None:
     gc.freeze()
     gc.enable()
     line.send("ready")
-    template = Template()
+    processes: dict[int, Any] = {}
     while True:
         try:
-            method, *arguments = line.recv()
+            match line.recv():
+                case ("fork", log, address):
+                    process = multiprocessing.get_context("fork").Process(target=_run, args=(log, address))
+                    process.start()
+                    processes[process.pid or 0] = process
+                    line.send(process.pid)
+                case ("exit_code", pid, timeout_s):
+                    processes[pid].join(timeout_s)
+                    line.send(processes[pid].exitcode)
         except EOFError:
             return
-        line.send(getattr(template, method)(*arguments))
 
 
 def import_if_there(module: str) -> None:

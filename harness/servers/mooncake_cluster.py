@@ -1,15 +1,16 @@
 """A Mooncake cluster on one machine, of real processes that may be killed, stopped and started again."""
 
 import shutil
+import socket
 import subprocess
 import sys
 import sysconfig
 import tempfile
 from typing import IO
 
-from harness.servers.network import THIS, Machine
 from harness.waiting import free_port, wait_until
 
+HOST = "127.0.0.1"
 CLIENT_TTL_S = 3
 """After which the master forgets a node that it does not hear of."""
 LEASE_MS = 2000
@@ -29,10 +30,9 @@ time.sleep(1e6)
 class Cluster:
     """Ends all of its processes when it is closed. What they say is in ``log``."""
 
-    def __init__(self, machine: Machine = THIS) -> None:
-        self._machine = machine
+    def __init__(self) -> None:
         self._port = free_port()
-        self.address = f"{machine.address}:{self._port}"
+        self.address = f"{HOST}:{self._port}"
         self.master: subprocess.Popen[bytes] | None = None
         self.nodes: list[subprocess.Popen[bytes]] = []
         self._processes: list[subprocess.Popen[bytes]] = []
@@ -57,18 +57,18 @@ class Cluster:
         program = shutil.which("mooncake_master", path=sysconfig.get_path("scripts")) or "mooncake_master"
         self.master = self._start(
             program,
-            f"--rpc_address={self._machine.address}",
+            f"--rpc_address={HOST}",
             f"--rpc_port={self._port}",
-            f"--metrics_host={self._machine.address}",
+            f"--metrics_host={HOST}",
             f"--metrics_port={free_port()}",
             f"--default_kv_lease_ttl={LEASE_MS}",
             f"--client_ttl={CLIENT_TTL_S}",
         )
-        wait_until(lambda: self._machine.connect(self._port), START_TIMEOUT_S)
+        wait_until(lambda: socket.create_connection((HOST, self._port), 1).close(), START_TIMEOUT_S)
 
     def start_node(self, size: int = SEGMENT_BYTES) -> None:
         """A process that gives memory to the cluster."""
-        node = self._start(sys.executable, "-c", _NODE, self._machine.address, self.address, str(size))
+        node = self._start(sys.executable, "-c", _NODE, HOST, self.address, str(size))
         assert node.stdout is not None
         line = node.stdout.readline()
         if line != b"mounted 0\n":
@@ -86,8 +86,7 @@ class Cluster:
                         _flip(memory, start, end)
 
     def _start(self, *command: str) -> subprocess.Popen[bytes]:
-        on_machine = self._machine.command(*command)
-        process = subprocess.Popen(on_machine, stdout=subprocess.PIPE, stderr=self._log, start_new_session=True)
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=self._log, start_new_session=True)
         self._processes.append(process)
         return process
 

@@ -6,14 +6,14 @@ import signal
 import subprocess
 from pathlib import Path
 
-from harness.waiting import wait_until
+from harness.waiting import Closing, wait_until
 
 BINARY = shutil.which("bindfs")
 MISSING = "no bindfs here, or no FUSE; install it with: apt-get install bindfs"
 START_S = 10.0
 
 
-class Mount:
+class Mount(Closing):
     """``place`` shows what is in ``behind`` as long as the process of the mount answers."""
 
     def __init__(self, behind: Path, place: Path, *options: str) -> None:
@@ -39,9 +39,3 @@ class Mount:
         self._process.wait()
         unmount = ["umount"] if os.geteuid() == 0 else ["fusermount3", "-u"]
         subprocess.run([*unmount, str(self.place)], check=False, capture_output=True)
-
-    def __enter__(self) -> "Mount":
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()

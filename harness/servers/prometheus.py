@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from harness.waiting import free_port, wait_until
+from harness.waiting import Closing, free_port, wait_until
 
 START_S = 60.0
 BINARY = shutil.which("prometheus")
@@ -26,7 +26,7 @@ def promtool(*arguments: str, given: str | None = None) -> subprocess.CompletedP
     return subprocess.run([TOOL, *arguments], input=given, capture_output=True, text=True, timeout=60)
 
 
-class Prometheus:
+class Prometheus(Closing):
     """Scrapes every second. Leaves nothing when it is closed."""
 
     def __init__(self, jobs: Mapping[str, Sequence[str]], rules: Sequence[Path] = ()) -> None:
@@ -59,9 +59,3 @@ class Prometheus:
         self._process.terminate()
         self._process.wait()
         self._folder.cleanup()
-
-    def __enter__(self) -> "Prometheus":
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()

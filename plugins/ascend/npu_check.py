@@ -11,8 +11,7 @@ from pathlib import Path
 
 import blendhub_ascend
 
-from benchmarks.engine_check import engine_of_the_checkout, rows
-from benchmarks.hardware_check import check
+from benchmarks.hardware_check import check, engine_of_the_checkout, rows
 from benchmarks.holes.presets import PUBLISHED
 from benchmarks.report import Row, version_of
 

@@ -12,8 +12,7 @@ import blendhub_cuda
 import torch
 
 from benchmarks import gpu_engine
-from benchmarks.engine_check import engine_of_the_checkout, rows
-from benchmarks.hardware_check import check
+from benchmarks.hardware_check import check, engine_of_the_checkout, rows
 from benchmarks.report import Row
 
 PACK = Path(__file__).parents[2] / "build" / "gpu-pack"

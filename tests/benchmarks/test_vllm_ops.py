@@ -24,10 +24,9 @@ def test_choices_stand_expert_by_expert_in_whole_blocks(n, choices, n_experts, b
     most = n * choices + n_experts * (block - 1)
     places, of_block, n_padded = (torch.empty(size, dtype=torch.int32) for size in (most, -(-most // block), 1))
     vllm_ops.moe_align_block_size(experts, n_experts, block, places, of_block, n_padded)
-    expected_places: list[int] = []
-    expected_blocks: list[int] = []
+    expected_places, expected_blocks = [], []
     for expert in range(n_experts):
-        mine = [place for place, one in enumerate(experts.flatten().tolist()) if one == expert]
+        mine = [place for place, chosen in enumerate(experts.flatten().tolist()) if chosen == expert]
         n_blocks = -(-len(mine) // block)
         expected_places += mine + [n * choices] * (n_blocks * block - len(mine))
         expected_blocks += [expert] * n_blocks
@@ -37,22 +36,17 @@ def test_choices_stand_expert_by_expert_in_whole_blocks(n, choices, n_experts, b
 
 
 @pytest.mark.parametrize("renormalize", [False, True])
-def test_the_best_experts_share_a_token(renormalize):
-    scores = torch.randn(5, 8)
-    weights, experts = torch.empty(5, 3), torch.empty(5, 3, dtype=torch.int32)
+def test_experts_norms_and_activation(renormalize):
+    scores, weights, experts = torch.randn(5, 8), torch.empty(5, 3), torch.empty(5, 3, dtype=torch.int32)
     vllm_ops.topk_softmax(weights, experts, torch.empty(5, 3), scores, renormalize)
     for row, token in enumerate(scores.softmax(-1)):
         best = sorted(range(8), key=lambda expert: -token[expert])[:3]
         assert experts[row].tolist() == best
         assert torch.allclose(weights[row], token[best] / (token[best].sum() if renormalize else 1))
-
-
-def test_norms_and_activation():
-    given_, residual, weight = torch.randn(3, 8), torch.randn(3, 8), torch.randn(8)
-    total = given_ + residual
+    numbers, residual, weight, out = torch.randn(3, 8), torch.randn(3, 8), torch.randn(8), torch.empty(3, 4)
+    total = numbers + residual
+    vllm_ops.fused_add_rms_norm(numbers, residual, weight, 1e-6)
     normed = total / (total.pow(2).mean(-1, keepdim=True) + 1e-6).sqrt() * weight
-    vllm_ops.fused_add_rms_norm(given_, residual, weight, 1e-6)
-    assert torch.allclose(residual, total) and torch.allclose(given_, normed, atol=1e-6)
-    out = torch.empty(3, 4)
+    assert torch.allclose(residual, total) and torch.allclose(numbers, normed, atol=1e-6)
     vllm_ops.silu_and_mul(out, total)
     assert torch.allclose(out, total[:, :4] * total[:, :4].sigmoid() * total[:, 4:], atol=1e-6)

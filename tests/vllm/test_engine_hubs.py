@@ -5,6 +5,7 @@ import itertools
 import pytest
 
 from harness.engines import Engine, disagreement, largest_difference
+from harness.engines.engine import transfer_config
 from harness.engines.tiny_model import make_tiny_model
 from harness.namespaces import skip_unless_permitted
 from tests.hub.processes import IN_A_PLACE, HubProcess
@@ -53,8 +54,8 @@ def test_what_one_engine_stored_another_reuses(model, plain, settings, texts, tm
 def test_one_engine_computes_prompts_and_another_one_answers(model, plain, settings, texts):
     prompts = [texts.new(n) for n in (300, 555, 700)]
     with (
-        Engine(model, settings, kv_role="kv_producer") as prefill,
-        Engine(model, settings, kv_role="kv_consumer") as decode,
+        Engine(model, kv_transfer_config=transfer_config(settings, "kv_producer")) as prefill,
+        Engine(model, kv_transfer_config=transfer_config(settings, "kv_consumer")) as decode,
     ):
         prefill.ask(*prompts)
         answers = decode.ask(*prompts, tokens=20)

@@ -18,7 +18,7 @@ from blendhub.hub.memory.default_size import default_arena_bytes
 from harness.engines import Server
 from harness.engines.engine import transfer_config
 from harness.engines.tiny_model import SHAPE, make_tiny_model
-from harness.engines.words import add_tokenizer
+from harness.engines.words import add_tokenizer, numbered
 from harness.waiting import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -64,7 +64,7 @@ class AskedServer(Server):
 def server(tmp_path_factory):
     folder = tmp_path_factory.mktemp("server")
     model = make_tiny_model(folder / "tiny")
-    add_tokenizer(model, SHAPE["vocab_size"])
+    add_tokenizer(model, numbered(SHAPE["vocab_size"]))
     endpoint = f"ipc://{folder}/hub.sock"
     hub = {"arena_gib": 0.25, "listen": [{"endpoint": endpoint}], "embedded": "process"}  # as by default on GPUs
     settings = {"hub": hub, "selector": {"name": "hkvd"}}

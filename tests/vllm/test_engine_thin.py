@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("vllm", reason="the pack is made of the installed vLLM; `make setup` installs it")
 
-from benchmarks.engine_check import paths_of_the_checkout
+from benchmarks.hardware_check import paths_of_the_checkout
 from benchmarks.pack import __main__ as pack
 from harness.engines import Engine
 from harness.engines.tiny_model import make_tiny_model

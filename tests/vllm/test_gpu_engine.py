@@ -5,7 +5,7 @@ import pytest
 pytest.importorskip("vllm", reason="the engines need vLLM; `make setup` installs it")
 
 from benchmarks import gpu_engine
-from benchmarks.engine_check import engine_of_the_checkout
+from benchmarks.hardware_check import engine_of_the_checkout
 from harness.engines.tiny_model import TIMED
 
 

@@ -2,9 +2,8 @@
 
 from blendhub.testing.matchers.finding import ExactnessTests, FindingTests
 from blendhub.testing.matchers.machine import MatcherHistoryTests
-from blendhub.testing.matchers.refusing import MatcherRefusingTests
 from blendhub.testing.matchers.sharing import MatcherSharingTests
-from blendhub.testing.matchers.storing import StoringTests
+from blendhub.testing.matchers.storing import MatcherRefusingTests, StoringTests
 
 
 class MatcherSuite(

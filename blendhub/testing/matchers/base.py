@@ -85,7 +85,3 @@ class MatcherTests(ABC):
     @pytest.fixture
     def writer(self, matcher: Matcher) -> Writer:
         return Writer(matcher, self.separator)
-
-    def needs_reach(self, matcher: Matcher, *reaches: str) -> None:
-        if matcher.reach not in reaches:
-            pytest.skip(f"a matcher of reach {matcher.reach!r} does not promise this; only {' and '.join(reaches)} do")

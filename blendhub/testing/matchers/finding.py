@@ -1,11 +1,10 @@
 """What a matcher must find, what it must never find, and when a match may be called exact."""
 
-from collections.abc import Sequence
-
 import numpy as np
+import pytest
 
 from blendhub.contracts.matcher import Matcher
-from blendhub.core.spans import Match, Span
+from blendhub.core.spans import Span
 from blendhub.core.tokens import Tokens
 from blendhub.testing.checks import MatcherWithOracle, covers, touches
 from blendhub.testing.matchers.base import MatcherTests, Writer
@@ -34,28 +33,14 @@ class FindingTests(MatcherTests):
         assert matcher.reach in ("prefix", "segments", "anywhere")
         assert type(matcher.guaranteed_tokens) is int and matcher.guaranteed_tokens >= 1
 
-    def test_a_stored_text_is_found_whole(self, checked: MatcherWithOracle, writer: Writer) -> None:
+    def test_a_stored_text_is_found_whole_and_no_other(self, checked: MatcherWithOracle, writer: Writer) -> None:
         text = writer.text()
         checked.add(7, text)
         matches = checked.match(text)
         assert covers(matches, Span(0, len(text)))
         assert {match.run for match in matches} == {7}
-
-    @holds("They are disjoint, ascending, not empty and name only tokens that are stored")
-    def test_what_was_never_stored_is_not_found(self, checked: MatcherWithOracle, writer: Writer) -> None:
-        checked.add(1, writer.text())
-        for prompt in (writer.text(), np.array([], np.uint32)):
+        for prompt in (writer.text(), text[:0]):
             assert checked.match(prompt) == []
-
-    @holds("Text that stands in the prompt several times is found each time.")
-    def test_texts_in_another_order_and_one_of_them_twice(self, checked: MatcherWithOracle, writer: Writer) -> None:
-        self.needs_reach(checked.matcher, "segments", "anywhere")
-        texts = [writer.text(writer.length + i) for i in range(4)]
-        for run, order in enumerate(((0, 1), (2, 3))):
-            checked.add(run, writer.joined(*(texts[i] for i in order))[0])
-        prompt, spans = writer.joined(*(texts[i] for i in (3, 1, 0, 2, 1)))
-        matches = checked.match(prompt)
-        assert all(covers(matches, span) for span in spans)
 
     @holds("*Matches* are verified token by token: hashes may find candidates, they never")
     def test_texts_crafted_to_collide_are_told_apart(self, checked: MatcherWithOracle, writer: Writer) -> None:
@@ -83,33 +68,20 @@ def _thue_morse(order: int) -> Tokens:
     return word
 
 
-def exact_tokens(matches: Sequence[Match]) -> int:
-    return sum(len(match.span) for match in matches if match.exact)
-
-
 @holds("A match is marked exact only when the stored KV is bit for bit what the")
 class ExactnessTests(MatcherTests):
     """Same tokens, same positions, same whole prefix, and stored as exact: then only is a match exact.
 
-    That no match says so wrongly is checked at every match of every test; here stand the cases by name.
+    That no match says so wrongly is checked at every match of every test.
     """
 
     def test_a_prefix_stored_as_exact_is_exact(self, checked: MatcherWithOracle, writer: Writer) -> None:
-        self.needs_reach(checked.matcher, "prefix")
+        if checked.matcher.reach != "prefix":
+            pytest.skip("only matchers of the reach 'prefix' promise this")
         text = writer.text()
         checked.add(1, text)
-        assert exact_tokens(checked.match(np.concatenate([text, writer.text()]))) == len(text)
-
-    def test_neither_another_prefix_nor_what_was_blended_is_exact(
-        self, checked: MatcherWithOracle, writer: Writer
-    ) -> None:
-        """The prefix counts even where it is not stored."""
-        text, blended = writer.text(), writer.text()
-        stored, spans = writer.joined(writer.text(20), text)
-        checked.add(1, stored, spans[1])
-        checked.add(2, blended, exact=False)
-        prompt, _ = writer.joined(writer.text(20), text)
-        assert exact_tokens(checked.match(prompt)) == exact_tokens(checked.match(blended)) == 0
+        matches = checked.match(np.concatenate([text, writer.text()]))
+        assert sum(len(match.span) for match in matches if match.exact) == len(text)
 
     @holds("Where a few runs hold the same stretch of a prompt, a match names one all of")
     def test_an_exact_run_is_named_before_others(self, checked: MatcherWithOracle, writer: Writer) -> None:

@@ -6,7 +6,7 @@ from functools import partial
 import numpy as np
 import pytest
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from blendhub.contracts.matcher import Matcher
 from blendhub.core.spans import Span
@@ -113,10 +113,6 @@ class MatcherHistory(RuleBasedStateMachine):
     @rule(data=st.data())
     def match(self, data: st.DataObject) -> None:
         self.checked.match(self.text(data, pieces=5))
-
-    @invariant()
-    def holds_as_many_tokens(self) -> None:
-        assert len(self.checked.matcher) == len(self.checked.reference)
 
 
 @holds("They are disjoint, ascending, not empty and name only tokens that are stored")

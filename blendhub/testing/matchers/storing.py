@@ -1,9 +1,15 @@
-"""What a matcher keeps: how runs grow, how they go, and what is left of the memory they took."""
+"""What a matcher keeps, how runs go, what is left of the memory that they took; and which spans are refused."""
 
-import numpy as np
+from collections.abc import Iterator
+from contextlib import contextmanager
 
+import pytest
+
+from blendhub.contracts.matcher import Matcher
+from blendhub.core.errors import InvalidInput
 from blendhub.core.spans import Span
-from blendhub.testing.checks import MatcherWithOracle, check_matches, covers, touches
+from blendhub.core.tokens import Tokens
+from blendhub.testing.checks import MatcherWithOracle, check_matches, covers
 from blendhub.testing.matchers.base import MatcherTests, Writer
 from blendhub.testing.reference import ReferenceMatcher
 from blendhub.testing.sentences import holds
@@ -16,15 +22,6 @@ SLACK = 1.5
 class StoringTests(MatcherTests):
     """Runs grow at their end, shrink anywhere, and leave nothing behind."""
 
-    @holds("A run grows at its end only: a later span starts where the last span ended,")
-    def test_a_run_may_go_on_differently_than_its_tokens_did(self, checked: MatcherWithOracle, writer: Writer) -> None:
-        """The tokens after the span were never stored; the run's growth brings others in their place."""
-        head, first, second = writer.text(), writer.text(), writer.text()
-        checked.add(1, np.concatenate([head, first]), Span(0, len(head)))
-        checked.add(1, np.concatenate([head, second]), Span(len(head), len(head) + len(second)))
-        assert covers(checked.match(np.concatenate([head, second])), Span(0, len(head) + len(second)))
-        assert not touches(checked.match(np.concatenate([head, first])), Span(len(head), len(head) + len(first)))
-
     @holds("the matcher keeps its own copy of what it needs.")
     def test_the_matcher_keeps_its_own_copy(self, checked: MatcherWithOracle, writer: Writer) -> None:
         text = writer.text()
@@ -33,15 +30,6 @@ class StoringTests(MatcherTests):
         buffer[:] = writer.text()
         assert covers(checked.match(text), Span(0, len(text)))
         assert checked.match(buffer) == []
-
-    @holds("What is left of the run on both sides stays matchable.")
-    def test_both_sides_of_a_discarded_span_stay(self, checked: MatcherWithOracle, writer: Writer) -> None:
-        tokens, spans = writer.joined(writer.text(), writer.text(), writer.text())
-        checked.add(1, tokens)
-        checked.discard(1, spans[1])
-        matches = checked.match(tokens)
-        assert covers(matches, spans[0]) and not touches(matches, spans[1])
-        assert covers(matches, spans[2]) or checked.matcher.reach == "prefix"
 
     @holds("When the last token is discarded, the caller may use the id again for another")
     def test_an_id_can_be_used_again(self, checked: MatcherWithOracle, writer: Writer) -> None:
@@ -80,3 +68,47 @@ class StoringTests(MatcherTests):
             matcher.add(run, writer.text(), whole)
         assert len(matcher) == window * writer.length
         assert matcher.nbytes <= SLACK * full
+
+
+@holds("A span that does not fit what is stored raises")
+class MatcherRefusingTests(MatcherTests):
+    """The suite stores a run 1 whose last ten tokens are still to come."""
+
+    @pytest.fixture
+    def text(self, matcher: Matcher, writer: Writer) -> Tokens:
+        text = writer.text()
+        matcher.add(1, text, Span(0, len(text) - 10))
+        return text
+
+    @contextmanager
+    def refused(self, matcher: Matcher, probe: Tokens) -> Iterator[None]:
+        """Assert that the enclosed call raises InvalidInput with a sentence, and leaves the matcher as it was."""
+        before = len(matcher), matcher.nbytes, matcher.match(probe)
+        with pytest.raises(InvalidInput, match=r"\w+ \w+ \w+"):
+            yield
+        assert (len(matcher), matcher.nbytes, matcher.match(probe)) == before
+
+    @holds("A run grows at its end only: a later span starts where the last span ended,")
+    def test_refuses_growth_anywhere_but_at_the_end(self, matcher: Matcher, text: Tokens) -> None:
+        end = len(text) - 10
+        for span in (Span(end + 1, end + 3), Span(end - 1, end + 3), Span(0, end), Span(0, end + 1)):
+            with self.refused(matcher, text):
+                matcher.add(1, text, span)
+        matcher.discard(1, Span(end - 4, end))
+        with self.refused(matcher, text):
+            matcher.add(1, text, Span(end - 4, end))
+        matcher.add(1, text, Span(end, end + 1))
+
+    @holds("The whole span must be stored.")
+    def test_refuses_to_discard_what_is_not_stored(self, matcher: Matcher, text: Tokens) -> None:
+        end = len(text) - 10
+        matcher.discard(1, Span(4, 8))
+        matcher.add(5, text, Span(10, 20))
+        gone_or_never_stored = [(2, Span(0, 1)), (5, Span(0, 1)), (5, Span(9, 11)), (5, Span(0, 20))]
+        parts = (Span(end - 1, end + 1), Span(end, end + 1), Span(5, 6), Span(0, 5), Span(7, 12), Span(0, end))
+        for run, span in [*gone_or_never_stored, *((1, span) for span in parts)]:
+            with self.refused(matcher, text):
+                matcher.discard(run, span)
+        matcher.discard(5, Span(10, 20))
+        with self.refused(matcher, text):
+            matcher.discard(5, Span(10, 20))

@@ -4,8 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from blendhub.framework.host import PluginHost
-from blendhub.testing.selectors.measuring import MeasuringTests
-from blendhub.testing.selectors.picking import AgreeingTests, PickingTests
+from blendhub.testing.selectors.picking import AgreeingTests, MeasuringTests, PickingTests
 from blendhub.testing.selectors.scoring import ScoringTests
 
 __all__ = ["MeasuringTests", "ScoringTests", "SelectorSuite"]

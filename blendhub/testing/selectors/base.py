@@ -2,7 +2,6 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from math import ceil
 from typing import Any, ClassVar, TypeAlias
 
@@ -10,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from blendhub.contracts import Selection, Selector
+from blendhub.contracts import Selection, Selector, checked_picks
 from blendhub.core.spans import Span, gaps
 
 Scores: TypeAlias = npt.NDArray[np.float32]
@@ -49,18 +48,6 @@ def prompt_around(
         "question": Span(end, length),
         "tokens": random.integers(0, words, length).astype(np.uint32),
     }
-
-
-def check_picks(picks: Any, moved: Sequence[Span]) -> None:
-    """Raise AssertionError unless the spans could be an answer to a prompt in which these ones moved."""
-    assert type(picks) is list and all(type(span) is Span for span in picks), f"{picks!r} is no list of spans"
-    for span in picks:
-        assert type(span.start) is type(span.end) is int, f"the ends of {span} must be plain integers"
-        assert len(span), f"{span} is empty"
-        outside = list(gaps(span, moved))
-        assert not outside, f"{outside} of {span} did not move"
-    for span, following in pairwise(picks):
-        assert span.end <= following.start, f"{span} and {following} overlap or descend"
 
 
 class SelectorTests(ABC):
@@ -111,8 +98,7 @@ class SelectorTests(ABC):
             scores = self.scores(selector, moved)
         prompt = prompt_around(moved) if prompt is None else prompt
         measured = dict.fromkeys(self.measured(selector), scores)
-        picks = selector.select(Selection(moved, ratio, block_tokens, **{**measured, **prompt}))
-        check_picks(picks, moved)
+        picks = checked_picks(selector, Selection(moved, ratio, block_tokens, **{**measured, **prompt}))
         n_picked, budget = tokens_of(picks), ceil(ratio * tokens_of(moved))
         if ratio in (0, 1):
             assert n_picked == budget, f"picked {n_picked} of {tokens_of(moved)} tokens at {ratio}"

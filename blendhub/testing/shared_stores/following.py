@@ -18,23 +18,6 @@ KILLS = 5
 
 @holds("``changes`` gives what was published and dropped after a cursor, in order and")
 class FollowingTests(FleetTests):
-    def test_what_others_publish_and_drop_comes_in_order(self, join: Join) -> None:
-        first, second = join(), join()
-        for index in range(6):
-            first.save("a", index, index)
-            second.save("b", index, index)
-        first.discard("a", 2)
-        second.discard("a", 3)
-        for member in (first, second):
-            member.follow()
-        left = {key("a"): {chunk(index) for index in (0, 1, 4, 5)}, key("b"): {chunk(index) for index in range(6)}}
-        assert first.catalogue == second.catalogue == left
-        first.discard("a", 5)
-        first.save("a", 5, 50)
-        second.follow()
-        assert second.catalogue == left, "a chunk that was dropped and saved again came in another order"
-        assert first.lost == second.lost == 0
-
     @holds("What an object saves and discards itself is not among its changes;")
     def test_what_one_does_itself_is_not_among_its_changes(self, join: Join) -> None:
         first, other = join(), join()

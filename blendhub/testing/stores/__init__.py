@@ -1,11 +1,9 @@
 """The conformance suite of stores: each test stands for a sentence of :mod:`blendhub.contracts.store`."""
 
-from blendhub.testing.stores.bounds import BoundsTests
 from blendhub.testing.stores.crashes import CrashTests
 from blendhub.testing.stores.damage import DamageTests
-from blendhub.testing.stores.keeping import KeepingTests
+from blendhub.testing.stores.keeping import BoundsTests, KeepingTests, StoreRefusingTests
 from blendhub.testing.stores.machine import StoreHistoryTests
-from blendhub.testing.stores.refusing import StoreRefusingTests
 from blendhub.testing.stores.sharing import StoreSharingTests
 
 

@@ -3,7 +3,7 @@
 import asyncio
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeAlias
@@ -76,11 +76,8 @@ class Running:
             raise
         self.endpoint = self.server.endpoint
 
-    def run(self, work: Any) -> Any:
-        async def wait() -> Any:
-            return await work
-
-        return asyncio.run_coroutine_threadsafe(wait(), self.loop).result(LONG)
+    def run(self, work: Coroutine[Any, Any, Any]) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result(LONG)
 
     def stop(self) -> None:
         if not self.loop.is_closed():

@@ -82,17 +82,16 @@ class NgramMatcher(Matcher):
         with self._lock:
             self._runs.discard(run, span)
             entry = self._texts[run]
-            around = Span(max(entry.start, span.start - self._window + 1), min(len(entry), span.end + self._window - 1))
-            for text, place in self._windows(run, around):
-                places = self._places[text]
-                del places[place]
-                self._n_windows -= 1
-                if not places:
-                    del self._places[text]
             entry.stored[span.start : span.end] = False
-            if run not in self._runs:
-                self._n_kept -= len(entry)
-                del self._texts[run]
+            if run in self._runs:
+                return
+            for text, place in self._windows(run, Span(entry.start, len(entry))):
+                del self._places[text][place]
+                self._n_windows -= 1
+                if not self._places[text]:
+                    del self._places[text]
+            self._n_kept -= len(entry)
+            del self._texts[run]
 
     def match(self, tokens: Tokens) -> list[Match]:
         text = tokens.tobytes()
@@ -100,9 +99,10 @@ class NgramMatcher(Matcher):
         at = covered = 0
         with self._lock:
             while at + self._window <= len(tokens):
-                places = self._places.get(text[4 * at : 4 * (at + self._window)])
-                if places:
-                    stretches = (self._stretch(run, source, tokens, at, covered) for run, source in places)
+                places = self._places.get(text[4 * at : 4 * (at + self._window)], {})
+                whole = [place for place in places if self._texts[place[0]].stored[place[1] :][: self._window].all()]
+                if whole:
+                    stretches = (self._stretch(run, source, tokens, at, covered) for run, source in whole)
                     matches.append(max(stretches, key=self._rank))
                     at = covered = matches[-1].span.end
                 else:
@@ -121,13 +121,12 @@ class NgramMatcher(Matcher):
         return len(match.span), not self._texts[match.run].approximate
 
     def _windows(self, run: int, span: Span) -> list[tuple[bytes, tuple[int, int]]]:
-        """The windows of the run that lie whole in ``span`` and are stored whole: their text and their place."""
+        """The windows of the run that lie whole in ``span``: their text and their place."""
         entry, width = self._texts[run], self._window
         first = entry.start + -(-(span.start - entry.start) // width) * width
         return [
             (entry.tokens[start : start + width].tobytes(), (run, start))
             for start in range(first, span.end - width + 1, width)
-            if entry.stored[start : start + width].all()
         ]
 
     def _stretch(self, run: int, source: int, prompt: Tokens, at: int, covered: int) -> Match:

@@ -3,30 +3,24 @@
 import pytest
 
 from blendhub import PluginHost
-from blendhub.contracts import Matcher
 from blendhub.testing import MatcherSuite
 
 HOST = PluginHost.discover()
+SEPARATED = {"separator": (0, 3), "min_match_tokens": 4}
 
 
-class TestPrefix(MatcherSuite):
-    def create(self) -> Matcher:
-        return HOST.create("matcher", "prefix")
+class TestPrefix(MatcherSuite.of_installed(HOST, "prefix", {})):  # type: ignore[misc]
+    pass
 
 
-class TestSeparator(MatcherSuite):
-    separator = (0, 3)
-
-    def create(self) -> Matcher:
-        return HOST.create("matcher", "separator", {"separator": (0, 3), "min_match_tokens": 4})
+class TestSeparator(MatcherSuite.of_installed(HOST, "separator", SEPARATED)):  # type: ignore[misc]
+    pass
 
 
-class TestRollingHash(MatcherSuite):
-    def create(self) -> Matcher:
-        return HOST.create("matcher", "rolling_hash")
+class TestRollingHash(MatcherSuite.of_installed(HOST, "rolling_hash", {})):  # type: ignore[misc]
+    pass
 
 
 @pytest.mark.slow
-class TestRollingHashWithShortMatches(MatcherSuite):
-    def create(self) -> Matcher:
-        return HOST.create("matcher", "rolling_hash", {"min_match_tokens": 1})
+class TestWithShortMatches(MatcherSuite.of_installed(HOST, "rolling_hash", {"min_match_tokens": 1})):  # type: ignore[misc]
+    pass

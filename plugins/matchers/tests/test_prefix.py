@@ -91,15 +91,6 @@ def test_memory_grows_with_the_stored_spans_and_not_with_where_prompts_once_part
     assert [match.span for match in matcher.match(prompt)] == [Span(0, 3000)]
 
 
-def test_what_a_run_no_longer_holds_is_found_in_another_that_does() -> None:
-    matcher, prompt = a_matcher_with_a_long_run()
-    matcher.add(1, prompt, Span(0, 2000), exact=False)
-    matcher.add(2, prompt, Span(1000, 3000))
-    matcher.discard(0, Span(0, 3000))
-    found = [(match.span, match.run, match.exact) for match in matcher.match(prompt)]
-    assert found == [(Span(0, 1000), 1, False), (Span(1000, 3000), 2, True)], "exact runs are named first"
-
-
 def test_a_run_does_not_grow_by_the_tokens_of_another_sequence() -> None:
     matcher, tokens = PrefixMatcher(CHUNK), np.arange(64, dtype=np.uint32)
     matcher.add(1, tokens, Span(0, 32))

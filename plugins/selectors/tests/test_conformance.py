@@ -1,5 +1,7 @@
 """The conformance suite, run on each built-in selector as ``blendhub conformance`` runs it."""
 
+from typing import Any
+
 import pytest
 
 from blendhub import PluginHost
@@ -7,19 +9,22 @@ from blendhub.testing import SelectorSuite
 
 HOST = PluginHost.discover()
 IN_WINDOWS = {"signal": "k", "layer": 3, "window_tokens": 4, "probe_share": 1.0}
-IN_BLOCKS = {"signal": "v", "block_tokens": 32}
 AT_ENDS = {"window_tokens": 4, "layers": [0.0, 0.9], "attending_tokens": 64}
 
 
-class TestHkvd(SelectorSuite.of_installed(HOST, "hkvd", {})):  # type: ignore[misc]
+def suite(name: str, options: dict[str, Any]) -> Any:
+    return SelectorSuite.of_installed(HOST, name, options)
+
+
+class TestHkvd(suite("hkvd", {})):  # type: ignore[misc]
     pass
 
 
-class TestAttended(SelectorSuite.of_installed(HOST, "attended", {})):  # type: ignore[misc]
+class TestAttended(suite("attended", {})):  # type: ignore[misc]
     pass
 
 
-class TestFirstK(SelectorSuite.of_installed(HOST, "first_k", {})):  # type: ignore[misc]
+class TestFirstK(suite("first_k", {})):  # type: ignore[misc]
     pass
 
 
@@ -30,17 +35,13 @@ class OtherOptions:
     test_a_process_with_another_hash_seed_agrees = None
 
 
-class TestHkvdOfKeysInWindows(OtherOptions, SelectorSuite.of_installed(HOST, "hkvd", IN_WINDOWS)):  # type: ignore[misc]
+class TestHkvdInWindows(OtherOptions, suite("hkvd", IN_WINDOWS)):  # type: ignore[misc]
     pass
 
 
-class TestHkvdOfValuesInBlocks(OtherOptions, SelectorSuite.of_installed(HOST, "hkvd", IN_BLOCKS)):  # type: ignore[misc]
+class TestAttendedInWindows(OtherOptions, suite("attended", AT_ENDS)):  # type: ignore[misc]
     pass
 
 
-class TestAttendedInWindows(OtherOptions, SelectorSuite.of_installed(HOST, "attended", AT_ENDS)):  # type: ignore[misc]
-    pass
-
-
-class TestFirstKOfTheRatio(OtherOptions, SelectorSuite.of_installed(HOST, "first_k", {"k": 0})):  # type: ignore[misc]
+class TestFirstKOfTheRatio(OtherOptions, suite("first_k", {"k": 0})):  # type: ignore[misc]
     pass

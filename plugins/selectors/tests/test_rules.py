@@ -28,6 +28,16 @@ def moved_spans(draw):
     return spans
 
 
+# Small integers: their sums are the same in any order.
+SCORES = st.lists(st.sampled_from([0.0, 1.0, 2.0, 7.0, inf, -inf, float("nan")]), min_size=1, max_size=40)
+RATIOS = st.floats(0, 1)
+
+
+def numbers(scores, moved):
+    """As many scores as the prompt has tokens."""
+    return np.resize(np.array(scores, np.float32), moved[-1].end)
+
+
 def picked_in_turn(moved, ratio, windows):
     """The moved positions of windows, taken whole one after the other until one is too dear."""
     may = set(tokens(moved))
@@ -47,30 +57,18 @@ def blocks_of(moved, width):
     ]
 
 
-def highest_blocks(moved, ratio, width, scores):
-    """What hkvd must pick, token by token."""
+@given(scores=SCORES, moved=moved_spans(), ratio=RATIOS, width=st.sampled_from([1, 2, 3, 8, 16]))
+def test_hkvd_picks_the_highest_blocks(scores, moved, ratio, width):
+    scores = numbers(scores, moved)
 
     def mean(block):
         values = [float(scores[position]) for position in block]
         return sum(values) / len(values) if all(map(isfinite, values)) else inf
 
     best_first = sorted(blocks_of(moved, width), key=mean, reverse=True)  # keeps the order of equals
-    budget = ceil(ratio * len(tokens(moved)))
-    return sorted([position for block in best_first for position in block][:budget])
-
-
-# Small integers: their sums are the same in any order.
-SCORES = st.sampled_from([0.0, 1.0, 2.0, 7.0, inf, -inf, float("nan")])
-
-
-@given(data=st.data(), moved=moved_spans(), ratio=st.floats(0, 1), width=st.sampled_from([1, 2, 3, 8, 16]))
-def test_hkvd_picks_the_highest_blocks(data, moved, ratio, width):
-    end = moved[-1].end
-    scores = np.array(data.draw(st.lists(SCORES, min_size=end, max_size=end)), np.float32)
-    expected = highest_blocks(moved, ratio, width, scores)
-    assert tokens(HkvdSelector(HkvdOptions()).select(Selection(moved, ratio, width, scores))) == expected
-    in_blocks = HkvdSelector(HkvdOptions(block_tokens=width))
-    assert tokens(in_blocks.select(Selection(moved, ratio, 5, scores))) == expected
+    expected = sorted([at for block in best_first for at in block][: ceil(ratio * len(tokens(moved)))])
+    for options, block_tokens in ((HkvdOptions(), width), (HkvdOptions(block_tokens=width), 5)):
+        assert tokens(HkvdSelector(options).select(Selection(moved, ratio, block_tokens, scores))) == expected
 
 
 @pytest.mark.parametrize("signal", ["k", "v", "kv"])
@@ -79,45 +77,24 @@ def test_hkvd_scores_are_squared_distances(signal):
     fresh, stored = ((torch.rand(5, 2, 8), torch.rand(5, 2, 12)) for _ in range(2))
     selector = HkvdSelector(HkvdOptions(signal=signal, layer=7))
     assert selector.probe_layer == 7
-    score = selector.score(fresh, stored)
-    for token in range(5):
-        of_keys = sum((a - b) ** 2 for a, b in zip(fresh[0][token].ravel(), stored[0][token].ravel(), strict=True))
-        of_values = sum((a - b) ** 2 for a, b in zip(fresh[1][token].ravel(), stored[1][token].ravel(), strict=True))
-        expected = of_keys * ("k" in signal) + of_values * ("v" in signal)
-        assert score[token].item() == pytest.approx(expected.item(), rel=1e-5)
+    distances = [(new - old).square().sum((1, 2)) for new, old in zip(fresh, stored, strict=True)]
+    expected = sum(distance for distance, name in zip(distances, "kv", strict=True) if name in signal)
+    torch.testing.assert_close(selector.score(fresh, stored), expected)
 
 
-def windows_from_the_highest(moved, ratio, width, scores):
-    """What hkvd must pick with windows."""
+@given(scores=SCORES, moved=moved_spans(), ratio=RATIOS, width=st.integers(1, 9))
+def test_windows_are_picked_from_the_highest_tokens_on(scores, moved, ratio, width):
+    scores = numbers(scores, moved)
     highest = sorted(tokens(moved), key=lambda at: -scores[at] if isfinite(scores[at]) else -inf)
-    return picked_in_turn(moved, ratio, [range(at, at + width) for at in highest])
-
-
-@given(data=st.data(), moved=moved_spans(), ratio=st.floats(0, 1), width=st.integers(1, 9))
-def test_hkvd_picks_windows_from_the_highest_tokens_on(data, moved, ratio, width):
-    end = moved[-1].end
-    scores = np.array(data.draw(st.lists(SCORES, min_size=end, max_size=end)), np.float32)
-    picks = HkvdSelector(HkvdOptions(window_tokens=width)).select(Selection(moved, ratio, 16, scores))
-    assert tokens(picks) == windows_from_the_highest(moved, ratio, width, scores)
-
-
-@given(data=st.data(), moved=moved_spans(), ratio=st.floats(0, 1), width=st.integers(1, 9))
-def test_attended_picks_what_is_attended_to_most(data, moved, ratio, width):
-    end = moved[-1].end
-    numbers = np.array(data.draw(st.lists(SCORES, min_size=end, max_size=end)), np.float32)
-    picks = AttendedSelector(AttendedOptions(window_tokens=width)).select(Selection(moved, ratio, attended=numbers))
-    assert tokens(picks) == windows_from_the_highest(moved, ratio, width, numbers)
-    if width == 1:
-        assert len(tokens(picks)) == ceil(ratio * len(tokens(moved)))
-
-
-@given(moved=moved_spans(), ratio=st.floats(0, 1), width=st.sampled_from([1, 2, 4, 7]))
-def test_attended_picks_beginnings_where_attention_is_not_measured(moved, ratio, width):
-    """The first ``width`` tokens of each span, then the next of each, and so on."""
+    expected = picked_in_turn(moved, ratio, [range(at, at + width) for at in highest])
+    by_scores = HkvdSelector(HkvdOptions(window_tokens=width)).select(Selection(moved, ratio, 16, scores))
+    by_attention = AttendedSelector(AttendedOptions(window_tokens=width))
+    assert tokens(by_scores) == tokens(by_attention.select(Selection(moved, ratio, attended=scores))) == expected
+    # Where attention is not measured: the first ``width`` tokens of each span, then the next of each, and so on.
     heads = sorted(
         (block.start - span.start, block.start, block) for span in moved for block in blocks_of([span], width)
     )
-    picks = AttendedSelector(AttendedOptions(window_tokens=width)).select(Selection(moved, ratio))
+    picks = by_attention.select(Selection(moved, ratio))
     assert tokens(picks) == picked_in_turn(moved, ratio, [block for *_, block in heads])
 
 
@@ -127,7 +104,7 @@ def test_first_k_picks_the_beginning_of_every_span(moved, ratio, k):
     assert tokens(FirstKSelector(FirstKOptions(k=k)).select(Selection(moved, ratio))) == expected
 
 
-@given(moved=moved_spans(), ratio=st.floats(0, 1))
+@given(moved=moved_spans(), ratio=RATIOS)
 def test_first_k_of_0_picks_equally_many_of_each_span(moved, ratio):
     """One token more of a span than of another only because the budget ended, or the other span did."""
     picked = set(tokens(FirstKSelector(FirstKOptions(k=0)).select(Selection(moved, ratio))))

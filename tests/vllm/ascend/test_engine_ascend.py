@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import engine_check
+from benchmarks import hardware_check
 from harness.engines import deviation, disagreement
 from tests.vllm.conftest import PROBING, SETTINGS
 
@@ -32,7 +32,7 @@ def test_the_platform_serves_vllm_ascends_own_classes(vllm_023):
 @pytest.fixture(scope="module")
 def engine(vllm_023):
     """An engine, started as `make npu-check` starts it."""
-    with engine_check.engine_of_the_checkout(
+    with hardware_check.engine_of_the_checkout(
         # Chunks that end inside of blocks.
         SETTINGS | PROBING | {"chunk_tokens": 96},
         vllm_023 | {"VLLM_LOGGING_LEVEL": "INFO"},
@@ -51,7 +51,7 @@ def engine(vllm_023):
 
 def test_the_start_allows_reuse_anywhere_with_the_plugin_that_is_named_as_the_platform(engine):
     """As npu-check finds it, which also compares moved text. Nothing of vLLM is patched."""
-    start, blend = engine_check.rows_of(engine)
+    start, blend = hardware_check.rows_of(engine)
     assert start.ok and start.what.startswith("start-up checks passed: text is reused anywhere; embedded hub")
     assert blend.ok and blend.value < ROUNDING
     assert "AscendAttentionBackend serves with vLLM 0.23.0" in engine.log

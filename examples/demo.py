@@ -1,0 +1,172 @@
+"""``python -m examples.demo``: vLLM with SmolLM2-135M-Instruct answers questions about documents seen before, in three
+ways, and shows what each reused.
+
+The documents were seen among others, in another order. Their people never lived: the model knows them only from its
+prompt.
+"""
+
+import argparse
+import re
+import statistics
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from importlib.util import find_spec
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.quality.serving import PLAIN
+from benchmarks.quality.workloads import LONGEST, ONE_WORD, Chat, biographies, case_of, visits
+from benchmarks.timing import progress
+from blendhub.core.spans import Span
+from blendhub.outcome.fates import Fate, Stretch, count, strip_of
+from blendhub.system.served_vllm import server_command
+from harness.engines import Engine
+from harness.engines.real_model import NoRealModel, make_real_model
+
+NEEDED = ("vllm", "torch", "gguf")
+ANSWER_TOKENS = 8
+WAYS: dict[str, tuple[str, dict[str, Any]]] = {
+    "full": ("full prefill", {"mode": "off"}),
+    "blended": ("blended", {}),
+    "moved": ("reused as is", {"recompute_ratio": 0.0}),
+}
+"""The title of each way, and what its requests ask of BlendHub."""
+NEXT = f"""\
+Measure your own model: blendhub advise --model MODEL --data FILE
+Serve your own model: {server_command({"kv_connector": "BlendHubConnector", "kv_role": "kv_both"})}"""
+
+Engines = tuple[Engine, Engine, Callable[[], None]]
+"""The engine that sees the documents first, the one that is asked about them, and what to wait for between."""
+
+
+class Answer(msgspec.Struct):
+    """The answer to one question, asked in one way."""
+
+    question: str
+    way: str
+    answer: str
+    first_token_s: float
+    plan: list[Stretch]
+    """The fate of each token of the prompt."""
+
+
+class Figures(msgspec.Struct):
+    """Those of one way, over all questions."""
+
+    first_token_s: float
+    """The median, as the next one."""
+    speed_up: float
+    """Full prefill's time over this way's, of the same question."""
+    same_answers: float
+    """The share of answers that are full prefill's, word for word."""
+    tokens: dict[Fate, int]
+
+
+def run(module: str, out: Path, start: Callable[[], AbstractContextManager[Engines]]) -> None:
+    parser = argparse.ArgumentParser(prog=f"python -m {module}", description="Ask questions in three ways.")
+    parser.add_argument("--prompts", type=int, default=4, metavar="N", help="each with four questions (default 4)")
+    parser.add_argument("--out", type=Path, default=out, metavar="FOLDER", help=f"default {out}")
+    options = parser.parse_args()
+    if missing := [name for name in NEEDED if find_spec(name) is None]:
+        sys.exit(f"The demo needs {' and '.join(missing)}, which {sys.executable} does not have: run `make setup`")
+    print("make the model", flush=True)
+    try:
+        model = make_real_model()
+    except NoRealModel as error:
+        sys.exit(f"The demo cannot begin: {error}")
+    with start() as engines:
+        answers = ask_all(engines, model, options.prompts)
+    figures = {way: _figures(answers["full"], answers[way]) for way in WAYS}
+    options.out.mkdir(parents=True, exist_ok=True)
+    report = {"ways": figures, "answers": [answer for of_way in answers.values() for answer in of_way]}
+    (options.out / "report.json").write_bytes(msgspec.json.format(msgspec.json.encode(report)) + b"\n")
+    show(answers, figures)
+    print(f"\n{options.out}/report.json has the figures, and what became of each token.\n\n{NEXT}")
+
+
+def start_engine(blendhub: dict[str, Any]) -> Engine:
+    print("start vLLM", flush=True)
+    lengths = {"max_model_len": LONGEST, "max_num_batched_tokens": LONGEST}
+    # An audited request would be answered from exact KV.
+    return Engine(make_real_model(), blendhub | {"audit_share": 0}, **lengths, **PLAIN)
+
+
+def ask_all(engines: Engines, model: Path, n_prompts: int) -> dict[str, list[Answer]]:
+    """Show all documents once, then ask each question in three ways in turn: whatever else the machine does meets all
+    ways alike. The answers of each way, question by question.
+    """
+    from transformers import AutoTokenizer
+
+    tokenizer: Any = AutoTokenizer.from_pretrained(model)
+    writer, reader, wait_until_shared = engines
+    prompts = list(islice(biographies(), 1 + n_prompts))
+    cases = [case_of(Chat(tokenizer), ONE_WORD, *prompt) for prompt in prompts]
+    for tokens in progress(visits(cases), "show it every document once", sys.stdout):
+        writer.one(tokens)
+    wait_until_shared()
+
+    def ask(tokens: list[int], way: str) -> Any:
+        reader.forget()
+        return reader.one(tokens, tokens=ANSWER_TOKENS, store=False, explain=True, **WAYS[way][1])
+
+    # What happens for the first time takes longer: code is compiled, memory touched. The first prompt warms up.
+    for way in WAYS:
+        ask(cases[0].body, way)
+    answers: dict[str, list[Answer]] = {way: [] for way in WAYS}
+    turns = [
+        ([*case.body, *question.tokens], text.question, way)
+        for case, (_, texts) in zip(cases[1:], prompts[1:], strict=True)
+        for question, text in zip(case.questions, texts, strict=True)
+        for way in WAYS
+    ]
+    for tokens, question, way in progress(turns, "ask in three ways", sys.stdout):
+        answer = ask(tokens, way)
+        spans = msgspec.convert(answer.report.get("spans", {}), dict[str, list[Span]])
+        plan = strip_of(len(tokens), answer.report["engine_tokens"], spans)
+        # Up to the first comma or full stop.
+        words = re.split(r"[.,\n]", tokenizer.decode(answer.tokens, skip_special_tokens=True))[0].strip()
+        answers[way].append(Answer(question, way, words, answer.first_token_s, plan))
+    return answers
+
+
+def _figures(full: list[Answer], ours: list[Answer]) -> Figures:
+    pairs, counts = list(zip(full, ours, strict=True)), [count(answer.plan) for answer in ours]
+    return Figures(
+        statistics.median(answer.first_token_s for answer in ours),
+        statistics.median(theirs.first_token_s / answer.first_token_s for theirs, answer in pairs),
+        statistics.mean(theirs.answer == answer.answer for theirs, answer in pairs),
+        {fate: sum(counted[fate] for counted in counts) for fate in Fate},
+    )
+
+
+def show(answers: dict[str, list[Answer]], figures: dict[str, Figures]) -> None:
+    titles = [title for title, _ in WAYS.values()]
+    table = Table("", *titles, title="The answers, medians, and what became of the tokens", box=box.SIMPLE_HEAD)
+    for asked in zip(*answers.values(), strict=True):
+        table.add_row(
+            asked[0].question, *(answer.answer for answer in asked), end_section=asked[0] is answers["full"][-1]
+        )
+    ways = figures.values()
+    table.add_row("time to first token", *(f"{1e3 * way.first_token_s:.0f} ms" for way in ways))
+    table.add_row("speed-up", *(f"{way.speed_up:.1f} x" for way in ways))
+    table.add_row("the same answer", *(f"{way.same_answers:.0%}" for way in ways), end_section=True)
+    for fate in Fate:
+        table.add_row(fate.label, *(f"{way.tokens[fate] / sum(way.tokens.values()):.0%}" for way in ways))
+    Console().print(table)
+
+
+@contextmanager
+def one_engine() -> Iterator[Engines]:
+    with start_engine({"hub": {"arena_gib": 1.0, "metrics": ""}}) as engine:
+        yield engine, engine, lambda: None
+
+
+if __name__ == "__main__":
+    run("examples.demo", Path("build/demo"), one_engine)
