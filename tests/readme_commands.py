@@ -13,16 +13,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 from harness.engines.tiny_model import SHAPE, make_tiny_model
 from harness.engines.words import add_tokenizer, numbered
 
 ROOT = Path(__file__).parent.parent
-HUB_LINE = "BlendHub: text is reused anywhere"
-UP_LINE = "Application startup complete"
+# BlendHub starts in the engine's first steps, which may come later.
+UP = ("Application startup complete", "BlendHub: text is reused anywhere")
 START_S, STOP_S = 600.0, 60.0
 
 
@@ -39,8 +38,8 @@ class Newcomer:
     """Types commands in an empty folder, where an environment is active that has nothing installed."""
 
     def __init__(self, folder: Path) -> None:
-        self._place, self._log = folder / "place", folder / "log"
-        self._place.mkdir()
+        self.place, self._log = folder / "place", folder / "log"
+        self.place.mkdir()
         self.model = make_tiny_model(folder / "model")
         add_tokenizer(self.model, numbered(SHAPE["vocab_size"]))
         self.environment = folder / "environment"
@@ -50,19 +49,12 @@ class Newcomer:
         # Python compiles what is imported when it is imported; most of what is installed never is.
         self._variables |= {"PIP_NO_COMPILE": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1"}
 
-    def copy_checkout(self) -> None:
-        """Have the files of the repository in the folder."""
-        listing = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-        for name in subprocess.check_output(listing, cwd=ROOT, text=True).split("\0")[:-1]:
-            (self._place / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(ROOT / name, self._place / name)
-
-    def begin(self, command: str) -> subprocess.Popen[bytes]:
+    def begin(self, command: str) -> "subprocess.Popen[bytes]":
         print(f"$ {command.rstrip()}", flush=True)
         with self._log.open("w") as output:
             return subprocess.Popen(
                 ["bash", "-c", command.replace("MODEL", str(self.model))],
-                cwd=self._place,
+                cwd=self.place,
                 env=self._variables,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -71,38 +63,20 @@ class Newcomer:
 
     def run(self, command: str) -> str:
         """What the command prints."""
-        if code := self.begin(command).wait():
-            self.complain(f"exits with {code}")
+        assert self.begin(command).wait() == 0, self.printed()[-5000:]
         return self.printed()
-
-    @contextmanager
-    def serving(self, command: str) -> Iterator[None]:
-        """While the server that the command starts is up."""
-        server, until = self.begin(command), time.monotonic() + START_S
-        try:
-            for line in (UP_LINE, HUB_LINE):  # BlendHub starts in the engine's first steps, which may come later
-                while line not in self.printed():
-                    if server.poll() is not None or time.monotonic() > until:
-                        self.complain(f"does not say: {line}")
-                    time.sleep(0.5)
-            yield
-        finally:
-            with suppress(ProcessLookupError):  # it has ended
-                os.killpg(server.pid, signal.SIGTERM)
-            server.wait(STOP_S)
 
     def printed(self) -> str:
         return self._log.read_text(errors="replace")
 
-    def complain(self, what: str) -> None:
-        raise SystemExit(f"README's command {what}; it printed:\n{self.printed()[-5000:]}")
-
 
 def check(newcomer: Newcomer) -> None:
     install, server, request = commands()
-    newcomer.copy_checkout()
-    installed = newcomer.run(install)
-    (at_once,) = re.findall(r"^Successfully installed (.*)$", installed, re.M)
+    listing = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    for name in subprocess.check_output(listing, cwd=ROOT, text=True).split("\0")[:-1]:
+        (newcomer.place / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, newcomer.place / name)
+    (at_once,) = re.findall(r"^Successfully installed (.*)$", newcomer.run(install), re.M)
     assert re.search(r" torch-\S+\+cpu ", at_once), f"torch is not the build for CPUs: {at_once}"
     assert "nvidia" not in at_once, f"libraries for GPUs were installed: {at_once}"
     said = newcomer.run("blendhub check --only versions")
@@ -111,10 +85,18 @@ def check(newcomer: Newcomer) -> None:
 
 
 def serve_and_ask(newcomer: Newcomer, server: str, request: str) -> None:
-    with newcomer.serving(server):
+    serving, until = newcomer.begin(server), time.monotonic() + START_S
+    try:
+        while not all(line in newcomer.printed() for line in UP):
+            assert serving.poll() is None and time.monotonic() < until, newcomer.printed()[-5000:]
+            time.sleep(0.5)
         # The server's output stays in its own log.
         asked = ["bash", "-c", request.replace("MODEL", str(newcomer.model))]
         answer = json.loads(subprocess.run(asked, capture_output=True, check=True).stdout)
+    finally:
+        with suppress(ProcessLookupError):  # it has ended
+            os.killpg(serving.pid, signal.SIGTERM)
+        serving.wait(STOP_S)
     print(answer["kv_transfer_params"])
     assert answer["choices"][0]["text"] and "reason" in answer["kv_transfer_params"]["blendhub"]
 

@@ -41,7 +41,6 @@ def checked(capsys):
     [
         (None, {}, FINE),
         ({"selector": {"name": "first_k", "options": {"k": 3}}, "hub": {"store": {}}}, {"kv_port": 3}, FINE),
-        ({"store_blended": True}, {}, "no mistakes; blended KV is stored, too"),
         ({}, {"kv_role": "kv_consumer"}, "no mistakes; blended KV is not stored: kv_role is kv_consumer"),
     ],
 )
@@ -53,7 +52,6 @@ def test_what_is_right_is_called_so_and_whether_blended_kv_is_stored(checked, bl
     "blendhub, complaint",
     [
         ({"mode": "exct"}, f"{WHERE}: Invalid enum value 'exct' - at `$.mode` (did you mean 'exact'?)"),
-        ({"recompute_ration": 1}, f"{WHERE}: Object contains unknown field `recompute_ration` (did you mean"),
         ({"selector": {"name": "hkdv"}}, f"{WHERE}.selector: no selector 'hkdv' (did you mean 'hkvd'?)"),
         (
             {"matchers": [{"name": "prefix"}, {"name": "rolling_hash", "options": {"min_match_token": 3}}]},
@@ -62,11 +60,6 @@ def test_what_is_right_is_called_so_and_whether_blended_kv_is_stored(checked, bl
         (
             {"endpoint": "ipc:///x", "hub": {"arena_gib": 1}},
             f"{WHERE}.endpoint names a hub that runs by itself, so {WHERE}.hub.arena_gib would change nothing",
-        ),
-        ({"hub": {"store": {"options": {"path": 3}}}}, f"{WHERE}.hub.store: store 'disk': Expected `str`, got `int` -"),
-        (
-            {"hub": {"listen": [{"endpoint": "x", "transport": "zm"}]}},
-            f"{WHERE}.hub.listen[0]: no transport 'zm' (did you mean 'zmq'?)",
         ),
     ],
 )

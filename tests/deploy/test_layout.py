@@ -1,7 +1,7 @@
 """Hub and engine in namespaces, as containers have them: what they must share, and what happens if they do not.
 
 Each has its own mounts, processes, network and IPC, and runs as the user of its image. The engine is a client that
-stores KV and reads it. The hub's store is not played; ``test_containerfile.py`` starts the image with one.
+stores KV and reads it. The hub has no store, and both run this environment's packages, not those of the images.
 The compose file's containers have the same users, paths and volume, which ``test_manifests.py`` compares.
 """
 
@@ -11,20 +11,19 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from harness.namespaces import skip_unless_permitted
-from tests.deploy.images import ROOT, command_of, variables_of
-from tests.deploy.layouts import of_kubernetes
+from tests.deploy.deployment import ROOT, entrypoint, of_kubernetes, variables_of
 from tests.hub.processes import python_of, until
 
 pytestmark = pytest.mark.slow
 
-HUB, ENGINE = of_kubernetes()
+HUB, ENGINE = of_kubernetes("DaemonSet"), of_kubernetes("Deployment")
 ADDRESS = "192.0.2.1"
 CONFIG = ROOT / "deploy" / "hub.toml"
 OWN = ("unshare", "--mount", "--net", "--ipc", "--uts", "--pid", "--fork", "--mount-proc")
@@ -58,23 +57,18 @@ while sys.stdin.readline():
 """
 
 
-@pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Keeps compiled matchers from one test to the next."""
-    folder = tmp_path_factory.mktemp("home")
-    folder.chmod(0o777)
-    return folder
+class Machine:
+    """Runs commands, each as in a container; some share a volume."""
 
+    def __init__(self, home: Path, volume: Path) -> None:
+        self._home = home  # keeps compiled matchers from one test to the next
+        self.volume = volume
+        """Memory that containers share, as a volume does that is a tmpfs."""
+        self._begun: list[subprocess.Popen] = []
 
-@pytest.fixture
-def begin(home: Path) -> Iterator[Callable[..., subprocess.Popen]]:
-    """Starts commands, each as in a container; they end with the test."""
-    skip_unless_permitted([*OWN, "sh", "-c", 'ip link set lo up && setpriv --reuid 1 "$0"'])
-    begun: list[subprocess.Popen] = []
-
-    def begin(command: list[str], user: int, volume: Path | None):
-        about = {"AS": str(user), "VOLUME": str(volume or ""), "ADDRESS": ADDRESS, "HOME": str(home)}
-        started = subprocess.Popen(
+    def begin(self, command: list[str], user: int, volume: Path | None) -> subprocess.Popen:
+        about = {"AS": str(user), "VOLUME": str(volume or ""), "ADDRESS": ADDRESS, "HOME": str(self._home)}
+        begun = subprocess.Popen(
             [*OWN, "sh", "-c", SETUP, "sh", *command],
             cwd=ROOT,
             env=os.environ | variables_of("hub") | about,
@@ -82,46 +76,49 @@ def begin(home: Path) -> Iterator[Callable[..., subprocess.Popen]]:
             stdout=subprocess.PIPE,
             text=True,
         )
-        begun.append(started)
-        return started
+        self._begun.append(begun)
+        return begun
 
-    yield begin
-    for process in begun:
-        kill(process)
+    def hub(self, *more: str) -> subprocess.Popen:
+        """The hub of the image with this environment's program, a small arena and without a store."""
+        program, *arguments = entrypoint("hub")
+        assert program == "blendhub"
+        arguments = [str(CONFIG) if argument == "/etc/blendhub/hub.toml" else argument for argument in arguments]
+        own = [argument for argument in HUB.arguments if not argument.startswith(("--arena-gib", "--store"))]
+        command = [sys.executable, "-m", "blendhub.cli", *arguments, *own, "--arena-gib=0.05", *more]
+        process = self.begin(command, HUB.user, self.volume)
+        assert any("--kv-transfer-config" in line for line in process.stdout), "the hub did not start"
+        return process
+
+    def engine(self, endpoint: str, user: int, volume: Path | None) -> tuple[subprocess.Popen, str]:
+        """A client as an engine is one, and what became of its registration."""
+        engine = self.begin([sys.executable, "-c", CLIENT, endpoint], user, volume)
+        return engine, json.loads(engine.stdout.readline())
+
+    @staticmethod
+    def kill(process: subprocess.Popen) -> None:
+        # Not by `--kill-child`, which no longer works after the change of the user.
+        with suppress(IndexError, FileNotFoundError, ProcessLookupError):  # it has ended
+            os.kill(python_of(process), signal.SIGKILL)
         process.communicate()
 
-
-def kill(process: subprocess.Popen) -> None:
-    if process.poll() is None:
-        # Not by `--kill-child`, which no longer works after the change of the user.
-        with suppress(IndexError, ProcessLookupError):  # it ends just now
-            os.kill(python_of(process), signal.SIGKILL)
+    def close(self) -> None:
+        for process in self._begun:
+            if process.poll() is None:
+                self.kill(process)
 
 
 @pytest.fixture
-def volume() -> Iterator[Path]:
-    """Memory that containers share, as a volume does that is a tmpfs."""
-    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="volume-") as made:
-        Path(made).chmod(0o1777)
-        yield Path(made)
-
-
-def start_hub(begin, volume: Path, *more: str) -> subprocess.Popen:
-    """The hub of the image with this environment's program, a small arena and without a store."""
-    program, *arguments = command_of("hub", "ENTRYPOINT")
-    assert program == "blendhub"
-    arguments = [str(CONFIG) if argument == "/etc/blendhub/hub.toml" else argument for argument in arguments]
-    own = [argument for argument in HUB.arguments if not argument.startswith(("--arena-gib", "--store"))]
-    command = [sys.executable, "-m", "blendhub.cli", *arguments, *own, "--arena-gib=0.05", *more]
-    process = begin(command, HUB.user, volume)
-    assert any("--kv-transfer-config" in line for line in process.stdout), "the hub did not start"
-    return process
-
-
-def start_engine(begin, endpoint: str, user: int, volume: Path | None) -> tuple[subprocess.Popen, str]:
-    """A client as an engine is one, and what became of its registration."""
-    engine = begin([sys.executable, "-c", CLIENT, endpoint], user, volume)
-    return engine, json.loads(engine.stdout.readline())
+def machine(tmp_path: Path) -> Iterator[Machine]:
+    skip_unless_permitted([*OWN, "sh", "-c", 'ip link set lo up && setpriv --reuid 1 "$0"'])
+    home = tmp_path / "home"
+    home.mkdir()
+    home.chmod(0o777)
+    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="volume-") as volume:
+        Path(volume).chmod(0o1777)
+        made = Machine(home, Path(volume))
+        yield made
+        made.close()
 
 
 def store_and_read(engine: subprocess.Popen) -> int:
@@ -138,42 +135,32 @@ def fetched(hub: subprocess.Popen, path: str) -> str:
     return subprocess.run(enter, capture_output=True, text=True, check=True).stdout
 
 
-def test_containers_that_share_the_volume_share_kv_and_a_hub_that_returns_is_found(begin, volume):
-    hub = start_hub(begin, volume)
-    engine, outcome = start_engine(begin, ENGINE.endpoint, ENGINE.user, volume)
+def test_containers_that_share_the_volume_share_kv_and_a_hub_that_returns_is_found(machine):
+    hub = machine.hub()
+    engine, outcome = machine.engine(ENGINE.endpoint, ENGINE.user, machine.volume)
     assert outcome == "mapped" and store_and_read(engine) == 96
     assert fetched(hub, "healthz") == "ok\n\n" and "\nblendhub_sessions 1.0\n" in fetched(hub, "metrics")
-    kill(hub)
-    hub.wait()
-    hub = start_hub(begin, volume)
+    machine.kill(hub)
+    hub = machine.hub()
     assert store_and_read(engine) == 96
-    assert len(list(volume.glob("blendhub-*"))) == 1, "the killed hub's arena is gone"
-    kill(engine)
+    assert len(list(machine.volume.glob("blendhub-*"))) == 1, "the killed hub's arena is gone"
+    machine.kill(engine)
     until(lambda: "\nblendhub_sessions 0.0\n" in fetched(hub, "metrics"))
 
 
-@pytest.mark.parametrize(
-    "missing, outcome",
-    [
-        ("`/dev/shm`", "cannot map the hub's arena"),
-        ("the directory of the socket", "there is no socket /dev/shm/elsewhere/hub.sock"),
-        ("the user", "/dev/shm/blendhub/hub.sock cannot be reached (Permission denied)"),
-        ("the user: the engine is root", "mapped"),
-    ],
-    ids=["memory", "socket", "user", "root"],
-)
-def test_what_happens_without(begin, volume, tmp_path, missing, outcome):
-    """The rows of the table in ``docs/operate.md``; what its other rows name is not shared in the test above."""
-    endpoint, user, memory, more = ENGINE.endpoint, ENGINE.user, volume, []
-    if missing == "`/dev/shm`":
-        # The socket lies in a directory that both have.
-        os.chown(tmp_path, user, user)
-        endpoint, memory = f"ipc://{tmp_path}/hub.sock", None
-        more = [f"--endpoint={endpoint}"]
-    elif missing == "the directory of the socket":
-        endpoint = endpoint.replace("/blendhub/", "/elsewhere/")
-    else:
-        user = 0 if "root" in missing else user + 1
-    start_hub(begin, volume, *more)
-    assert outcome in start_engine(begin, endpoint, user, memory)[1]
-    assert f"\n| {missing.partition(':')[0]} |" in (ROOT / "docs" / "operate.md").read_text()
+def test_what_happens_without_what_the_table_in_operate_names(machine, tmp_path):
+    """The first test shows what the table's other rows name not to be shared."""
+    user, volume, apart = ENGINE.user, machine.volume, ENGINE.endpoint.replace("/blendhub/", "/elsewhere/")
+    os.chown(tmp_path, user, user)
+    in_a_directory = f"ipc://{tmp_path}/hub.sock"  # which both have
+    machine.hub()
+    machine.hub(f"--endpoint={in_a_directory}")
+    table = (ROOT / "docs" / "operate.md").read_text()
+    for row, endpoint, as_user, memory, outcome in (
+        ("`/dev/shm`", in_a_directory, user, None, "cannot map the hub's arena"),
+        ("the directory of the socket", apart, user, volume, "there is no socket /dev/shm/elsewhere/hub.sock"),
+        ("the user", ENGINE.endpoint, user + 1, volume, "/dev/shm/blendhub/hub.sock cannot be reached (Permission"),
+        ("the user", ENGINE.endpoint, 0, volume, "mapped"),  # root
+    ):
+        assert outcome in machine.engine(endpoint, as_user, memory)[1], row
+        assert f"\n| {row} |" in table

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 NAMES = ("chromium-headless-shell", "chromium", "google-chrome")
+FLAGS = ("headless", "no-sandbox", "disable-gpu", "disable-dev-shm-usage", "no-first-run", "remote-debugging-pipe")
 ANSWER_S = 120.0
 
 
 def chromium() -> str | None:
-    return next((found for name in NAMES if (found := shutil.which(name))), None)
+    return next((path for name in NAMES if (path := shutil.which(name))), None)
 
 
 class Browser:
@@ -23,40 +24,28 @@ class Browser:
     def __init__(self, profile: Path) -> None:
         theirs, self._to = os.pipe()
         self._from, ours = os.pipe()
-        found = chromium()
-        assert found
 
         def pipes_at_3_and_4() -> None:
             # Duplicates first: one of them may already be 3 or 4.
-            one, other = os.dup(theirs), os.dup(ours)
-            os.dup2(one, 3)
-            os.dup2(other, 4)
+            for place, end in enumerate((os.dup(theirs), os.dup(ours)), 3):
+                os.dup2(end, place)
 
+        flags = [f"--{flag}" for flag in (*FLAGS, f"user-data-dir={profile}")]
+        program = chromium()
+        assert program
         self._process = subprocess.Popen(
-            [
-                found,
-                "--headless",
-                "--no-sandbox",
-                "--disable-gpu",
-                "--disable-dev-shm-usage",
-                "--no-first-run",
-                f"--user-data-dir={profile}",
-                "--remote-debugging-pipe",
-                "about:blank",
-            ],
-            stderr=subprocess.DEVNULL,
-            close_fds=False,
-            preexec_fn=pipes_at_3_and_4,
+            [program, *flags, "about:blank"], stderr=subprocess.DEVNULL, close_fds=False, preexec_fn=pipes_at_3_and_4
         )
         os.close(theirs)
         os.close(ours)
         self._read = b""
         self._number = 0
-        self._session = ""
+        self._session: dict[str, str] = {}
         self.problems: list[str] = []
         """What the page wrote to the console, and exceptions."""
         (page,) = [one for one in self._ask("Target.getTargets")["targetInfos"] if one["type"] == "page"]
-        self._session = self._ask("Target.attachToTarget", targetId=page["targetId"], flatten=True)["sessionId"]
+        attached = self._ask("Target.attachToTarget", targetId=page["targetId"], flatten=True)
+        self._session = {"sessionId": attached["sessionId"]}
         for domain in ("Page", "Runtime", "Log"):
             self._ask(f"{domain}.enable")
 
@@ -79,16 +68,13 @@ class Browser:
     def until(self, condition: str) -> None:
         deadline = time.monotonic() + ANSWER_S
         while not self.run(f"Boolean({condition})"):
-            assert time.monotonic() < deadline, (
-                f"{condition} did not become true: {self.run('document.body.innerText')}"
-            )
+            text = self.run("document.body.innerText")
+            assert time.monotonic() < deadline, f"{condition} did not become true: {text}"
             time.sleep(0.05)
 
     def press(self, key: str) -> None:
-        code = {"Tab": 9, "Enter": 13, " ": 32, "ArrowDown": 40}[key]
-        text = {"Enter": "\r", " ": " "}.get(key)
-        facts: dict[str, Any] = {"key": key, "windowsVirtualKeyCode": code}
-        self._ask("Input.dispatchKeyEvent", type="keyDown", **facts, **({"text": text} if text else {}))
+        facts: dict[str, Any] = {"key": key, "windowsVirtualKeyCode": {"Tab": 9, "Enter": 13}[key]}
+        self._ask("Input.dispatchKeyEvent", type="keyDown", **facts, text="\r" if key == "Enter" else "")
         self._ask("Input.dispatchKeyEvent", type="keyUp", **facts)
 
     def write(self, text: str) -> None:
@@ -96,26 +82,20 @@ class Browser:
 
     def _ask(self, method: str, **parameters: Any) -> dict[str, Any]:
         self._number += 1
-        message = {"id": self._number, "method": method, "params": parameters}
-        if self._session:
-            message["sessionId"] = self._session
+        message = {"id": self._number, "method": method, "params": parameters, **self._session}
         os.write(self._to, json.dumps(message).encode() + b"\0")
         deadline = time.monotonic() + ANSWER_S
         while True:
-            answer = self._next(deadline)
+            while b"\0" not in self._read:
+                assert select.select([self._from], [], [], max(0.0, deadline - time.monotonic()))[0], "no answer"
+                more = os.read(self._from, 2**20)
+                assert more, "the browser has ended"
+                self._read += more
+            line, _, self._read = self._read.partition(b"\0")
+            answer = json.loads(line)
             if answer.get("id") == self._number:
                 assert "error" not in answer, answer["error"]
                 result: dict[str, Any] = answer["result"]
                 return result
             if answer.get("method") in ("Runtime.exceptionThrown", "Log.entryAdded", "Runtime.consoleAPICalled"):
                 self.problems.append(json.dumps(answer["params"]))
-
-    def _next(self, deadline: float) -> dict[str, Any]:
-        while b"\0" not in self._read:
-            assert select.select([self._from], [], [], max(0.0, deadline - time.monotonic()))[0], "no answer"
-            more = os.read(self._from, 2**20)
-            assert more, "the browser has ended"
-            self._read += more
-        line, _, self._read = self._read.partition(b"\0")
-        decoded: dict[str, Any] = json.loads(line)
-        return decoded

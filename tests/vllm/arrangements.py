@@ -8,8 +8,6 @@ import importlib
 import math
 import multiprocessing
 import os
-import signal
-import subprocess
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -75,13 +73,6 @@ def wait_patiently() -> None:
 
     blend_queue.LEAST_S = 60.0
     load_scheduler.LOOKUP_WAIT_S = 10.0
-
-
-def lend_blocks(share: float | None) -> None:
-    """Lend at most this share of an engine's blocks to a blend; None: as many as usual."""
-    scratch: Any = importlib.import_module("blendhub.vllm.scheduler.blocks.scratch")
-    usual = KEPT.setdefault("MOST_BORROWED", scratch.MOST_BORROWED)
-    scratch.MOST_BORROWED = usual if share is None else share
 
 
 def fail_loads(fails: bool) -> None:
@@ -184,14 +175,6 @@ def attend_on_device(kernel: str = "", *stand_ins: str) -> None:
         choice.PROMPT_TOKENS, choice.CHOSEN_TOKENS, choice.LENGTHS = 64, 8, (1, 4)
 
 
-def attend_short_spans_on_device() -> None:
-    """The device attends for spans of up to 4 tokens; the engine's attention serves longer ones."""
-    from blendhub.vllm.worker import attention_choice
-
-    attend_on_device()
-    attention_choice.longest_attended = lambda ours, theirs: 4
-
-
 # Of the hub
 
 
@@ -235,9 +218,8 @@ def signal_the_hub(order: str) -> None:
 def ranks(place: str = "", wide: str = "") -> None:
     """Ranks are forked from the engine's process, which has imported vLLM, instead of importing it each.
 
-    ``place``: a folder in which a file named like a rank orders what happens to that rank: "before copy stop 1.5" stops
-    it for 1.5 seconds before its next copy to pages begins; "copy fail" has that copy fail; "forward fail" has its next
-    forward find no memory. Copies end late there, on each rank at another time. ``wide``: weights are large.
+    ``place``: a folder in which a file named like a rank orders what happens to it: its next "copy" to pages fails, or
+    its next "forward" finds no memory. Copies end late there, on each rank at another time. ``wide``: large weights.
     """
     import torch
 
@@ -262,16 +244,24 @@ def ranks(place: str = "", wide: str = "") -> None:
 def _obey_orders(place: Path) -> None:
     import torch
     from blendhub_cpu.device import CpuDevice
+    from vllm.distributed.parallel_state import get_tp_group
 
-    from blendhub.client.hub_client import HubClient
     from blendhub.contracts import Transfer
     from blendhub.vllm.model.engine_model import EngineModel
+
+    def is_ordered(what: str) -> bool:
+        """Whether this rank's order, which is taken then, is that what fails."""
+        order = place / str(get_tp_group().rank_in_group)
+        ordered = order.exists() and order.read_text() == what
+        if ordered:
+            order.unlink()
+        return ordered
 
     class LateTransfer(Transfer):
         def __init__(self, copy: Transfer, fails: bool) -> None:
             self._copy = copy
             self._fails = fails
-            self._asks = 3 + 6 * _rank()
+            self._asks = 3 + 6 * get_tp_group().rank_in_group
 
         def done(self) -> bool:
             self._asks -= 1
@@ -285,54 +275,13 @@ def _obey_orders(place: Path) -> None:
                 # As CUDA does, for any earlier error.
                 raise RuntimeError("CUDA error: a copy failed on this rank")
 
-    def obedient(owner: Any, method: str, name: str, changed: Callable[[Any], Any] = lambda result: result) -> None:
-        work = getattr(owner, method)
-
-        def obey(*arguments: Any, **named: Any) -> Any:
-            _stop(place, f"before {name}")
-            result = changed(work(*arguments, **named))
-            _stop(place, f"after {name}")
-            return result
-
-        setattr(owner, method, obey)
-
-    forward = EngineModel.forward
+    device, model = cast(Any, CpuDevice), cast(Any, EngineModel)
+    load, forward = device.load, model.forward
 
     def forward_or_fail(*arguments: Any, **named: Any) -> Any:
-        if _order(place, "forward fail") is not None:
+        if is_ordered("forward"):
             raise torch.OutOfMemoryError("tried to allocate 2 GiB")
         return forward(*arguments, **named)
 
-    setattr(EngineModel, "forward", forward_or_fail)  # noqa: B010
-    CpuDevice.overlaps_compute = True
-    obedient(CpuDevice, "load", "copy", lambda copy: LateTransfer(copy, _order(place, "copy fail") is not None))
-    obedient(EngineModel, "forward", "recompute")
-    obedient(HubClient, "release", "release")
-
-
-def _rank() -> int:
-    from vllm.distributed.parallel_state import get_tp_group
-
-    try:
-        return get_tp_group().rank_in_group
-    except AssertionError:  # the process of the scheduler has no rank
-        return -1
-
-
-def _order(place: Path, moment: str) -> str | None:
-    """What stands behind the moment in the order for this rank, which is taken then; None without such an order."""
-    try:
-        order = (place / str(_rank())).read_text()
-    except OSError:
-        return None
-    if not order.startswith(moment):
-        return None
-    (place / str(_rank())).unlink()
-    return order.removeprefix(moment).strip()
-
-
-def _stop(place: Path, moment: str) -> None:
-    seconds = _order(place, f"{moment} stop")
-    if seconds is not None:
-        subprocess.Popen(["sh", "-c", f"sleep {seconds}; kill -CONT {os.getpid()}"])
-        os.kill(os.getpid(), signal.SIGSTOP)
+    device.overlaps_compute, model.forward = True, forward_or_fail
+    device.load = lambda *arguments, **named: LateTransfer(load(*arguments, **named), is_ordered("copy"))

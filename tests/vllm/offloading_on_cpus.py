@@ -1,20 +1,15 @@
-"""vLLM's connectors that offload KV, on a machine without a GPU: everything is vLLM's own but the copies of blocks."""
+"""vLLM's connector that offloads KV, on a machine without a GPU: everything is vLLM's own but the copies of blocks."""
 
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 from vllm import SamplingParams
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
-from vllm.distributed.kv_transfer.kv_connector.v1.simple_cpu_offload_connector import SimpleCPUOffloadConnector
 from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher
 from vllm.v1.kv_offload.base import OffloadingWorker, TransferResult
 from vllm.v1.kv_offload.cpu.spec import CPUOffloadingSpec
 from vllm.v1.request import Request
-from vllm.v1.simple_kv_offload import worker
-
-from harness.engines.wide_weights import widen
 
 STORED: set[bytes] = set()
 """The keys under which OffloadingConnector has stored KV in this process."""
@@ -67,50 +62,6 @@ class HostWorker(OffloadingWorker):
         return True
 
 
-class HostBackend:
-    """In the place of SimpleCPUOffloadConnector's copies through CUDA: copies are done when they are asked for."""
-
-    def init(self, gpu_caches: dict[str, torch.Tensor], cpu_caches: dict[str, torch.Tensor], *streams: Any) -> None:
-        self._pairs = [(gpu_caches[name], cpu_caches[name]) for name in gpu_caches]
-
-    def launch_copy(
-        self, src_blocks: Any, dst_blocks: Any, is_store: bool, event_idx: int, events_list: list[Any], **event: Any
-    ) -> None:
-        for gpu, cpu in self._pairs:
-            source, place = (gpu, cpu) if is_store else (cpu, gpu)
-            place[dst_blocks] = source[src_blocks]
-        events_list.append((event_idx, Event()))
-
-    def shutdown(self) -> None:
-        """No thread to end."""
-
-
-class Event:
-    def record(self, stream: Any = None) -> None:
-        """Nothing is in flight."""
-
-    def query(self) -> bool:
-        return True
-
-
-class Stream:
-    def __init__(self, priority: int = 0) -> None:
-        pass
-
-    @staticmethod
-    def priority_range() -> tuple[int, int]:
-        return 0, 0
-
-
-def without_cuda_and_wide() -> None:
-    """Have SimpleCPUOffloadConnector copy with torch alone, and dummy weights be large."""
-    cuda = SimpleNamespace(Stream=Stream, current_stream=lambda: None)
-    names = {name: getattr(torch, name) for name in ("Tensor", "device", "empty", "zeros", "int8", "dtype")}
-    worker.torch = SimpleNamespace(**names, cuda=cuda, Event=Event)
-    worker.DmaCopyBackend = HostBackend
-    widen()
-
-
 def stored_blocks(prompt: list[int], block_size: int = 32) -> list[bool]:
     """For each block of a prompt: whether OffloadingConnector has stored KV under the hash that its text has."""
     hasher = get_request_block_hasher(block_size, get_hash_fn_by_name("sha256"))
@@ -119,6 +70,5 @@ def stored_blocks(prompt: list[int], block_size: int = 32) -> list[bool]:
 
 
 def find_nothing() -> None:
-    """Have the connectors of this process find nothing of what they have stored."""
-    for connector in (OffloadingConnector, SimpleCPUOffloadConnector):
-        setattr(connector, "get_num_new_matched_tokens", lambda *arguments: (0, False))  # noqa: B010
+    """Have the connector find nothing of what it has stored in this process."""
+    setattr(OffloadingConnector, "get_num_new_matched_tokens", lambda *arguments: (0, False))  # noqa: B010

@@ -15,9 +15,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 
 
-@dataclass
 class Payload(KVConnectorHandshakeMetadata):
-    agent: str
+    """What the connectors of two engines tell each other first."""
 
 
 @dataclass
@@ -42,7 +41,7 @@ class NixlConnector(KVConnectorBase_V1):
         self._pages = kv_caches
 
     def get_handshake_metadata(self) -> Payload:
-        return Payload("agent")
+        return Payload()
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         for name, blocks in self._plan.received.values():

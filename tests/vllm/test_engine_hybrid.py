@@ -8,7 +8,7 @@ import pytest
 from harness.engines import ONE_THREAD, Engine, disagreement
 from harness.engines.shapes import DEEPSEEK, GEMMA3, GPT_OSS, LLAMA4
 from harness.engines.tiny_model import SHAPE
-from tests.vllm.arrangements import fail_loads, inside, lend_blocks
+from tests.vllm.arrangements import fail_loads, inside
 from tests.vllm.conftest import NO_AMX, PROBING, SETTINGS, TOLERANCE, capacity, drawn, store
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -140,17 +140,6 @@ def test_a_load_that_fails_is_computed_by_vllm(engine, texts):
     assert disagreement(answers, expected) < TOLERANCE
     engine.forget()  # which fails while blocks are borrowed
     inside(engine, fail_loads, False)
-
-
-def test_a_prompt_for_which_too_few_blocks_are_free_reuses_its_exact_prefix(engine, documents, prompts):
-    store(engine, *documents)
-    inside(engine, lend_blocks, 0.001)
-    expected = full_prefill(engine, prompts[0], tokens=30)
-    answer = engine.one(prompts[0], tokens=30)
-    assert answer.report["moved_tokens"] == 0 and answer.report["exact_tokens"] == 170
-    assert "too few free blocks" in answer.report["reason"]
-    assert disagreement([answer], expected) < TOLERANCE
-    inside(engine, lend_blocks, None)
 
 
 def test_a_blend_is_that_of_an_engine_that_keeps_all_blocks(tmp_path, documents, prompts):

@@ -13,7 +13,6 @@ from harness.engines.shapes import BLOOM, DEEPSEEK, GEMMA3, GEMMA3N, LFM2, LLAMA
 from tests.vllm.arrangements import (
     arrange,
     attend_on_device,
-    attend_short_spans_on_device,
     attention_received,
     fail_builders,
     inside,
@@ -25,11 +24,10 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 BY_DEVICE = arrange(attend_on_device)
 OURS = "chosen tokens attend by the device"
 THEIRS = "chosen tokens attend by the engine's attention, not by the device: "
-KINDS = {
-    "by the engine": pytest.param({}, id="by the engine", marks=pytest.mark.versions),
-    "compiled": pytest.param({"arrange": BY_DEVICE, "enforce_eager": False}, id="by the device, compiled"),
-    "short spans": pytest.param({"arrange": arrange(attend_short_spans_on_device)}, id="by the device, short spans"),
-}
+KINDS = [
+    pytest.param({}, id="by the engine", marks=pytest.mark.versions),
+    pytest.param({"arrange": BY_DEVICE, "enforce_eager": False}, id="by the device, compiled"),
+]
 MODELS = {
     "stretched rotation": (LLAMA, [], "text is reused anywhere"),
     "two rotations and a window": (GEMMA3, BY_DEVICE, OURS),
@@ -81,7 +79,7 @@ def received(path: Path, tokens: list[int], askers: list[Span], stored: list[Spa
     return sum(weights[layer].sum((0, 1, 2)) for layer in (2, 3))[:n]
 
 
-@pytest.mark.parametrize("options", KINDS.values())
+@pytest.mark.parametrize("options", KINDS)
 def test_who_asks_gets_the_model_s_own_weights_and_everything_recomputed_equals_full_prefill(options, model, texts):
     tokens, askers, stored = texts.new(200), [Span(150, 155), Span(190, 200)], [Span(0, 60), Span(75, 150)]
     with Engine(model, SETTINGS | ATTENDED, **options) as engine:

@@ -13,10 +13,10 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 ON_CPUS = "tests.vllm.offloading_on_cpus"
 OURS = {"kv_connector": "BlendHubConnector", "kv_connector_extra_config": {"blendhub": SETTINGS}}
-SPACE: dict[str, Any] = {"cpu_bytes_to_use": 2**28}
-SPECIFIED = {"spec_name": "HostSpec", "spec_module_path": ON_CPUS}
-OFFLOADING = {"kv_connector": "OffloadingConnector", "kv_connector_extra_config": SPECIFIED | SPACE}
-SIMPLE = {"kv_connector": "SimpleCPUOffloadConnector", "kv_connector_extra_config": SPACE}
+OFFLOADING = {
+    "kv_connector": "OffloadingConnector",
+    "kv_connector_extra_config": {"spec_name": "HostSpec", "spec_module_path": ON_CPUS, "cpu_bytes_to_use": 2**28},
+}
 ALONE = {"mode": "off", "store": False}
 """Options of a request for which BlendHub reuses and stores nothing."""
 
@@ -31,33 +31,26 @@ def beside(*connectors) -> dict[str, Any]:
     return {"kv_transfer_config": config}
 
 
-@pytest.fixture(
-    scope="module",
-    params=[
-        pytest.param((SHAPE, OFFLOADING), id="one table, offloading"),
-        # vLLM keeps its hybrid allocator on if all connectors support it.
-        pytest.param((GPT_OSS, SIMPLE), id="windows, simple"),
-    ],
-)
+# vLLM keeps its hybrid allocator on if all connectors support it.
+@pytest.fixture(scope="module", params=[SHAPE, GPT_OSS], ids=["one table", "windows"])
 def arranged(request, tmp_path_factory):
-    """What starts engines of a model, the other connector, and vLLM without connectors."""
-    shape, other = request.param
-    path = drawn(tmp_path_factory.mktemp("model"), shape)
+    """What starts engines of a model, and vLLM without connectors."""
+    path = drawn(tmp_path_factory.mktemp("model"), request.param)
     common: dict[str, Any] = {"load_format": "dummy", "seed": 7, "disable_hybrid_kv_cache_manager": False}
 
     def start(**options):
-        return Engine(path, arrange=[f"{ON_CPUS}:without_cuda_and_wide"], **common, **options)
+        return Engine(path, arrange=["harness.engines.wide_weights:widen"], **common, **options)
 
     with start() as plain:
-        yield start, other, plain
+        yield start, plain
 
 
 def test_text_is_moved_before_a_connector_that_offloads_and_none_of_it_is_offloaded_as_exact(arranged, texts):
-    start, other, plain = arranged
+    start, plain = arranged
     document, lead, question = texts.new(700), texts.new(130), texts.new(60)
     blended, goes_on = [*lead, *document, *question], [*document, *texts.new(90)]
     expected_blended, expected_on = (plain.one(prompt, tokens=40) for prompt in (blended, goes_on))
-    with start(**beside(OURS, other)) as engine:
+    with start(**beside(OURS, OFFLOADING)) as engine:
         assert capacity(engine) == capacity(plain) and "text is reused anywhere" in engine.log
         store(engine, document)
         store(engine, lead)
@@ -70,11 +63,10 @@ def test_text_is_moved_before_a_connector_that_offloads_and_none_of_it_is_offloa
         engine.forget()
         partly = engine.one(blended, tokens=40)
         assert partly.report["moved_tokens"] >= 600 and partly.report["approximate_from"] <= 130
-        if other is OFFLOADING:
-            stored = f"{ON_CPUS}:stored_blocks"
-            assert all(engine.call("inside", stored, document)), "what was computed is offloaded under its hashes"
-            own = engine.call("inside", stored, [*blended, *partly.tokens])
-            assert own[:4] == [True] * 4 and not any(own[4:])
+        stored = f"{ON_CPUS}:stored_blocks"
+        assert all(engine.call("inside", stored, document)), "what was computed is offloaded under its hashes"
+        own = engine.call("inside", stored, [*blended, *partly.tokens])
+        assert own[:4] == [True] * 4 and not any(own[4:])
         engine.forget()
         # BlendHub is asked to do nothing: what is found is the other connector's.
         offloaded = engine.one(goes_on, tokens=40, **ALONE)
@@ -88,11 +80,11 @@ def test_text_is_moved_before_a_connector_that_offloads_and_none_of_it_is_offloa
 
 def test_behind_such_a_connector_exact_text_alone_is_reused_and_what_it_loads_is_not_stored_with_gaps(arranged, texts):
     """Of a model with windows it loads the last window of a prefix; BlendHub stores what vLLM computes behind that."""
-    start, other, plain = arranged
+    start, plain = arranged
     document, question, rest = texts.new(700), texts.new(150), texts.new(30)
     goes_on, moved = [*document, *question], [*texts.new(90), *document]
     expected = [plain.one(prompt, tokens=40) for prompt in (goes_on, moved, [*goes_on, *rest])]
-    with start(**beside(other, OURS)) as engine:
+    with start(**beside(OFFLOADING, OURS)) as engine:
         assert "name BlendHubConnector before it in connectors" in engine.log
         engine.one(document, tokens=4, store=False)
         engine.forget()

@@ -1,6 +1,5 @@
 """Tensor parallel: two ranks, each with half of the heads, that must do the same at the same time."""
 
-import itertools
 import time
 from contextlib import suppress
 from typing import Any
@@ -19,7 +18,6 @@ RANKS: dict[str, Any] = {
     "distributed_executor_backend": "mp",
     "variables": {"VLLM_CPU_OMP_THREADS_BIND": "0|1"},
 }
-STOP_S = 1.0
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +69,7 @@ def test_two_ranks_blend_and_audit_as_one_and_no_step_waits_for_a_copy(engine, p
         assert all((audit["kl"] < 1e-5) == (ratio == 1.0) for audit in audits), audits
         engine.forget()
     # What one rank could not copy is computed by all.
-    (orders / "1").write_text("copy fail")
+    (orders / "1").write_text("copy")
     answer = engine.one(prompts[0], tokens=6, recompute_ratio=1.0, store=False)
     assert disagreement([answer], expected[:1]) < TOLERANCE
     assert answer.report["moved_tokens"] == 0 and "failed" in answer.report["reason"]
@@ -79,28 +77,9 @@ def test_two_ranks_blend_and_audit_as_one_and_no_step_waits_for_a_copy(engine, p
     engine.forget()
 
 
-@pytest.mark.long
-def test_a_rank_that_is_stopped_in_any_stage_of_a_load_delays_its_requests_by_that_alone(
-    engine, prompts, expected, orders
-):
-    """The lease of the scheduler's session holds, and nothing stored is computed."""
-    moments = [f"{when} {stage}" for stage in ("copy", "recompute", "release") for when in ("before", "after")]
-    for moment, rank in itertools.product(moments, (0, 1)):
-        if "release" in moment and rank:  # one rank releases the lease of all
-            continue
-        (orders / str(rank)).write_text(f"{moment} stop {STOP_S}")
-        started = time.monotonic()
-        answers = engine.ask(*prompts, tokens=6, recompute_ratio=1.0, store=False)
-        assert time.monotonic() - started < STOP_S + 5, moment
-        assert disagreement(answers, expected) < TOLERANCE, moment
-        assert [answer.report["moved_tokens"] for answer in answers] == [400] * 3, (moment, engine.log[-3000:])
-        assert not list(orders.iterdir()), moment
-        engine.forget()
-
-
 def test_a_rank_without_memory_for_a_forward_ends_the_engine_at_once(engine, prompts, orders):
     """The last test of this engine. The other rank would wait in that forward until a timeout of minutes."""
-    (orders / "1").write_text("forward fail")
+    (orders / "1").write_text("forward")
     started = time.monotonic()
     with pytest.raises(RuntimeError):
         engine.one(prompts[0], recompute_ratio=1.0, store=False)

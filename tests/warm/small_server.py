@@ -17,8 +17,6 @@ LONGEST = 400
 
 
 class SmallServer(ThreadingHTTPServer):
-    """Counts what it is asked."""
-
     daemon_threads = True
 
     def __init__(self, hub: HubInThread) -> None:
@@ -28,12 +26,12 @@ class SmallServer(ThreadingHTTPServer):
         """Whether its model has a chat template, its answers a report, and its list of models is one."""
         self.computed: list[Any] = []
         """The texts and chats of which something was computed and stored."""
-        self.asked = self.at_once = self.most_at_once = 0
-        """Completions, and how many of them at a time."""
         self.seconds = 0.0
-        self.refuses = 0
-        """So many completions more are refused, as by a server that is busy."""
+        self.at_once = threading.Semaphore(10)
+        """How many completions more may be asked at a time; others are refused, as by a server that is busy."""
+        self.refused = 0
         self.dies_after: int | None = None
+        """The number of completions that are computed before it answers nothing any more."""
         self._words: dict[str, int] = {}
         self._lock = threading.Lock()
         self._client = hub.connect()
@@ -45,35 +43,31 @@ class SmallServer(ThreadingHTTPServer):
         self.server_close()
         self._client.close()
 
-    def tokens(self, prompt: Any) -> list[int]:
+    def answer(self, path: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        prompt = body.get("prompt", body.get("messages"))
+        if "messages" in body and not self.has_template:
+            return 400, {"error": {"message": "the model has no chat template"}}
+        tokens = self._tokens(prompt)
+        if path == "/tokenize":
+            return 200, {"tokens": tokens, "count": len(tokens)}
+        if len(tokens) >= LONGEST:
+            return 400, {"error": {"message": f"at most {LONGEST} tokens"}}
+        if not self.at_once.acquire(blocking=False):
+            self.refused += 1
+            return 503, {"error": {"message": "busy"}}
+        time.sleep(self.seconds)
+        with self._lock:
+            report = self._complete(prompt, np.asarray(tokens, np.uint32), body)
+        self.at_once.release()
+        params = {"blendhub": report} if self.has_blendhub else {}
+        return 200, {"id": "a", "usage": {"prompt_tokens": len(tokens)}, "kv_transfer_params": params}
+
+    def _tokens(self, prompt: Any) -> list[int]:
         if not isinstance(prompt, str):
             said = [f"<begin> {message['role']}: {message['content']} <end>" for message in prompt]
             prompt = " ".join([*said, "<begin> assistant:"])
         with self._lock:
             return [self._words.setdefault(word, len(self._words)) for word in prompt.replace("\n\n", " | ").split()]
-
-    def answer(self, path: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
-        prompt = body.get("prompt", body.get("messages"))
-        if "messages" in body and not self.has_template:
-            return 400, {"error": {"message": "the model has no chat template"}}
-        tokens = self.tokens(prompt)
-        if path == "/tokenize":
-            return 200, {"tokens": tokens, "count": len(tokens)}
-        if self.refuses:
-            self.refuses -= 1
-            return 503, {"error": {"message": "busy"}}
-        if len(tokens) >= LONGEST:
-            return 400, {"error": {"message": f"at most {LONGEST} tokens"}}
-        with self._lock:
-            self.asked += 1
-            self.at_once += 1
-            self.most_at_once = max(self.most_at_once, self.at_once)
-        time.sleep(self.seconds)
-        with self._lock:
-            report = self._complete(prompt, np.asarray(tokens, np.uint32), body)
-            self.at_once -= 1
-        params = {"blendhub": report} if self.has_blendhub else {}
-        return 200, {"id": "a", "usage": {"prompt_tokens": len(tokens)}, "kv_transfer_params": params}
 
     def _complete(self, prompt: Any, tokens: np.ndarray, body: dict[str, Any]) -> dict[str, int]:
         variant = Variant(cache_salt=body.get("cache_salt", ""))
@@ -95,7 +89,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        if self.server.dies_after is not None and self.server.asked >= self.server.dies_after:
+        if self.server.dies_after is not None and len(self.server.computed) >= self.server.dies_after:
             self.close_connection = True
         else:
             self._say(*self.server.answer(self.path, body))
