@@ -29,17 +29,12 @@ OTHER := build/vllm-$(VERSION)
 # Each version of vLLM has a cache of its own: no version can read the cache of another.
 ON_OTHER = PYTHONPATH="$(CURDIR)/$(OTHER)$${PYTHONPATH:+:$$PYTHONPATH}" VLLM_CACHE_ROOT="$(CURDIR)/$(OTHER).cache"
 
-# The prefix of the report files of both pytest runs; the last lines of `make test` sum up from them which tests were
-# skipped, and which missing part each needs.
-REPORTS := build/test-report-
-
 # Arguments: this target, the targets that it needs, the tests that run in parallel, the tests that run one by one.
 define TIMED
-start=$$(date +%s); result=passed; rm -f $(REPORTS)*; \
+start=$$(date +%s); result=passed; \
 if $(MAKE) --no-print-directory --jobs 2 $(2); then \
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --junitxml=$(REPORTS)1 -m "$(3)" || result=FAILED; \
-	$(BIN)/python -m pytest --junitxml=$(REPORTS)2 -m "$(4)" $$(grep -rl "mark\.alone" --include="test_*.py" tests plugins) || result=FAILED; \
-	$(BIN)/python -m tests.missing_parts $(REPORTS)*; \
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "$(3)" || result=FAILED; \
+	$(BIN)/python -m pytest -m "$(4)" $$(grep -rl "mark\.alone" --include="test_*.py" tests plugins) || result=FAILED; \
 else result=FAILED; fi; \
 seconds=$$(($$(date +%s) - start)); \
 echo "make $(1): $$result in $$((seconds / 60)) min $$((seconds % 60)) s"; \
@@ -83,13 +78,11 @@ test-fast: ## Run the tests that take little time: no server, engine or installa
 	@$(call TIMED,test-fast,setup,not slow and not alone,not slow and alone)
 
 test-vllm: $(OTHER) ## Run the end-to-end tests on another vLLM, as VERSION=0.31.0; with CORE=1 the core of them
-	@failed=; reports=; \
+	@failed=; \
 	for which in $(if $(CORE),versions,"not alone" alone); do \
-		reports="$$reports $(OTHER)-$${which// /-}.xml"; \
 		$(ON_OTHER) $(BIN)/python -m pytest $$(test "$$which" = alone || echo "-n $(WORKERS) --dist loadfile") -m "$$which" \
-			--junitxml="$(OTHER)-$${which// /-}.xml" tests/vllm/test_engine_*.py || failed=yes; \
+			tests/vllm/test_engine_*.py || failed=yes; \
 	done; \
-	$(BIN)/python -m tests.vllm.version_table $(VERSION) $(if $(CORE),core,all) $$reports; \
 	test -z "$$failed"
 
 $(OTHER): | $(STAMP)

@@ -15,6 +15,7 @@ import tempfile
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from harness.engines.tiny_model import SHAPE, make_tiny_model
 from harness.engines.words import add_tokenizer, numbered
@@ -38,28 +39,22 @@ class Newcomer:
     """Types commands in an empty folder, where an environment is active that has nothing installed."""
 
     def __init__(self, folder: Path) -> None:
-        self.place, self._log = folder / "place", folder / "log"
+        self.place, self._log, environment = folder / "place", folder / "log", folder / "environment"
         self.place.mkdir()
         self.model = make_tiny_model(folder / "model")
         add_tokenizer(self.model, numbered(SHAPE["vocab_size"]))
-        self.environment = folder / "environment"
-        subprocess.run([f"{sys.base_prefix}/bin/python3", "-m", "venv", self.environment], check=True)
+        subprocess.run([f"{sys.base_prefix}/bin/python3", "-m", "venv", environment], check=True)
         self._variables = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
-        self._variables["PATH"] = f"{self.environment}/bin:{os.environ['PATH']}"
+        self._variables["PATH"] = f"{environment}/bin:{os.environ['PATH']}"
         # Python compiles what is imported when it is imported; most of what is installed never is.
         self._variables |= {"PIP_NO_COMPILE": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1"}
 
     def begin(self, command: str) -> "subprocess.Popen[bytes]":
         print(f"$ {command.rstrip()}", flush=True)
+        typed = ["bash", "-c", command.replace("MODEL", str(self.model))]
+        about: Any = {"cwd": self.place, "env": self._variables, "start_new_session": True}
         with self._log.open("w") as output:
-            return subprocess.Popen(
-                ["bash", "-c", command.replace("MODEL", str(self.model))],
-                cwd=self.place,
-                env=self._variables,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+            return subprocess.Popen(typed, stdout=output, stderr=subprocess.STDOUT, **about)
 
     def run(self, command: str) -> str:
         """What the command prints."""
@@ -81,10 +76,6 @@ def check(newcomer: Newcomer) -> None:
     assert "nvidia" not in at_once, f"libraries for GPUs were installed: {at_once}"
     said = newcomer.run("blendhub check --only versions")
     assert server.partition(" --kv-transfer-config")[0] in said, f"blendhub check names another command: {said}"
-    serve_and_ask(newcomer, server, request)
-
-
-def serve_and_ask(newcomer: Newcomer, server: str, request: str) -> None:
     serving, until = newcomer.begin(server), time.monotonic() + START_S
     try:
         while not all(line in newcomer.printed() for line in UP):
@@ -103,6 +94,6 @@ def serve_and_ask(newcomer: Newcomer, server: str, request: str) -> None:
 
 if __name__ == "__main__":
     begun = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="blendhub-readme-") as place:
-        check(Newcomer(Path(place)))
+    with tempfile.TemporaryDirectory(prefix="blendhub-readme-") as folder:
+        check(Newcomer(Path(folder)))
     print(f"README's commands work; that took {time.monotonic() - begun:.0f} s")

@@ -1,6 +1,6 @@
 """Arrangements of a test's engine: what is called in its process, before vLLM makes the engine or while it runs.
 
-``Engine(arrange=arrange(stop_the_hub, ...))`` calls a function before the start, and ``inside(engine, fail_loads)``
+``Engine(arrange=arrange(signal_the_hub, ...))`` calls a function before the start, and ``inside(engine, fail_loads)``
 while the engine waits. Tests import this module without vLLM: each function imports what it changes.
 """
 

@@ -60,12 +60,3 @@ def test_what_holds_an_agreement_is_found_and_its_configuration_is_one_that_vllm
     assert (chosen.selector.options, chosen.recompute_ratio, chosen.hub.arena_gib) == ({"k": 0}, 1.0, 0.25)
     page = (tmp_path / "card.md").read_text()
     assert said in page and flag in page and "| first_k | 1 | 100% | 10 | 100.0% | 100.0%" in page
-
-
-def test_a_model_that_vllm_cannot_serve_ends_with_vllm_s_words(tmp_path, capfd):
-    (tmp_path / "config.json").write_text('{"model_type": "abacus"}')
-    (tmp_path / "data.jsonl").write_text(json.dumps({"documents": [[1]], "question": [2]}))
-    flags = ["--model", str(tmp_path), "--data", str(tmp_path / "data.jsonl"), "--selectors", "first_k"]
-    assert main(["advise", *flags]) == 2
-    error = capfd.readouterr().err
-    assert "vLLM failed with the selector first_k" in error and "abacus" in error

@@ -6,55 +6,44 @@ from typing import Any
 import pytest
 
 from harness.engines import ONE_THREAD, Engine, disagreement
-from harness.engines.shapes import DEEPSEEK, GEMMA3, GPT_OSS, LLAMA4
+from harness.engines.shapes import GEMMA3, GPT_OSS, LLAMA4
 from harness.engines.tiny_model import SHAPE
 from tests.vllm.arrangements import fail_loads, inside
-from tests.vllm.conftest import NO_AMX, PROBING, SETTINGS, TOLERANCE, capacity, drawn, store
+from tests.vllm.conftest import PROBING, SETTINGS, TOLERANCE, capacity, drawn, store
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
-WIDE: dict[str, Any] = {"arrange": ["harness.engines.wide_weights:widen"]}
-LATENTS: dict[str, Any] = {
-    "arrange": ["tests.vllm.windowed_latents:install"],
-    # vLLM's rotation for CPUs takes part of a longer vector for a whole one; that in torch does not.
-    "compilation_config": {"custom_ops": ["none"]},
-    "block_size": 16,
-}
 WINDOWS_ONLY = SHAPE | {
     "sliding_window": 64,
     "use_sliding_window": True,
     "max_window_layers": 0,
     "layer_types": ["sliding_attention"] * 4,
 }
-MODELS = [
-    pytest.param((GEMMA3, WIDE, 150), id="gemma3"),
-    pytest.param((GPT_OSS, WIDE, 150), id="gpt_oss"),
+MODELS = {
+    "gemma3": GEMMA3,
+    "gpt_oss": GPT_OSS,
     # vLLM frees the blocks of a chunk when the next one begins.
-    pytest.param((LLAMA4, WIDE, 150), id="chunks of local attention"),
-    pytest.param((WINDOWS_ONLY, WIDE, 150), id="every layer has a window"),
-    pytest.param((DEEPSEEK, LATENTS, 40), id="latents", marks=NO_AMX),  # its attention in plain torch takes long
-]
-"""The shape; vLLM's options; the tokens of an answer."""
-
+    "chunks of local attention": LLAMA4,
+    "every layer has a window": WINDOWS_ONLY,
+}
 SMALL_STEPS: dict[str, Any] = {"max_num_batched_tokens": 160}
 """Longer than a window, so that vLLM frees blocks in the middle of a prompt."""
 
 
-def start(folder: Path, shape: dict, options: dict, settings: dict | None = SETTINGS, **more: Any) -> Engine:
+def start(folder: Path, shape: dict, settings: dict | None = SETTINGS, **options: Any) -> Engine:
     """An engine with weights that are drawn; without settings plain vLLM."""
-    return Engine(drawn(folder, shape), settings, load_format="dummy", seed=7, **options | more)
+    options |= {"load_format": "dummy", "seed": 7, "arrange": ["harness.engines.wide_weights:widen"]}
+    return Engine(drawn(folder, shape), settings, **options)
 
 
-@pytest.fixture(scope="module", params=MODELS)
-def windows(request):
-    """A model with windows."""
+@pytest.fixture(scope="module", params=MODELS.values(), ids=MODELS)
+def shape(request):
     return request.param
 
 
 @pytest.fixture(scope="module")
-def engine(windows, tmp_path_factory):
-    shape, options, _ = windows
-    with start(tmp_path_factory.mktemp("windows"), shape, options, **SMALL_STEPS) as engine:
+def engine(shape, tmp_path_factory):
+    with start(tmp_path_factory.mktemp("windows"), shape, **SMALL_STEPS) as engine:
         yield engine
 
 
@@ -82,30 +71,7 @@ def full_prefill(engine, *prompts, tokens):
     return answers
 
 
-def check_everything_recomputed(engine, prompts, tokens):
-    """All prompts in the same steps, and one behind a prefix that vLLM has cached itself and with an audit."""
-    expected = full_prefill(engine, *prompts, tokens=tokens)
-    together = engine.ask(*prompts, tokens=tokens, recompute_ratio=1.0, store=False)
-    assert all(answer.report["moved_tokens"] == answer.report["recomputed_tokens"] >= 300 for answer in together)
-    assert disagreement(together, expected) < TOLERANCE
-    engine.forget()
-    engine.one([*prompts[0][:170], 1], mode="off", store=False)
-    behind = engine.one(prompts[0], tokens=tokens, recompute_ratio=1.0, store=False)
-    assert behind.report["engine_tokens"] == 160 and behind.report["moved_tokens"] >= 200
-    assert disagreement([behind], expected[:1]) < TOLERANCE
-    engine.forget()
-    audited = engine.one(prompts[0], tokens=tokens, audit=True, store=False)
-    assert audited.report["audit"] and disagreement([audited], expected[:1]) < TOLERANCE
-    engine.forget()
-
-
-def check_nothing_failed(windows, engine):
-    """vLLM may free an answer's blocks of local attention before the hub has reserved slots for them."""
-    failures = {name for name in engine.call("counts") if "failed" in name}
-    assert failures <= ({"reservations_failed_DeadlineExceeded"} if "attention_chunk_size" in windows[0] else set())
-
-
-def test_exact_prefixes_and_answers_longer_than_the_windows_equal_full_prefill(windows, engine, texts):
+def test_exact_prefixes_and_answers_longer_than_the_windows_equal_full_prefill(shape, engine, texts):
     assert "text is reused anywhere" in engine.log and "free blocks hold what has left a window" in engine.log
     document = texts.new(700)
     asked = [[*document, *texts.new(n)] for n in (9, 150, 33)]
@@ -117,14 +83,29 @@ def test_exact_prefixes_and_answers_longer_than_the_windows_equal_full_prefill(w
     assert [answer.report["exact_tokens"] for answer in answers] == [700] * 3
     engine.forget()
     answers.append(engine.one(turn, tokens=9))
-    assert answers[-1].report["exact_tokens"] >= len(asked[1]) + (64 if "attention_chunk_size" in windows[0] else 99)
+    has_chunks = "attention_chunk_size" in shape
+    assert answers[-1].report["exact_tokens"] >= len(asked[1]) + (64 if has_chunks else 99)
     assert disagreement(answers, expected) < TOLERANCE
-    check_nothing_failed(windows, engine)
+    # vLLM may free an answer's blocks of local attention before the hub has reserved slots for them.
+    failures = {name for name in engine.call("counts") if "failed" in name}
+    assert failures <= ({"reservations_failed_DeadlineExceeded"} if has_chunks else set())
 
 
-def test_everything_recomputed_in_small_steps_equals_full_prefill(windows, engine, documents, prompts):
+def test_everything_recomputed_in_small_steps_equals_full_prefill(engine, documents, prompts):
+    """All prompts in the same steps, and one behind a prefix that vLLM has cached itself and with an audit."""
     store(engine, *documents)
-    check_everything_recomputed(engine, prompts, windows[2])
+    expected = full_prefill(engine, *prompts, tokens=90)
+    together = engine.ask(*prompts, tokens=90, recompute_ratio=1.0, store=False)
+    assert all(answer.report["moved_tokens"] == answer.report["recomputed_tokens"] >= 300 for answer in together)
+    engine.forget()
+    engine.one([*prompts[0][:170], 1], mode="off", store=False)
+    behind = engine.one(prompts[0], tokens=90, recompute_ratio=1.0, store=False)
+    assert behind.report["engine_tokens"] == 160 and behind.report["moved_tokens"] >= 200
+    engine.forget()
+    audited = engine.one(prompts[0], tokens=90, audit=True, store=False)
+    assert audited.report["audit"]
+    assert disagreement([*together, behind, audited], [*expected, expected[0], expected[0]]) < TOLERANCE
+    engine.forget()
 
 
 def test_a_load_that_fails_is_computed_by_vllm(engine, texts):
@@ -149,7 +130,7 @@ def test_a_blend_is_that_of_an_engine_that_keeps_all_blocks(tmp_path, documents,
     """
     answers = []
     for options in ({}, {"disable_hybrid_kv_cache_manager": True}):
-        with start(tmp_path, GPT_OSS, WIDE, SETTINGS | PROBING, variables=ONE_THREAD, **options) as engine:
+        with start(tmp_path, GPT_OSS, SETTINGS | PROBING, variables=ONE_THREAD, **options) as engine:
             store(engine, *documents)
             answers.append(engine.ask(*prompts, tokens=40))
             engine.forget()
@@ -166,10 +147,10 @@ def test_blocks_come_back_from_requests_that_are_aborted_or_preempted(tmp_path, 
     """vLLM has few blocks, of which all prompts together need more."""
     exact = [[*documents[0][: 64 * n], *texts.new(20)] for n in (1, 2, 3, 4) for _ in range(4)]
     scarce: dict[str, Any] = {"num_gpu_blocks_override": 150, "max_model_len": 900}
-    with start(tmp_path, GPT_OSS, WIDE, None, **scarce) as plain:
+    with start(tmp_path, GPT_OSS, None, **scarce) as plain:
         expected, expected_exact = (plain.ask(*asked, tokens=60) for asked in (prompts, exact))
         room = capacity(plain)
-    with start(tmp_path, GPT_OSS, WIDE, **scarce) as few:
+    with start(tmp_path, GPT_OSS, **scarce) as few:
         assert "the same as without BlendHub" in few.log and capacity(few) == room
         store(few, *documents)
         for seconds in (0.001, 0.01, 0.03, 0.1):
