@@ -36,7 +36,7 @@ def start(folder: Path, shape: dict, settings: dict | None = SETTINGS, **options
     return Engine(drawn(folder, shape), settings, **options)
 
 
-@pytest.fixture(scope="module", params=MODELS.values(), ids=MODELS)
+@pytest.fixture(scope="module", params=MODELS.values(), ids=[*MODELS])
 def shape(request):
     return request.param
 
