@@ -11,10 +11,8 @@ import pytest
 import torch
 from vllm.config import set_current_vllm_config
 from vllm.engine.arg_utils import EngineArgs
-from vllm.v1.attention.backend import AttentionMetadataBuilder
-from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 from vllm.v1.attention.backends.mla.triton_mla import TritonMLABackend
-from vllm.v1.kv_cache_interface import FullAttentionSpec, MLAAttentionSpec
+from vllm.v1.kv_cache_interface import MLAAttentionSpec
 from vllm.v1.worker.utils import AttentionGroup
 
 from blendhub.core.spans import Span
@@ -27,56 +25,9 @@ from tests.stand_in import StandIn
 BLOCK_SIZE = 32
 
 
-class Builder(AttentionMetadataBuilder):
-    """Answers with the table that it is given."""
-
-    def __init__(self, spec, names, config, device):
-        super().__init__(spec, names, config, device)
-        self.config = config
-
-    def build(self, common_prefix_len, common_attn_metadata, fast_build=False):
-        return common_attn_metadata.block_table_tensor
-
-
-def runner_with(group):
-    return StandIn(
-        block_groups=[group],
-        attention_groups=[[group]],
-        kernel_block_sizes=[BLOCK_SIZE],
-        device=torch.device("cpu"),
-    )
-
-
-def metadata(max_model_len, max_num_seqs=1024):
-    spec = FullAttentionSpec(block_size=BLOCK_SIZE, num_kv_heads=1, head_size=8, dtype=torch.float32)
-    backend = type("Backend", (CPUAttentionBackend,), {"get_builder_cls": staticmethod(lambda: Builder)})
-    of_vllm = AttentionGroup(backend, ["layer"], spec, 0)
-    of_vllm.metadata_builders = [Builder(spec, ["layer"], None, torch.device("cpu"))]
-    model, scheduler = StandIn(max_model_len=max_model_len), StandIn(max_num_seqs=max_num_seqs)
-    config: Any = StandIn(compilation_config=StandIn(), model_config=model, scheduler_config=scheduler)
-    return AttentionMetadata(runner_with(of_vllm), Upstream(), config)
-
-
-@pytest.mark.parametrize("length, max_spans", [(2**11, 1024), (2**20, 512), (2**30, 1)])
-def test_the_tables_of_a_forward_stay_within_the_bound_but_for_one_span_whose_row_alone_is_longer(length, max_spans):
-    made = metadata(length)
-    assert made.max_spans == max_spans
-    if max_spans > 1:
-        starts = np.linspace(0, length - 4, max_spans, dtype=np.int64).tolist()
-        spans = [Span(start, start + 4) for start in starts]
-        part = RequestTokens(np.zeros(length, np.uint32), [np.zeros(length // BLOCK_SIZE, np.int64)], spans)
-        nothing = torch.zeros(0, dtype=torch.int64)
-        table = made.build(RecomputeSet([part]), nothing, [nothing])["layer"]
-        assert table.shape == (max_spans, length // BLOCK_SIZE) and table.nbytes == made.table_bytes <= TABLE_BYTES
-
-
-def test_a_forward_has_hundreds_of_spans_in_an_engine_of_few_requests():
-    made = metadata(2**11, max_num_seqs=4)
-    assert made.max_spans == SPANS > 4
-    assert made._groups[0][1].first.get_metadata_builder().config.scheduler_config.max_num_seqs == SPANS
-
-
-def test_a_span_is_to_a_backend_with_mla_what_a_request_is_and_there_are_no_more_than_it_has_memory_for(tmp_path):
+@pytest.fixture
+def made(tmp_path):
+    """Makes metadata for a model with MLA. ``contexts``: for so many of a block vLLM's own builder has memory."""
     (tmp_path / "config.json").write_text(json.dumps(DEEPSEEK))
     options: dict[str, Any] = {"skip_tokenizer_init": True, "block_size": BLOCK_SIZE, "max_model_len": 1024}
     config = EngineArgs(str(tmp_path), **options).create_engine_config()
@@ -84,18 +35,46 @@ def test_a_span_is_to_a_backend_with_mla_what_a_request_is_and_there_are_no_more
     prefills = MagicMock(requires_v_padding=False)
     config.compilation_config.static_forward_context["layer"] = StandIn(**dims, num_heads=4, prefill_backend=prefills)
     spec = MLAAttentionSpec(block_size=BLOCK_SIZE, dtype=torch.bfloat16, num_kv_heads=1, head_size=576)
-    with set_current_vllm_config(config):
-        theirs = AttentionGroup(TritonMLABackend, ["layer"], spec, 0)
-        theirs.create_metadata_builders(config, torch.device("cpu"), BLOCK_SIZE)
+    theirs, place = AttentionGroup(TritonMLABackend, ["layer"], spec, 0), torch.device("cpu")
+
+    def make(max_model_len=1024, max_num_seqs=1024, contexts=2048):
+        theirs.create_metadata_builders(config, place, BLOCK_SIZE)
         builder: Any = theirs.get_metadata_builder()
-        builder.chunked_prefill_workspace_size = 10 * BLOCK_SIZE
-        made = AttentionMetadata(runner_with(theirs), Upstream(), config)
-        first = RequestTokens(np.zeros(700, np.uint32), [np.arange(20, 42)], [Span(0, 600), Span(640, 641)])
-        second = RequestTokens(np.zeros(300, np.uint32), [np.arange(50, 60)], [Span(130, 131), Span(200, 203)])
-        chosen = RecomputeSet([first, second])
-        slots = torch.from_numpy(chosen.slots(BLOCK_SIZE))
-        parts = made.build(chosen, torch.from_numpy(chosen.positions), [slots])["layer"]
-    assert made.max_spans == 10
+        builder.chunked_prefill_workspace_size = contexts * BLOCK_SIZE
+        runner = StandIn(
+            block_groups=[theirs], attention_groups=[[theirs]], kernel_block_sizes=[BLOCK_SIZE], device=place
+        )
+        config.model_config.max_model_len, config.scheduler_config.max_num_seqs = max_model_len, max_num_seqs
+        return AttentionMetadata(runner, Upstream(), config)
+
+    with set_current_vllm_config(config):
+        yield make
+
+
+@pytest.mark.parametrize("length, max_spans", [(2**11, 1024), (2**20, 512), (2**30, 1)])
+def test_the_tables_of_a_forward_stay_within_the_bound_but_for_one_span_whose_row_alone_is_longer(
+    made, length, max_spans
+):
+    metadata = made(length)
+    assert metadata.max_spans == max_spans and (metadata.table_bytes <= TABLE_BYTES) == (max_spans > 1)
+    spans = [Span(start, start + 1) for start in range(max_spans)]
+    part = RequestTokens(np.zeros(length, np.uint32), [np.zeros(length // BLOCK_SIZE, np.int64)], spans)
+    assert metadata._table(RecomputeSet([part]), 0, length).nbytes == metadata.table_bytes
+
+
+def test_a_forward_has_hundreds_of_spans_in_an_engine_of_few_requests_and_no_more_than_mla_has_memory_for(made):
+    metadata = made(max_num_seqs=4)
+    builder: Any = metadata._groups[0][1].first.get_metadata_builder()
+    assert metadata.max_spans == SPANS == builder.vllm_config.scheduler_config.max_num_seqs
+    assert made(contexts=10).max_spans == 10
+
+
+def test_a_span_is_to_a_backend_what_a_request_is(made):
+    first = RequestTokens(np.zeros(700, np.uint32), [np.arange(20, 42)], [Span(0, 600), Span(640, 641)])
+    second = RequestTokens(np.zeros(300, np.uint32), [np.arange(50, 60)], [Span(130, 131), Span(200, 203)])
+    chosen = RecomputeSet([first, second])
+    slots = torch.from_numpy(chosen.slots(BLOCK_SIZE))
+    parts = made().build(chosen, torch.from_numpy(chosen.positions), [slots])["layer"]
     # The spans of one token come first.
     ends, lengths, decodes = [641, 131, 203, 600], [1, 1, 3, 600], parts.num_decodes
     assert decodes >= 2 and parts.num_actual_tokens == len(chosen) == sum(lengths)
