@@ -1,6 +1,7 @@
-"""Options and errors of the CUDA device that the contract does not cover."""
+"""What the contract does not cover: why there is no GPU, and shapes of attention for chosen tokens."""
 
 import ctypes
+from contextlib import closing
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,10 +10,16 @@ import pytest
 import torch
 from blendhub_cuda import CudaOptions
 from blendhub_cuda.device import CudaDevice
-from blendhub_cuda.runtime import kernels_use_host_addresses
+from blendhub_cuda.runtime import CudaRuntime, kernels_use_host_addresses
+from msgspec.structs import replace
 
+from blendhub.contracts import AttentionRules
 from blendhub.core.errors import Unsupported
+from blendhub.testing.devices.attending import LATENT, LAYOUT, RULES, AttentionPages, check_attention, spread_out
+from blendhub.testing.devices.deferred import DeferredRuntime
 from blendhub.testing.devices.device_harness import DeviceHarness, DeviceSetup
+
+HAS_GPU = torch.cuda.is_available()
 
 
 @pytest.mark.parametrize("hip, name, attribute", [(None, "cu", 91), ("6.4", "hip", 4)])
@@ -55,3 +62,30 @@ def test_the_probe_explains_why_the_device_is_unavailable(monkeypatch, cuda, hip
     (spec,) = blendhub_cuda.blendhub_devices()
     unavailable = spec.probe()
     assert reason in unavailable.reason and unavailable.command == command
+
+
+def check(chosen, rules, pages, dtype=torch.float32):
+    runtime, place = (CudaRuntime, "cuda") if HAS_GPU else (lambda place: DeferredRuntime(), "cpu")
+    with closing(CudaDevice(CudaOptions(), runtime)) as device:
+        check_attention(device, place, chosen, rules, pages, dtype)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("group, width, value_width", [(1, 64, 32), (3, 96, 96), (4, 128, 128), (16, 96, 64)])
+def test_heads_share_keys_and_values_may_be_narrower(group, width, value_width):
+    pages = AttentionPages(replace(LAYOUT, key_dim=width, value_dim=value_width), block_size=128)
+    check([spread_out(20, 130)], AttentionRules(2 * group, 0.2), pages)
+
+
+@pytest.mark.slow
+# Triton's interpreter multiplies the bits of bfloat16 as integers.
+@pytest.mark.parametrize("dtype", ["float16", *(["bfloat16"] if HAS_GPU else [])])
+def test_half_precision(dtype):
+    check([spread_out(40, 150)], RULES, AttentionPages(replace(LAYOUT, dtype=dtype)), getattr(torch, dtype))
+
+
+@pytest.mark.slow
+def test_a_latent_may_have_more_heads_than_a_tile_has_rows_and_is_refused_where_it_has_no_kernel():
+    check([spread_out(3, 70)], AttentionRules(130, 0.04, latent=512), AttentionPages(LATENT, "latent"))
+    with pytest.raises(Unsupported, match="no kernel for values of 448 items of 576"):
+        check([[0]], AttentionRules(16, 0.04, latent=448), AttentionPages(LATENT, "latent"))
