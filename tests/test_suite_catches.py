@@ -37,6 +37,14 @@ def all_exact(exact: bool) -> Callable[[Sound, Any, list[Match]], list[Match]]:
     return lambda self, tokens, found: [Match(m.span, m.run, m.source_start, exact) for m in found]
 
 
+def exact_behind_any_prefix(self: Sound, tokens: Any, found: list[Match]) -> list[Match]:
+    def exact(match: Match) -> bool:
+        stays = match.source_start == match.span.start
+        return stays and bool(self.runs[match.run].exact[match.span.start : match.span.end].all())
+
+    return [Match(match.span, match.run, match.source_start, exact(match)) for match in found]
+
+
 def trusts_its_hash(self: Sound, tokens: Any, found: list[Match]) -> list[Match]:
     """A polynomial hash modulo 2**64 decides whether two texts of one length are equal."""
 
@@ -132,6 +140,7 @@ FAULTS: dict[str, list[Any]] = {
     ],
     "test_any_history_of_calls": [
         finding(all_exact(True)),
+        finding(exact_behind_any_prefix),
         finding(lambda self, tokens, found: found[:1]),
         adding(stores_all_tokens),
         faulty(discard=forgets_to_forget),

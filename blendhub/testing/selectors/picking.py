@@ -21,6 +21,7 @@ from blendhub.testing.selectors.base import BLOCKS, MOVED, SelectorTests, prompt
 from blendhub.testing.sentences import holds
 
 TWO_SPANS = [Span(10, 74), Span(80, 144)]
+RATIOS = st.sampled_from([0.0, 1.0]) | st.floats(0, 1)
 EQUAL_AND_OTHER_SCORES = st.sampled_from([0.0, 0.0, 1.0, 1.0, 2.5, 1e30, float("inf"), float("nan")])
 
 
@@ -69,7 +70,7 @@ class PickingTests(SelectorTests):
         @settings(max_examples=100, **WITHOUT_CHANCE)
         @given(data=st.data(), moved=moved_spans(), block_tokens=st.sampled_from([1, 2, 5, 16, 10**6]))
         def check(data: st.DataObject, moved: list[Span], block_tokens: int) -> None:
-            low, high = sorted(data.draw(st.tuples(st.floats(0, 1), st.floats(0, 1)), label="ratios"))
+            low, high = sorted(data.draw(st.tuples(RATIOS, RATIOS), label="ratios"))
             scores = None
             if suite.measured(selector):
                 length = moved[-1].end if moved else 0
