@@ -1,8 +1,9 @@
 """The connector's scheduler side on a real hub with vLLM's own requests; tests play vLLM and the worker."""
 
 import threading
+import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,7 +14,7 @@ from vllm.config import CacheConfig, KVTransferConfig, VllmConfig
 from vllm.lora.request import LoRARequest
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import BlockHash, get_request_block_hasher, init_none_hash
-from vllm.v1.core.sched.output import CachedRequestData, SchedulerOutput
+from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.request import Request
 
 from blendhub import PluginHost
@@ -65,19 +66,15 @@ class PlayedBlocks(RequestBlocks):
     hash_block_size = BLOCK
 
     def __init__(self) -> None:
-        super().__init__()
         self.blocks = list(range(1, 101))
         self.own: set[BlockHash] = set()
-        self.cached = self._blended
+        self.cached = lambda hashes, most: 0 if self.own.issuperset(hashes) else min(most, BLOCK * len(hashes))
 
     def of(self, request: str) -> Tables:
         return (self.blocks,)
 
     def cached_tokens(self, hashes: Sequence[BlockHash], most: int) -> int:
         return self.cached(hashes, most)
-
-    def _blended(self, hashes: Sequence[BlockHash], most: int) -> int:
-        return 0 if self.own.issuperset(hashes) else min(most, BLOCK * len(hashes))
 
 
 class PlayedEngine:
@@ -89,21 +86,28 @@ class PlayedEngine:
         address: HubAddress | None = None,
         rank: int = 0,
         settings: Settings = SETTINGS,
-        audits: bool = False,
         tables: BlockTables = ONE_TABLE,
+        **facts: Any,
     ) -> None:
+        """``rank`` is that of its client: 0 for the worker that it plays, -1 if there is a real worker. ``facts``:
+        those of ``StartupFacts``.
+        """
         config = VllmConfig(
             kv_transfer_config=KVTransferConfig(kv_connector="BlendHubConnector", kv_role="kv_both"),
             cache_config=CacheConfig(block_size=BLOCK),
         )
         address = address or HubAddress(hub.endpoint, hub.transport)
-        admission = Admission(config, settings, ModelSupport((LAYOUT,), True, ()), NAMESPACE)
-        facts = msgspec.structs.replace(FACTS, settings=settings, audits=audits)
-        self.blocks = PlayedBlocks()
+        self.hub, self.blocks = hub, PlayedBlocks()
         executor = HubExecutor(HubPlace(address, NAMESPACE), "engine", -1, HOST)
         executor.reach()
         self.side = build_scheduler(
-            config, facts, admission, executor, Observers(HOST.observers()), self.blocks, tables
+            config,
+            msgspec.structs.replace(FACTS, settings=settings, **facts),
+            Admission(config, settings, ModelSupport((LAYOUT,), True, ()), NAMESPACE),
+            executor,
+            Observers(HOST.observers()),
+            self.blocks,
+            tables,
         )
         self.client = HubClient(address.endpoint, address.transport.name, address.transport.options, host=HOST)
         self.client.register("engine", NAMESPACE, rank)
@@ -114,7 +118,6 @@ class PlayedEngine:
         """What the last step has begun to load."""
         self.last_report: dict[str, Any] = {}
         """What the response of the last request that was served reported."""
-        self.hub = hub
 
     @property
     def counters(self) -> Counter[str]:
@@ -148,7 +151,7 @@ class PlayedEngine:
         return request
 
     def answer_within(self, seconds: float) -> None:
-        """The hub's answers are waited for so long: ``lookup_timeout_s``."""
+        """Have the hub's answers waited for so long: ``lookup_timeout_s``."""
         self.side.loads._settings = msgspec.structs.replace(SETTINGS, lookup_timeout_s=seconds)
         self.side.saves._timeout_s = seconds
 
@@ -160,22 +163,17 @@ class PlayedEngine:
 
     def step(self, **computed: tuple[int, int]) -> list:
         """A step that computes so many tokens of these requests after so many; returns what has to be saved."""
-        cached = CachedRequestData.make_empty()
-        for name, (before, _) in computed.items():
-            self.side._requests[name].request.num_computed_tokens = before
-        cached.req_ids.extend(computed)
-        cached.num_computed_tokens.extend(before for before, _ in computed.values())
         output = SchedulerOutput.make_empty()
-        output.scheduled_cached_reqs = cached
-        output.num_scheduled_tokens = {name: scheduled for name, (_, scheduled) in computed.items()}
+        for name, (before, n_scheduled) in computed.items():
+            self.side._requests[name].request.num_computed_tokens = before
+            output.num_scheduled_tokens[name] = n_scheduled
         output.total_num_scheduled_tokens = sum(output.num_scheduled_tokens.values())
         plan = self.side.plan(output)
-        self.loads = plan.loads
+        self.loads, self.ending = plan.loads, plan.ending
         self.settle()
         for job in plan.saves:
             self.client.commit(job.right, job.slot.span.end)
         self.saved += plan.saves
-        self.ending = plan.ending
         return plan.saves
 
     def turn(self, request: Request, local: int = 0) -> tuple[int | None, bool]:
@@ -200,8 +198,7 @@ class PlayedEngine:
         if computed >= request.num_prompt_tokens and not request.num_output_tokens:
             request.append_output_token_ids(1)
         request.num_computed_tokens = computed
-        blocks = list(range(1, 1 - (-computed // BLOCK)))
-        if self.side.ended(request, (blocks,))[0]:
+        if self.side.ended(request, (list(range(1, 1 - (-computed // BLOCK))),))[0]:
             while request.request_id not in self.ending:
                 self.step()
             self.side.process_report(WorkerReport(committed_ranks={request.request_id: 1}))
@@ -228,21 +225,21 @@ class PlayedEngine:
     def gauge(self, name: str) -> float:
         return self.client.stats().gauges[name]
 
+    def leases(self) -> float:
+        """How many rights to read and to write there are."""
+        return self.gauge("read_leases") + self.gauge("write_leases")
+
+    def eventually(self, what: Callable[[], Any]) -> None:
+        until = time.monotonic() + 10
+        while not what():
+            assert time.monotonic() < until
+            time.sleep(0.005)
+
 
 @contextmanager
-def played_engine(
-    rank: int = 0,
-    settings: Settings = SETTINGS,
-    audits: bool = False,
-    tables: BlockTables = ONE_TABLE,
-    **config: Any,
-) -> Iterator[PlayedEngine]:
-    """An engine with an embedded hub; ``config`` are keys of the hub's configuration.
-
-    ``rank`` is that of its client: 0 for the worker that it plays, -1 if there is a real worker. ``audits``: whether
-    the model's predictions can be had.
-    """
-    with HubInThread(HubConfig(**{"arena_gib": 0.01, "metrics": "", **config}), HOST) as hub:
-        engine = PlayedEngine(hub, rank=rank, settings=settings, audits=audits, tables=tables)
+def played_engine(arena_gib: float = 0.01, **options: Any) -> Iterator[PlayedEngine]:
+    """An engine with an embedded hub."""
+    with HubInThread(HubConfig(arena_gib=arena_gib, metrics=""), HOST) as hub:
+        engine = PlayedEngine(hub, **options)
         yield engine
         engine.close()

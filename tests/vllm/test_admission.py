@@ -7,12 +7,10 @@ import pytest
 import torch
 from vllm import PoolingParams, SamplingParams
 from vllm.config import KVTransferConfig, VllmConfig
-from vllm.lora.request import LoRARequest
 from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
 from vllm.v1.request import Request
 
-from blendhub.core.layout import KVLayout, Namespace, Variant
-from blendhub.vllm.messages import LoadedAdapter
+from blendhub.core.layout import KVLayout, Namespace
 from blendhub.vllm.model_support import ModelSupport
 from blendhub.vllm.plugin import register
 from blendhub.vllm.scheduler.admission import Admission, text_end
@@ -40,17 +38,12 @@ def image(at: int) -> MultiModalFeatureSpec:
     return MultiModalFeatureSpec(data=None, modality="image", identifier="i", mm_position=PlaceholderRange(at, 4))
 
 
-def pooling() -> Request:
-    return Request("r", PROMPT, None, PoolingParams(task="embed"))
-
-
 @pytest.mark.parametrize(
-    "role, code, stores", [("kv_both", None, True), ("kv_producer", "role", True), ("kv_consumer", None, False)]
+    "role, why, stores", [("kv_both", None, True), ("kv_producer", "role", True), ("kv_consumer", None, False)]
 )
-def test_kv_role_decides_whether_a_request_reads_and_stores(role, code, stores):
+def test_kv_role_decides_whether_a_request_reads_and_stores(role, why, stores):
     terms, refusal = admission(role).admit(request())
-    assert (refusal.why if refusal else None) == code
-    assert terms.stores is stores
+    assert (refusal.why if refusal else None, terms.stores) == (why, stores)
 
 
 @pytest.mark.parametrize("given", ["blend", "contiguous", "exact", "off"])
@@ -58,22 +51,24 @@ def test_kv_role_decides_whether_a_request_reads_and_stores(role, code, stores):
 def test_a_request_s_mode_overrides_the_engine_s(given, asked):
     terms, refusal = admission(mode=given).admit(request({"mode": asked} if asked else None))
     wanted = asked or given
-    assert terms.mode == wanted
-    assert (refusal is not None) == (wanted == "off")
-    assert terms.stores
+    assert terms.mode == wanted and terms.stores and terms.fills_holes == (wanted != "contiguous")
     if wanted == "off":
-        assert refusal.why == "off"
-        assert refusal.reason == ("mode is off for this request" if asked else "mode is off")
+        assert (refusal.why, refusal.reason) == ("off", "mode is off for this request" if asked else "mode is off")
+    else:
+        assert refusal is None
+    # A model whose keys cannot be moved is served with exact reuse.
+    terms, _ = admission(support=EXACT_ONLY, mode=given).admit(request({"mode": asked} if asked else None))
+    assert terms.mode == ("off" if wanted == "off" else "exact") and not terms.fills_holes
 
 
-@pytest.mark.parametrize("asked, ratio", [({}, 0.4), ({"recompute_ratio": 0}, 0.0), ({"recompute_ratio": 1.0}, 1.0)])
-def test_a_request_s_ratio_overrides_the_engine_s_and_both_may_forbid_to_store_it(asked, ratio):
-    for engine, stores in ((True, True), (True, False), (False, True)):
-        terms, _ = admission(recompute_ratio=0.4, store=engine).admit(request(asked | {"store": stores}))
-        assert (terms.ratio, terms.stores) == (ratio, engine and stores)
+def test_a_request_s_ratio_overrides_the_engine_s_and_both_may_forbid_to_store_it():
+    for asked, ratio in (({}, 0.4), ({"recompute_ratio": 0}, 0.0), ({"recompute_ratio": 1.0}, 1.0)):
+        for engine, stores in ((True, True), (True, False), (False, True)):
+            terms, _ = admission(recompute_ratio=0.4, store=engine).admit(request(asked | {"store": stores}))
+            assert (terms.ratio, terms.stores) == (ratio, engine and stores)
 
 
-@pytest.mark.parametrize("asked", [{"mode": "fast"}, {"recompute_ratio": 2}, {"mood": "off"}, ["blend"], "off"])
+@pytest.mark.parametrize("asked", [{"mode": "fast"}, {"mood": "off"}, ["blend"]])
 def test_invalid_parameters_of_a_request_are_named_and_end_its_reuse(asked):
     terms, refusal = admission().admit(request(asked))
     assert refusal.why == "bad_request" and "kv_transfer_params.blendhub" in refusal.reason
@@ -94,24 +89,16 @@ def test_keys_of_other_connectors_are_logged_once_each(caplog):
 @pytest.mark.parametrize(
     "unsupported, reason",
     [
-        (
-            request(mm_features=[image(20), image(0)]),
-            "the prompt begins with an image, sound or video, and only text before the first of them is reused",
-        ),
-        (request(prompt=None, prompt_embeds=torch.zeros(40, 8)), "prompts given as embeddings are not supported"),
-        (
-            request(prompt_embeds=torch.zeros(40, 8), prompt_is_token_ids=[True] * 39 + [False]),
-            "prompts given as embeddings are not supported",
-        ),
-        (pooling(), "pooling requests are not supported"),
-        (request(resumable=True), "prompts whose parts come one after the other are not supported"),
+        (request(mm_features=[image(20), image(0)]), "the prompt begins with an image, sound or video"),
+        (request(prompt=None, prompt_embeds=torch.zeros(40, 8)), "prompts given as embeddings"),
+        (request(prompt_embeds=torch.zeros(40, 8), prompt_is_token_ids=[True] * 39 + [False]), "prompts given as"),
+        (Request("r", PROMPT, None, PoolingParams(task="embed")), "pooling requests"),
+        (request(resumable=True), "prompts whose parts come one after the other"),
     ],
-    ids=["image", "embeddings", "embeddings_and_tokens", "pooling", "streamed"],
 )
 def test_requests_whose_kv_does_not_follow_from_token_ids_are_neither_reused_nor_stored(unsupported, reason):
     terms, refusal = admission().admit(unsupported)
-    assert (refusal.why, refusal.reason) == ("request", reason)
-    assert not terms.stores
+    assert refusal.why == "request" and refusal.reason.startswith(reason) and not terms.stores
 
 
 def test_a_prompt_with_images_takes_part_up_to_the_first():
@@ -119,42 +106,6 @@ def test_a_prompt_with_images_takes_part_up_to_the_first():
     terms, refusal = admission().admit(with_images)
     assert refusal is None and terms.stores and terms.mode == "blend"
     assert text_end(with_images) == 20 and text_end(request()) is None
-
-
-def test_a_model_whose_keys_cannot_be_moved_is_served_with_exact_reuse():
-    made = admission(support=EXACT_ONLY)
-    assert made.admit(request())[0].mode == "exact"
-    assert made.admit(request({"mode": "blend"}))[0].mode == "exact"
-    assert made.admit(request({"mode": "contiguous"}))[0].mode == "exact"
-    assert made.admit(request({"mode": "off"}))[0].mode == "off"
-    assert not made.admit(request())[0].fills_holes
-    assert admission().admit(request())[0].fills_holes
-
-
-def test_a_request_with_an_adapter_has_the_namespace_of_the_loaded_weights_and_exact_reuse():
-    made, variants = admission(), []
-    adapters = {"one": LoRARequest("one", 1, "org/a"), "two": LoRARequest("two", 2, "org/a")}
-    made.adapters.report({0: {1: LoadedAdapter("weights", 4), 2: LoadedAdapter("others", 4)}})
-    for name in ("one", "one", "two"):
-        terms, refusal = made.admit(request(lora_request=adapters[name]))
-        assert refusal is None and terms.stores and terms.mode == "exact"
-        assert not made.admit(request(lora_request=adapters[name]))[0].fills_holes
-        variants.append(terms.variant)
-    assert variants[0] == variants[1] and len({*variants, Variant()}) == 3
-    # Other weights get the id of the first, which vLLM drops later.
-    made.adapters.report({0: {1: LoadedAdapter("third", 9), 2: LoadedAdapter("others", 4)}})
-    assert made.admit(request(lora_request=adapters["one"]))[0].variant not in variants
-    made.adapters.report({0: {2: LoadedAdapter("others", 4)}})
-    terms, refusal = made.admit(request(lora_request=adapters["one"]))
-    assert refusal.why == "adapter" and "--max-cpu-loras" in refusal.reason and terms.adapter is None
-
-
-def test_an_adapter_that_vllm_reads_anew_for_each_step_is_not_reused():
-    made = admission()
-    made.adapters.report({0: {1: LoadedAdapter("weights", 4)}})
-    terms, refusal = made.admit(request(lora_request=LoRARequest("one", 1, "org/a", load_inplace=True)))
-    assert refusal.why == "adapter" and "load_inplace" in refusal.reason and terms.stores
-    assert terms.adapter is None, "the report is of what was loaded before"
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,10 @@
 """What the scheduler side tells of each request that has ended, and why stretches of its prompt were not reused."""
 
+import json
+import logging
 import time
 
-import msgspec
+import pytest
 from vllm import SamplingParams
 from vllm.v1.request import Request
 
@@ -17,37 +19,21 @@ from blendhub.vllm.scheduler.decide import BlendTerms, EngineLimits, Pace, decid
 from blendhub.vllm.scheduler.request_state import RequestState
 from blendhub.vllm.settings import ReusePolicy
 from tests.stand_in import StandIn
-from tests.vllm.played_engine import SETTINGS, PlayedEngine, played_engine, text
+from tests.vllm.played_engine import text
 from tests.vllm.standing_still import standing_still
 
-LENGTH = 1000
 EXACT = Match(Span(0, 200), 1, 0, True)
 MOVED = Match(Span(300, 900), 2, 0, False)
 FAR = Match(Span(300, 900), 2, 3800, False)
+CLOSE = Match(Span(200, 300), 2, 0, False)
 BEHIND = Match(Span(600, 1000), 1, 600, True)
-
-
-def outcome_of(*matches, blend=True, holes=True, local=0, pace=None, on_the_way=(), error="", **policy):
-    """The reasons in the note of a request of 1000 tokens, for those that it computes: from decision to note."""
-    found = Found(matches=matches, on_the_way=on_the_way)
-    choice = decide(
-        matches, LENGTH, local, ReusePolicy(**policy), BlendTerms(blend, holes, 0.15, 0.15), EngineLimits(4096, pace),
-        found.on_the_way_tokens,
-    )  # fmt: skip
-    state = looked_up(found)
-    state.decided(choice)
-    if choice.decision:
-        state.begin_load()
-        state.end_load(LoadResult(error=error))
-    else:
-        state.refuse(choice.refusal)
-    return shown(state)
+NEW = Why.NOTHING_STORED
 
 
 def looked_up(found):
-    state = RequestState(
-        Request("r", [1] * LENGTH, SamplingParams(max_tokens=1), None), Terms(Variant(), "blend", 0.15, True)
-    )
+    """The state of a request of 1000 tokens; None: the hub has not answered."""
+    request = Request("r", [1] * 1000, SamplingParams(max_tokens=1), None)
+    state = RequestState(request, Terms(Variant(), "blend", 0.15, True))
     state.look_up()
     state.lookup = StandIn(close=lambda: None)
     if found:
@@ -55,183 +41,130 @@ def looked_up(found):
     return state
 
 
-def shown(state):
-    return reasons(state.outcome())
-
-
 def reasons(outcome):
-    return [(one.span.start, one.span.end, one.why) for one in not_reused(outcome.strip(), outcome.unused)]
+    """The stretches that were computed, as where each begins and why, and where the last one ends."""
+    stretches = not_reused(outcome.strip(), outcome.unused)
+    return [(stretch.span.start, stretch.span.end, stretch.why) for stretch in stretches]
 
 
-def test_where_all_that_was_found_is_reused_the_rest_is_not_stored():
-    assert outcome_of(EXACT, MOVED) == [(200, 300, Why.NOTHING_STORED), (900, 1000, Why.NOTHING_STORED)]
+@pytest.mark.parametrize(
+    "matches, arguments, expected",
+    [
+        ([EXACT, MOVED], {}, [(200, 300, NEW), (900, 1000, NEW)]),
+        ([EXACT], {"on_the_way": Span(250, 300)}, [(200, 250, NEW), (250, 300, Why.ON_THE_WAY), (300, 1000, NEW)]),
+        ([Match(Span(0, 1000), 1, 0, True)], {}, [(999, 1000, Why.LAST)]),
+        ([EXACT, MOVED], {"blend": False}, [(200, 300, NEW), (300, 900, Why.NOTHING_EXACT), (900, 1000, NEW)]),
+        ([EXACT, FAR], {}, [(200, 300, NEW), (596, 900, Why.BEYOND), (900, 1000, NEW)]),
+        ([EXACT, MOVED], {"holes": False}, [(200, 300, NEW), (300, 900, Why.BEHIND_HOLE), (900, 1000, NEW)]),
+        (
+            [EXACT, CLOSE, BEHIND],
+            {"holes": False, "max_recompute_share": 0.01},
+            [(200, 300, Why.TOO_MUCH), (300, 600, NEW), (600, 999, Why.BEHIND_HOLE), (999, 1000, Why.LAST)],
+        ),
+        ([MOVED], {"min_reused_tokens": 2000}, [(0, 300, NEW), (300, 900, Why.TOO_LITTLE), (900, 1000, NEW)]),
+        (
+            [EXACT, BEHIND],
+            {"pace": Pace(100, 1, 100, 1000)},
+            [(200, 600, NEW), (600, 999, Why.TOO_SLOW), (999, 1000, Why.LAST)],
+        ),
+        (
+            [EXACT, MOVED],
+            {"max_recompute_share": 0.0, "min_reused_tokens": 250},
+            [(0, 200, Why.TOO_LITTLE), (200, 300, NEW), (300, 900, Why.TOO_MUCH), (900, 1000, NEW)],
+        ),
+        ([EXACT], {"error": "the hub is gone"}, [(0, 200, Why.FAILED), (200, 1000, NEW)]),
+    ],
+)  # fmt: skip
+def test_every_stretch_that_is_computed_has_its_reason(matches, arguments, expected):
+    usual = {"blend": True, "holes": True, "pace": None, "on_the_way": None, "error": ""}
+    blend, holes, pace, on_the_way, error = (arguments.get(name, usual[name]) for name in usual)
+    found = Found(matches=tuple(matches), on_the_way=(on_the_way,) if on_the_way else ())
+    policy = ReusePolicy(**{name: value for name, value in arguments.items() if name not in usual})
+    terms = BlendTerms(blend, holes, 0.15, 0.15)
+    choice = decide(found.matches, 1000, 0, policy, terms, EngineLimits(4096, pace), found.on_the_way_tokens)
+    state = looked_up(found)
+    state.decided(choice)
+    if choice.decision:
+        state.begin_load()
+        state.end_load(LoadResult(error=error))
+    else:
+        state.refuse(choice.refusal)
+    assert reasons(state.outcome()) == expected
 
 
-def test_what_is_still_read_from_the_store_is_said_to_be():
-    assert outcome_of(EXACT, on_the_way=(Span(250, 300),)) == [
-        (200, 250, Why.NOTHING_STORED), (250, 300, Why.ON_THE_WAY), (300, 1000, Why.NOTHING_STORED),
-    ]  # fmt: skip
-
-
-def test_the_last_token_is_computed_although_it_is_stored():
-    assert outcome_of(Match(Span(0, LENGTH), 1, 0, True)) == [(999, 1000, Why.LAST)]
-
-
-def test_moved_text_that_a_request_may_not_use():
-    assert outcome_of(EXACT, MOVED, blend=False)[1] == (300, 900, Why.NOTHING_EXACT)
-
-
-def test_keys_that_the_rotation_does_not_reach():
-    assert outcome_of(EXACT, FAR) == [
-        (200, 300, Why.NOTHING_STORED),
-        (596, 900, Why.BEYOND),
-        (900, 1000, Why.NOTHING_STORED),
-    ]
-
-
-def test_what_stands_behind_a_hole_where_no_holes_are_computed():
-    assert outcome_of(EXACT, MOVED, holes=False)[1] == (300, 900, Why.BEHIND_HOLE)
-
-
-def test_what_would_be_recomputed_too_much_is_told_from_what_stands_behind_a_hole():
-    close = Match(Span(200, 300), 2, 0, False)
-    of_both = outcome_of(EXACT, close, BEHIND, holes=False, max_recompute_share=0.01)
-    assert of_both == [(200, 300, Why.TOO_MUCH), (300, 600, Why.NOTHING_STORED), (600, 999, Why.BEHIND_HOLE),
-                       (999, 1000, Why.LAST)]  # fmt: skip
-
-
-def test_a_refusal_is_the_reason_of_all_that_was_found():
-    assert outcome_of(MOVED, max_recompute_share=0.1)[1] == (300, 900, Why.TOO_MUCH)
-    assert outcome_of(MOVED, min_reused_tokens=2000)[1] == (300, 900, Why.TOO_LITTLE)
-    assert outcome_of(MOVED, pace=Pace(100, 1, 100, 1000))[1] == (300, 900, Why.TOO_SLOW)
-    assert outcome_of(EXACT, MOVED, max_recompute_share=0.0, min_reused_tokens=250) == [
-        (0, 200, Why.TOO_LITTLE), (200, 300, Why.NOTHING_STORED), (300, 900, Why.TOO_MUCH),
-        (900, 1000, Why.NOTHING_STORED),
-    ]  # fmt: skip
-    assert outcome_of(EXACT, min_reused_tokens=300, on_the_way=(Span(300, 400),))[0] == (0, 200, Why.TOO_LITTLE)
-
-
-def test_exact_text_behind_a_hole_that_takes_too_long():
-    found = outcome_of(EXACT, BEHIND, pace=Pace(100, 1, 100, 1000))
-    assert found[1] == (600, 999, Why.TOO_SLOW)
-
-
-def test_what_became_of_a_request_that_was_not_loaded():
-    assert outcome_of(EXACT, error="the hub is gone")[0] == (0, 200, Why.FAILED)
-    state = looked_up(Found(matches=(EXACT,)))
-    assert shown(state)[0] == (0, 200, Why.ENDED)
-    state.refuse(Refusal(Why.OTHER_CONNECTOR, "another one loads it"))
-    assert shown(state)[0] == (0, 200, Why.OTHER_CONNECTOR)
-
-
-def test_a_prompt_that_was_not_looked_up_has_the_reason_of_its_refusal():
-    state = looked_up(None)
-    assert shown(state) == [(0, 1000, Why.ENDED)]
+@pytest.mark.parametrize("found, start", [(Found(matches=(EXACT,)), 200), (None, 1000)])
+def test_what_was_not_loaded_or_not_looked_up_has_the_reason_of_that(found, start):
+    state = looked_up(found)
+    assert reasons(state.outcome())[0] == (0, start, Why.ENDED)
     state.refuse(Refusal(Why.HUB_FAILED, "it does not answer"))
-    assert shown(state) == [(0, 1000, Why.HUB_FAILED)]
+    assert reasons(state.outcome())[0] == (0, start, Why.HUB_FAILED)
 
 
 # Through the scheduler side and a real hub.
 
 
-def reported(engine, name):
+def explained(engine, name):
+    """The hub's record, as `blendhub explain` asks for it."""
     engine.settle()
-    return reasons(engine.client.explain(name).outcome)
+    return engine.client.explain(name).outcome
 
 
-def test_the_hub_knows_why_a_stretch_was_not_reused():
-    policy = msgspec.structs.replace(SETTINGS.policy, max_recompute_share=0.1)
-    with played_engine(settings=msgspec.structs.replace(SETTINGS, policy=policy, recompute_ratio=0.5)) as engine:
-        engine.serve("a", text(0, 64) + text(2, 96))
-        engine.serve("b", text(0, 64) + text(1, 32) + text(2, 96))
-        assert reported(engine, "a") == [(0, 160, Why.NOTHING_STORED)]
-        assert reported(engine, "b") == [(64, 96, Why.NOTHING_STORED), (96, 191, Why.TOO_MUCH), (191, 192, Why.LAST)]
-
-
-def test_what_vllm_has_is_neither_unused_nor_computed():
-    with played_engine() as engine:
-        engine.serve("a", text(0, 64))
-        request = engine.arrived("b", text(0, 64), mode="exact")
-        engine.load(request, local=32)
-        engine.step(b=(63, 1))
-        engine.end(request, 64)
-        assert reported(engine, "b") == [(63, 64, Why.LAST)]
-        off = engine.arrived("c", text(0, 64), mode="off")
-        engine.load(off)
-        engine.step(c=(0, 64))
-        engine.end(off, 64)
-        assert reported(engine, "c") == [(0, 64, Why.OFF)]
-
-
-def answer(engine: PlayedEngine, request: str):
-    """The hub's answer, as `blendhub explain` asks for it."""
-    engine.settle()
-    return engine.client.explain(request)
-
-
-def test_the_hub_knows_what_became_of_a_prompt_when_its_request_has_ended(engine):
-    engine.serve("a", text(0, 96))
-    reuse = engine.arrived("b", text(1, 32) + text(0, 96))
-    there = engine.load(reuse)
-    assert engine.client.explain("b").outcome is None
-    engine.step(b=(there, 128 - there))
-    engine.end(reuse, 128)
-    found = answer(engine, "b")
-    assert found.engine == "engine" and found.outcome.prompt_tokens == 128
-    # The last token is always computed.
-    assert [(one.span.start, one.span.end, one.fate) for one in found.outcome.strip()] == [
+def test_the_hub_the_response_and_the_debug_log_tell_what_became_of_a_request(engine, caplog):
+    with caplog.at_level(logging.DEBUG, logger="blendhub"):
+        engine.serve("a", text(0, 96))
+        engine.serve("b", text(1, 32) + text(0, 96))
+    first, second = explained(engine, "a"), explained(engine, "b")
+    assert first.reason == "nothing of this prompt is stored" and first.ended_at > 1.6e9 and not first.sources
+    assert [(stretch.span.start, stretch.span.end, stretch.fate) for stretch in second.strip()] == [
         (0, 32, "hole"), (32, 127, "moved"), (127, 128, "computed"),
     ]  # fmt: skip
-    (source,) = found.outcome.sources
-    assert (source.span.start, source.span.end, source.source_start, source.exact) == (32, 127, 0, False)
-    assert found.outcome.reason is None
+    (source,) = second.sources
+    assert (source.span, source.source_start, source.exact, second.reason) == (Span(32, 127), 0, False, None)
+    # Streamed responses and batches do not carry the report: each is a line of JSON in the log.
+    lines = [json.loads(line) for line in caplog.messages if line.startswith("{")]
+    assert [line["request"] for line in lines] == ["a", "b"] and lines[1]["blendhub"]["moved_tokens"] == 95
+    assert sum("nothing of this prompt is stored" in line for line in caplog.messages) == 2, "and the reason once"
 
 
-def test_a_prompt_of_which_nothing_was_reused_is_reported_with_the_reason(engine):
-    engine.serve("a", text(0, 64))
-    outcome = answer(engine, "a").outcome
-    assert fates(outcome) == ["computed"] and not outcome.sources
-    assert outcome.reason == "nothing of this prompt is stored" and outcome.ended_at > 1.6e9
-
-
-def test_a_failed_load_is_reported_as_computed(engine):
+def test_a_failed_load_is_reported_as_computed_and_what_vllm_has_as_neither(engine):
     engine.serve("a", text(0, 96))
-    failing = engine.arrived("b", text(1, 32) + text(0, 96))
-    engine.load(failing, error="the lease expired")
-    engine.step(b=(0, 128))
+    failing = engine.arrived("b", text(0, 96) + text(1, 32))
+    engine.load(failing, local=32, error="the lease expired")
+    engine.step(b=(32, 96))
     engine.end(failing, 128)
-    outcome = answer(engine, "b").outcome
-    assert fates(outcome) == ["computed"] and outcome.reason == "the lease expired" and not outcome.sources
+    outcome = explained(engine, "b")
+    assert [stretch.fate for stretch in outcome.strip()] == ["cached", "computed"]
+    assert outcome.reason == "the lease expired" and not outcome.sources
+    assert reasons(outcome) == [(32, 96, Why.FAILED), (96, 128, NEW)]
 
 
-def fates(outcome):
-    return [stretch.fate for stretch in outcome.strip()]
-
-
-def test_reports_that_could_not_be_sent_are_sent_with_the_next_one(engine):
+def test_reports_wait_for_a_hub_that_stands_still_and_the_oldest_are_forgotten(engine):
+    states = [engine.side._requests[engine.arrived(name, text(0, 32)).request_id] for name in ("a", "b", "c")]
     started = time.monotonic()
     with standing_still(engine.hub):
-        for name in ("a", "b", "c"):
-            request = engine.request(name, text(0, 32))
-            tell(engine, state_of(engine, request))
+        for state in states:
+            engine.side.reports.ended(state)
         assert time.monotonic() - started < 1, "the scheduler waited for the hub"
-    engine.settle()
-    assert [answer(engine, name).outcome.reason for name in ("a", "b", "c")] == [None] * 3
-
-
-def state_of(engine: PlayedEngine, request):
-    engine.side.arrived(request)
-    return engine.side._requests[request.request_id]
-
-
-def test_while_the_hub_does_not_answer_the_oldest_reports_are_forgotten(engine):
-    state = state_of(engine, engine.request("a", text(0, 32)))
+    assert all(explained(engine, name) for name in ("a", "b", "c"))
     engine.side.executor.client.close()
     for _ in range(1000):
-        tell(engine, state)
+        engine.side.reports.ended(states[0])
     engine.settle()
     assert len(engine.side.reports._waiting) == 256
 
 
-def tell(engine: PlayedEngine, state):
-    engine.side.reports.ended(state.outcome(), explains=False)
+def test_each_request_is_timed_once_from_its_arrival_to_the_step_that_sampled_its_first_token(engine):
+    engine.serve("a", text(0, 96))
+    kept = engine.side.take_stats().data
+    assert len(kept["time_to_first_token_seconds_none"]) == 1
+    request = engine.arrived("b", text(0, 96) + text(1, 32))
+    request.arrival_time = time.time() - 60
+    engine.load(request)
+    engine.step(b=(96, 32))
+    assert not any("first_token" in name for name in engine.side.take_stats().data)
+    request.append_output_token_ids(5)
+    (seconds,) = engine.side.take_stats().data["time_to_first_token_seconds_exact"]
+    assert 60 <= seconds < 90
+    engine.load(request)  # it was preempted
+    engine.side.ended(request, ([],))
+    assert not any("first_token" in name for name in engine.side.take_stats().data)

@@ -1,56 +1,65 @@
-"""The scheduler side when the hub is slow, frozen, gone or cleared."""
+"""The scheduler side and its hub: lookups of requests that wait for their turn; a hub that is slow, gone, cleared."""
 
+import threading
 import time
 
 import pytest
-from vllm.v1.core.sched.output import CachedRequestData, SchedulerOutput
+from vllm.v1.core.sched.output import SchedulerOutput
 
-from blendhub.client.session import PendingReply
+from blendhub import Span
 from blendhub.core.errors import LeaseError
-from blendhub.hub.config import HubConfig
-from blendhub.hub.embedded import HubInThread
-from blendhub.vllm.messages import WorkerReport
-from tests.vllm.played_engine import HOST, SETTINGS, PlayedEngine, text
+from blendhub.vllm.messages import LoadResult, WorkerReport
+from tests.vllm.played_engine import NAMESPACE, SETTINGS, played_engine, text
 from tests.vllm.standing_still import standing_still
 
-pytestmark = pytest.mark.slow
+DOCUMENT = text(0, 96)
+PROMPT = [*DOCUMENT, *text(1, 32)]
 
 
-def test_a_lookup_is_sent_on_arrival_and_its_answer_is_kept(engine):
-    engine.serve("a", text(0, 96))
-    request = engine.arrived("b", text(1, 32) + text(0, 96))
+@pytest.fixture
+def engine():
+    with played_engine() as engine:
+        engine.serve("stored", DOCUMENT)
+        yield engine
+
+
+def test_what_vllm_has_is_not_leased_and_looked_up_again_where_vllm_has_evicted_it(engine):
+    engine.blocks.cached = lambda hashes, most: 64
+    assert engine.load(engine.arrived("r", PROMPT), local=64) == 96
+    (match,) = engine.side._requests["r"].found.matches
+    assert match.span == Span(64, 96)
+    assert engine.load(engine.arrived("evicted", PROMPT), local=0) == 96
+    assert engine.report("evicted")["exact_tokens"] == 96
+
+
+@pytest.mark.slow
+def test_the_answer_to_a_lookup_stays_leased_until_the_request_s_turn_unless_the_session_ends(engine):
+    request = engine.arrived("r", PROMPT)
     time.sleep(1.2 * SETTINGS.lookup_timeout_s)
     with standing_still(engine.hub):
-        assert engine.turn(request, 0) == (127, True)
+        assert engine.turn(request) == (96, True)
+    assert engine.leases() == 1
+    lookup = engine.side._requests["r"].lookup
+    engine.side.executor.client._join()
+    assert engine.turn(request) == (96, True)
+    assert engine.side._requests["r"].lookup is not lookup
+    assert engine.load(request) == 96
+    engine.eventually(lambda: not engine.leases())
 
 
-def test_a_new_session_causes_a_new_lookup():
-    """The lease ended with the session before."""
-    with HubInThread(HubConfig(arena_gib=0.01, metrics=""), HOST) as hub:
-        engine = PlayedEngine(hub)
-        engine.serve("a", text(0, 96))
-        request = engine.arrived("b", text(1, 32) + text(0, 96))
-        assert engine.turn(request, 0) == (127, True)
-        lookup = engine.side._requests["b"].lookup
-        engine.side.executor.client._join()
-        assert engine.turn(request, 0) == (127, True)
-        assert engine.side._requests["b"].lookup is not lookup
-        engine.close()
-
-
-def test_a_wait_for_the_hub_is_for_an_event_and_no_loop_that_asks_again(engine, monkeypatch):
-    asked, done = [], PendingReply.done
-    monkeypatch.setattr(PendingReply, "done", lambda reply, within=0.0: asked.append(within) or done(reply, within))
-    monkeypatch.setattr("blendhub.vllm.scheduler.load_scheduler.LOOKUP_WAIT_S", 0.05)
-    engine.step()
+@pytest.mark.slow
+def test_a_lookup_that_failed_while_the_request_waited_is_sent_again(engine):
+    engine.answer_within(0.3)
     with standing_still(engine.hub):
-        request = engine.arrived("a", text(0, 64))
-        before = len(asked)
-        started = time.monotonic()
-        assert engine.turn(request, 0) == (None, False)
-        assert time.monotonic() - started >= 0.05 and len(asked) - before == 1
+        request = engine.arrived("r", PROMPT)
+        time.sleep(0.5)
+    engine.step()
+    engine.answer_within(30.0)
+    engine.eventually(lambda: engine.side.executor.client.is_up and engine.client.is_up)
+    assert engine.load(request) == 96
 
 
+@pytest.mark.slow
 @pytest.mark.alone
 def test_a_frozen_hub_delays_the_scheduler_by_the_wait_of_a_step_at_most(engine, monkeypatch):
     engine.answer_within(0.3)
@@ -72,69 +81,56 @@ def test_a_frozen_hub_delays_the_scheduler_by_the_wait_of_a_step_at_most(engine,
         assert "lookup_timeout_s" in engine.report("a")["reason"]
         # Who comes now is not kept waiting at all.
         another = engine.arrived("b", text(1, 64))
-        assert engine.turn(another, 0) == (0, False)
+        assert engine.side.matched(another, 0) == (0, False)
         started = time.monotonic()
         engine.side.clear()
         assert time.monotonic() - started < 0.1
     assert engine.counters["refused_hub_failed"] == 2
 
 
-def test_a_clear_drops_matches_and_saves(engine):
-    document = text(0, 96)
-    engine.serve("a", document)
-    waiting = engine.arrived("b", text(1, 32) + document)
-    computing, prompt = engine.request("c", text(2, 64)), text(2, 64)
-    engine.side.arrived(computing)
+def test_a_clear_drops_matches_and_saves_those_that_workers_do_too_and_nothing_is_found_before_it(engine):
+    waiting, computing = engine.arrived("b", PROMPT), engine.arrived("c", text(2, 64))
     engine.load(computing)
     engine.step(c=(0, 32))
-    assert engine.turn(waiting, 0)[0] == 127
-    assert engine.side.clear()
-    engine.settle()
-    assert engine.turn(waiting, 0) == (0, False)
-    engine.step(c=(32, 32))
-    engine.end(computing, 64)
-    assert engine.found(document, exact=True) == set() == engine.found(prompt, exact=True)
-    assert engine.gauge("write_leases") == 0
-
-
-def test_a_clear_drops_uncommitted_saves(engine):
-    prompt = text(0, 64)
-    request = engine.arrived("a", prompt)
-    engine.load(request)
-    engine.step(a=(0, 32))
-    request.append_output_token_ids(1)
-    request.num_computed_tokens = 64
-    assert engine.side.ended(request, ([1, 2, 3, 4],))[0]
+    computing.append_output_token_ids(1)
+    computing.num_computed_tokens = 64
+    assert engine.turn(waiting)[0] == 96
+    assert engine.side.ended(computing, ([1, 2, 3, 4],))[0]
     plan = engine.side.plan(SchedulerOutput.make_empty())
-    assert plan.ending == {"a"} and plan.saves[-1].slot.span.end == 64
+    assert plan.ending == {"c"} and plan.saves[-1].slot.span.end == 64
+    hold = threading.Event()
+    engine.side.executor.run_later(hold.wait)
     engine.side.clear()
+    late = engine.arrived("d", PROMPT)
+    assert engine.turn(late) == (0, False) and "not cleared the cache yet" in engine.report("d")["reason"]
+    hold.set()
     engine.settle()
+    assert engine.turn(waiting) == (0, False)
     with pytest.raises(LeaseError):
         engine.client.commit(plan.saves[-1].right, 64)
-    assert engine.found(prompt, exact=True) == set()
+    assert engine.found(DOCUMENT, exact=True) == set() == engine.found(text(2, 64), exact=True)
+    assert not engine.leases()
 
 
-@pytest.mark.alone
-def test_blocks_are_kept_for_a_missing_reservation_until_the_timeout_only(engine):
-    engine.side.saves._timeout_s = 0.2
-    request = engine.arrived("a", text(0, 64))
-    engine.load(request)
-    with standing_still(engine.hub):
+def test_a_plan_has_the_load_s_whole_prompt_the_preempted_requests_and_the_hub_s_place_once():
+    """A selector looks at the question too, which comes after what is loaded."""
+    with played_engine() as engine:
         output = SchedulerOutput.make_empty()
-        output.scheduled_cached_reqs = CachedRequestData.make_empty()
-        output.scheduled_cached_reqs.req_ids.append("a")
-        output.scheduled_cached_reqs.num_computed_tokens.append(0)
-        output.num_scheduled_tokens = {"a": 64}
-        engine.side.plan(output)
-        request.append_output_token_ids(1)
-        request.num_computed_tokens = 64
-        assert engine.side.ended(request, ([1, 2, 3, 4],))[0]
-        started = time.monotonic()
-        while "a" not in engine.side.plan(SchedulerOutput.make_empty()).ending:
-            assert time.monotonic() - started < 0.5
-        assert engine.counters["reservations_failed_DeadlineExceeded"] == 1
-        engine.side.process_report(WorkerReport(committed_ranks={"a": 1}))
-    # The room that it gives all the same is given back.
-    engine.settle()
-    assert engine.gauge("write_leases") == 0
-    assert not engine.side.has_work
+        output.preempted_req_ids = {"a", "b"}
+        plan = engine.side.plan(output)
+        assert plan.preempted == {"a", "b"} and plan.hub.namespace == NAMESPACE
+        engine.serve("stored", DOCUMENT)
+        request = engine.arrived("r", PROMPT)
+        engine.side.allocated(request, (list(range(8)),), engine.turn(request)[0])
+        plan = engine.side.plan(SchedulerOutput.make_empty())
+        (load,) = plan.loads
+        assert plan.hub is None and not plan.preempted
+        assert load.decision.end == 96 and load.tokens.tolist() == PROMPT
+        # It is aborted: the workers are told, and the lease lasts while they may still copy.
+        assert engine.side.ended(request, (list(range(4)),))[0] is False
+        plan = engine.side.plan(SchedulerOutput.make_empty())
+        assert plan.cancelled == {"r"} and not plan.loads
+        engine.settle()
+        assert engine.leases() == 1
+        engine.side.process_report(WorkerReport(loads={"r": LoadResult(error="aborted")}))
+        engine.eventually(lambda: not engine.leases())

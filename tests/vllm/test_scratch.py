@@ -24,11 +24,12 @@ from blendhub import Match, Span
 from blendhub.vllm.decision import Decision
 from blendhub.vllm.scheduler.blocks.block_tables import Window, block_tables_of
 from blendhub.vllm.scheduler.blocks.request_blocks import RequestBlocks
-from blendhub.vllm.scheduler.blocks.scratch import Scratch, missing_blocks
+from blendhub.vllm.scheduler.blocks.scratch import Scratch
 from tests.stand_in import StandIn
 
 init_none_hash(sha256)
 MODELS = {
+    "one window": [(4, None), (4, Window(8))],
     "two windows": [(4, None), (4, Window(10)), (4, Window(3))],
     "large blocks of full attention": [(8, None), (4, Window(9))],
     "large blocks of a window": [(4, None), (8, Window(20))],
@@ -40,39 +41,12 @@ MODELS = {
 LONGEST = 96
 
 
-@given(st.integers(1, 9), st.builds(Window, st.integers(1, 40), st.booleans()), st.integers(0, 12), st.integers(0, 80))
-def test_what_is_lost_is_what_vllm_drops_of_all_that_tokens_of_the_load_attend_to(size, window, n_cached, n_loaded):
-    def seen_by(token):
-        if window.is_chunk:
-            return [at for at in range(token + 1) if at // window.size == token // window.size]
-        return range(max(0, token - window.size + 1), token + 1)
-
-    start, end = n_cached * size, n_cached * size + n_loaded
-    seen = {at for token in range(start, end) for at in seen_by(token)}
-    # vLLM keeps what the next token attends to.
-    kept = {at // size for at in [*seen_by(end), *range(end, end + size)]}
-    missing = {at // size for at in seen} - kept
-    cached, loaded = missing_blocks(size, window, start, end)
-    assert missing <= {*cached, *loaded} and not {*cached, *loaded} & kept
-    assert all(at * size < start for at in cached) and all(at * size >= start for at in loaded)
-    assert missing_blocks(size, None, start, end) == (range(0), range(0))
-
-
 def spec_of(window, **common):
     if window is None:
         return FullAttentionSpec(**common)
     if window.is_chunk:
         return ChunkedLocalAttentionSpec(attention_chunk_size=window.size, **common)
     return SlidingWindowSpec(sliding_window=window.size, **common)
-
-
-class Served:
-    """A request that vLLM has allocated blocks for."""
-
-    def __init__(self, engine, request, local, end):
-        self.request, self.local, self.end = request, local, end
-        self.tables = engine.scratch.complete(request.request_id, engine.manager.get_block_ids(request.request_id))
-        self.is_loaded = False
 
 
 class Engine:
@@ -117,44 +91,47 @@ class Engine:
             )
             if tables is not None:
                 self.scratch.allocated(request.request_id)
-                self.served[request.request_id] = Served(self, request, local, end)
+                used = self.scratch.complete(request.request_id, self.manager.get_block_ids(request.request_id))
+                self.served[request.request_id] = StandIn(
+                    request=request, local=local, end=end, tables=used, is_loaded=False
+                )
         self.scratch.end_step(lambda name: False)
         return lent
 
     def loaded(self, name):
         """The load has ended, and vLLM computes the rest of the prompt if it has room."""
-        one = self.served[name]
-        one.is_loaded, one.request.num_computed_tokens = True, one.end
+        served = self.served[name]
+        served.is_loaded, served.request.num_computed_tokens = True, served.end
         self.scratch.loaded(name)
         self.scratch.end_step(lambda name: False)
-        self.manager.cache_blocks(one.request, one.end)
-        if self.manager.allocate_slots(one.request, one.request.num_tokens - one.end):
-            one.request.num_computed_tokens = one.request.num_tokens
+        self.manager.cache_blocks(served.request, served.end)
+        if self.manager.allocate_slots(served.request, served.request.num_tokens - served.end):
+            served.request.num_computed_tokens = served.request.num_tokens
 
     def end(self, name):
         """The request has ended, or was aborted while it was loaded."""
-        one = self.served.pop(name)
+        served = self.served.pop(name)
         self.scratch.ended(name)
         self.scratch.give_back(name)
-        self.manager.free(one.request)
+        self.manager.free(served.request)
 
     def check(self):
         """What is loaded has blocks for all that recomputed tokens attend to, and none of them has another use."""
         uses = {}
-        for name, one in self.served.items():
-            tables = self.manager.get_block_ids(name) if one.is_loaded else one.tables
+        for name, served in self.served.items():
+            tables = self.manager.get_block_ids(name) if served.is_loaded else served.tables
             for number, ((size, window), table) in enumerate(zip(self.shape, tables, strict=True)):
-                if not one.is_loaded:
-                    first = window.begin(one.local) if window else 0
-                    assert all(table[at // size] for at in range(first, one.end))
+                if not served.is_loaded:
+                    first = window.begin(served.local) if window else 0
+                    assert all(table[at // size] for at in range(first, served.end))
                 for place, block in enumerate(table):
-                    text = tuple(one.request.prompt_token_ids[: (place + 1) * size])
-                    is_shared = (place + 1) * size <= one.local
+                    text = tuple(served.request.prompt_token_ids[: (place + 1) * size])
+                    is_shared = (place + 1) * size <= served.local
                     if block:
                         assert self.manager.block_pool.blocks[block].ref_cnt > 0
-                        use = uses.setdefault(block, (number, place, text if is_shared or one.is_loaded else name))
+                        use = uses.setdefault(block, (number, place, text if is_shared or served.is_loaded else name))
                         assert use[:2] == (number, place)
-                        assert is_shared or one.is_loaded or use[2] == name
+                        assert is_shared or served.is_loaded or use[2] == name
 
 
 @settings(max_examples=150, deadline=None)
@@ -163,7 +140,7 @@ def test_no_block_has_two_uses_and_all_are_given_back(model, n_blocks, data):
     engine = Engine(MODELS[model], n_blocks)
     n_free = engine.n_free
     for _ in range(data.draw(st.integers(1, 12))):
-        loading = [name for name, one in engine.served.items() if not one.is_loaded]
+        loading = [name for name, served in engine.served.items() if not served.is_loaded]
         action = data.draw(st.sampled_from(["ask", "ask", "loaded", "end"]))
         if action == "ask":
             # Texts begin alike, so that vLLM's cache has the beginnings of some.
@@ -182,45 +159,41 @@ def test_no_block_has_two_uses_and_all_are_given_back(model, n_blocks, data):
     assert engine.scratch.n_borrowed == 0 and engine.n_free == n_free
 
 
+def moved(number):
+    return list(range(1000 * number, 1000 * number + LONGEST - 1))
+
+
 @pytest.mark.parametrize("n_blocks", range(76, 96))
 def test_what_vllm_has_found_in_its_cache_is_not_lent(n_blocks):
     """vLLM finds blocks first and takes them last. These were used longest ago, so they would be lent first."""
-    engine = Engine([(4, None), (4, Window(8))], n_blocks)
-    prefix, others = [7] * 40, [list(range(1000 * number, 1000 * number + LONGEST - 1)) for number in range(3)]
-    for tokens in ([*prefix, 1], others[0]):
-        name = f"r{engine.n_asked + 1}"
+    engine = Engine(MODELS["one window"], n_blocks)
+    prefix = [7] * 40
+    for name, tokens in (("r1", [*prefix, 1]), ("r2", moved(0))):
         assert engine.ask(tokens, len(tokens) - 1) is True
         engine.loaded(name)
         engine.end(name)
-    engine.ask(others[1], 94)  # it takes blocks that nothing is cached in
-    engine.ask([*prefix, *others[2][40:]], 94)
+    engine.ask(moved(1), 94)  # it takes blocks that nothing is cached in
+    engine.ask([*prefix, *moved(2)[40:]], 94)
     engine.check()
 
 
-def test_a_request_waits_for_others_scratch_and_does_without_if_there_is_none():
+def test_a_request_waits_for_others_scratch_and_does_without_if_there_is_none(monkeypatch):
     """vLLM must never wait for ever: with nothing lent, what does not fit is refused."""
-    engine = Engine([(4, None), (4, Window(8))], 60)
-    tokens = [list(range(1000 * number, 1000 * number + LONGEST - 1)) for number in range(4)]
-    assert engine.ask(tokens[0], 94) is True  # 24 blocks, and 21 borrowed
-    assert engine.ask(tokens[1], 94) is None and len(engine.served) == 1
-    assert engine.ask(tokens[2], 8) is True  # it needs none
+    engine = Engine(MODELS["one window"], 60)
+    assert engine.ask(moved(0), 94) is True  # 24 blocks, and 21 borrowed
+    assert engine.ask(moved(1), 94) is None and len(engine.served) == 1
+    assert engine.ask(moved(2), 8) is True  # it needs none
     engine.loaded("r1")
     engine.end("r1")
-    assert engine.ask(tokens[1], 94) is True
-    engine.end("r4")
-    engine.end("r3")
-    small = Engine([(4, None), (4, Window(8))], 30)
-    assert small.ask(tokens[0], 94) is False and not small.served
-
-
-def test_a_request_for_which_vllm_finds_no_blocks_beside_those_borrowed_does_without(monkeypatch):
-    """Its estimate of what vLLM needs may be too low, and vLLM asks again in each step."""
-    engine = Engine([(4, None), (4, Window(8))], 60)
+    assert engine.ask(moved(1), 94) is True
+    small = Engine(MODELS["one window"], 30)
+    assert small.ask(moved(0), 94) is False and not small.served
+    # The estimate of what vLLM needs beside it may be too low, and vLLM asks again in each step.
+    engine = Engine(MODELS["one window"], 60)
     monkeypatch.setattr(engine.manager, "allocate_slots", lambda *given, **named: None)
-    monkeypatch.setattr(engine, "n_asked", 0)
     n_free, answers = engine.n_free, []
     for _ in range(20):
         engine.n_asked = 0
-        answers.append(engine.ask(list(range(LONGEST - 1)), 94))
+        answers.append(engine.ask(moved(0), 94))
         assert engine.n_free == n_free
     assert answers[0] is True and answers[-1] is False

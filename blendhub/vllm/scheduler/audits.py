@@ -45,7 +45,9 @@ class Audits:
         self._clock = clock
         self._last_at = clock()
         self._records: deque[AuditRecord] = deque(maxlen=MOST_RECORDS)
-        self._watch = AgreementWatch(settings.expected_agreement)
+        self._recent: deque[bool] = deque(maxlen=WATCHED)
+        """Which of the last audits agreed."""
+        self._has_warned = False
 
     def wants(self, state: RequestState) -> bool:
         """Whether to audit this request if it is blended; also notes whether it stands for all requests."""
@@ -67,44 +69,33 @@ class Audits:
             self._last_at = self._clock()
 
     def ended(self, state: RequestState, outcome: AuditOutcome) -> None:
-        """Take note of an outcome. If the request asked for its audit, the outcome is only for its response."""
+        """Take note of an outcome. If the request asked for its audit, the outcome is only for its response.
+
+        If too few agree with near certainty, a warning is logged, once; again only after as many as expected agreed.
+        """
         if not state.is_sample or state.decision is None:
             return
         decision, expected = state.decision, self._settings.expected_agreement
         self._records.append(AuditRecord(self._namespace, decision.ratio, outcome.agrees, outcome.kl, expected))
-        if warning := self._watch.note(outcome.agrees):
-            log.warning("BlendHub: %s", warning)
+        self._recent.append(outcome.agrees)
+        audits, agreed = len(self._recent), sum(self._recent)
+        most = wilson(agreed, audits, SURE).high
+        if agreed >= expected * audits:
+            self._has_warned = False
+        elif most < expected and not self._has_warned:
+            self._has_warned = True
+            log.warning(
+                "BlendHub: of the last %d audited requests %.1f%% had the same first tokens as without reuse, and of "
+                "all requests probably at most %.1f%%: less than expected_agreement %g. Raise recompute_ratio, choose "
+                "another selector, or expect less",
+                audits, 100 * agreed / audits, 100 * most, expected,
+            )  # fmt: skip
 
     def take_records(self) -> list[AuditRecord]:
         """The audits since the last call, for the metrics."""
         records = list(self._records)
         self._records.clear()
         return records
-
-
-class AgreementWatch:
-    """Notices that fewer of the last audits agree than is expected."""
-
-    def __init__(self, expected: float) -> None:
-        self._expected = expected
-        self._recent: deque[bool] = deque(maxlen=WATCHED)
-        self._has_warned = False
-
-    def note(self, agrees: bool) -> str | None:
-        """A sentence, once, if too few agree with near certainty; again only after as many as expected have agreed."""
-        self._recent.append(agrees)
-        audits, agreed, expected = len(self._recent), sum(self._recent), self._expected
-        if agreed >= expected * audits:
-            self._has_warned = False
-        most = wilson(agreed, audits, SURE).high
-        if self._has_warned or most >= expected:
-            return None
-        self._has_warned = True
-        return (
-            f"of the last {audits} audited requests {agreed / audits:.1%} had the same first tokens as without reuse, "
-            f"and of all requests probably at most {most:.1%}: less than expected_agreement {expected:g}. Raise "
-            "recompute_ratio, choose another selector, or expect less"
-        )
 
 
 def chance_of(request: str) -> float:

@@ -17,7 +17,6 @@ from blendhub.vllm.scheduler.blend_queue import BlendQueue
 from blendhub.vllm.scheduler.blocks.block_tables import BlockTables
 from blendhub.vllm.scheduler.blocks.request_blocks import RequestBlocks, Tables
 from blendhub.vllm.scheduler.blocks.scratch import Scratch
-from blendhub.vllm.scheduler.first_tokens import FirstTokens
 from blendhub.vllm.scheduler.load_scheduler import LoadScheduler
 from blendhub.vllm.scheduler.reports import Reports
 from blendhub.vllm.scheduler.request_state import RequestState, Stage
@@ -54,14 +53,13 @@ class ConnectorScheduler:
         """The next plan, as far as it is known."""
         self.closing = contextlib.ExitStack()
         """What ends with the scheduler side."""
-        self._first_tokens = FirstTokens(reports.first_token)
 
     # A request arrives, and is scheduled.
 
     def arrived(self, request: Request) -> None:
         terms, refusal = self._admission.admit(request)
         state = self._requests[request.request_id] = RequestState(request, terms)
-        self.loads.take_settled(state, is_audited=self.loads.audits.wants(state))
+        self.loads.settled.take(state, is_audited=self.loads.audits.wants(state))
         if refusal:
             self.reports.refuse(state, refusal)
             return
@@ -90,7 +88,7 @@ class ConnectorScheduler:
             # If it was preempted, its slots would store as exact what is approximate from now on.
             self.saves.begin_anew(state)
         self.saves.begin(state)
-        self._first_tokens.begin(state)
+        self.reports.begun(state)
 
     # A step.
 
@@ -122,8 +120,7 @@ class ConnectorScheduler:
         state = self._requests.pop(request.request_id, None)
         if state is None:
             return False, None
-        self._first_tokens.end(state)
-        response = self.reports.ended(state.outcome(), explains=state.terms.explains)
+        response = self.reports.ended(state)
         self.loads.ended(state)
         if state.stage is Stage.LOADING:
             self._plan.cancelled.add(state.id)
@@ -145,7 +142,7 @@ class ConnectorScheduler:
 
     def take_stats(self) -> BlendHubStats | None:
         """The counts since the last call."""
-        self._first_tokens.look()
+        self.reports.time_first_tokens()
         return BlendHubStats.taken_from(self.reports.counters, self.reports.times, self.loads.audits.take_records())
 
     def clear(self) -> bool:

@@ -47,12 +47,12 @@ class LoadScheduler:
         self.audits = audits
         self._executor = executor
         self._blocks = blocks
-        self._settled = SettledBlocks(blocks)
+        self.settled = SettledBlocks(blocks)
         self._scratch = scratch
         self._queue = queue
         self._reports = reports
         self._settings = facts.settings
-        self._block_size = scratch.hash_block_size
+        self._block_size = blocks.hash_block_size
         self._n_positions = facts.max_model_len
         """Keys that were stored for this position or a later one cannot be moved: tables of rotations are as long."""
         self._shown = ShownHashes(self._block_size) if facts.shows_hashes else None
@@ -62,13 +62,6 @@ class LoadScheduler:
         self._unanswered: list[PendingLookup] = []
         self._waits_until = 0.0
         """When this step ceases to wait for the hub; 0: it has not begun to wait."""
-
-    def take_settled(self, state: RequestState, *, is_audited: bool) -> bool:
-        """Have vLLM look for blended blocks that a request may take; returns whether it looked for others until now.
-
-        Exact KV, which an audit needs, cannot be written in the place of blended blocks.
-        """
-        return self._settled.take(state, None if is_audited else state.terms.settled_ratio)
 
     def look_up(self, state: RequestState, local: int | None = None, *, waits_for_store: bool = True) -> PendingLookup:
         """Look up a request, or look it up again. What vLLM has is neither leased nor fetched from the store.
@@ -106,7 +99,7 @@ class LoadScheduler:
         # While it waited, other requests have settled what it repeats, or vLLM has evicted that.
         # Other connectors may have kept the hashes that they have seen.
         is_open = not state.is_scheduled and not state.shown_exact
-        if is_open and self.take_settled(state, is_audited=audited):
+        if is_open and self.settled.take(state, is_audited=audited):
             return None, False  # vLLM has to look into its cache again
         state.engine_tokens = local
         if request.skip_reading_prefix_cache and not state.refusal:
@@ -200,7 +193,7 @@ class LoadScheduler:
             self._reports.count_load(state.decision, result)
             if result.audit and not result.error:
                 self.audits.ended(state, result.audit)
-            self._settled.remember(state)
+            self.settled.remember(state)
 
     def ended(self, state: RequestState) -> None:
         """Note that a request has ended, or was aborted."""
@@ -208,11 +201,11 @@ class LoadScheduler:
         self._scratch.ended(state.id)
         state.end_lookup()
         if state.stage is not Stage.LOADING:
-            self._settled.remember(state)
+            self.settled.remember(state)
 
     def clear(self, states: Iterable[RequestState]) -> None:
         """Forget what vLLM and the hub had, both cleared, and look up again what waits."""
-        self._settled.clear()
+        self.settled.clear()
         for state in states:
             if state.stage in (Stage.LOOKING_UP, Stage.FOUND):
                 with contextlib.suppress(BlendHubError):  # it is asked again at the request's turn
@@ -247,7 +240,7 @@ class LoadScheduler:
         for has_scratch in (True, False):
             choice = self._choice(state, has_scratch)
             first = choice.decision.first_approximate if choice.decision else None
-            if self._shown and not self._shown.permit(state, first):
+            if self._shown and first is not None and first < state.shown_exact:
                 choice = self._choice(state, has_scratch, moves=False)
             decision = choice.decision
             if decision and audited and has_scratch and decision.first_approximate is not None:

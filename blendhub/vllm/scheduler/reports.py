@@ -1,6 +1,7 @@
 """Tells what became of requests: counts it, and reports each outcome to its client, observers, the log and the hub."""
 
 import logging
+import time
 from collections import Counter, deque
 from concurrent.futures import Future
 from typing import Any
@@ -32,6 +33,8 @@ class Reports:
         self._waiting: deque[Outcome] = deque(maxlen=MOST_WAITING)
         self._is_asked = False
         """Whether the executor's thread has been asked to send the waiting outcomes."""
+        self._without_token: dict[str, RequestState] = {}
+        """The requests that vLLM has begun and that have no token yet."""
         self._logged: set[str] = set()
         """The reasons that were logged; each is logged once."""
 
@@ -54,8 +57,16 @@ class Reports:
         for name, seconds in times_of_load(decision, result).items():
             self.times.add(name, seconds)
 
-    def first_token(self, reuse: str, seconds: float) -> None:
-        self.times.add(f"{FIRST_TOKEN}_{reuse}", seconds)
+    def begun(self, state: RequestState) -> None:
+        """Note that vLLM has begun a request; how long it waits for its first token is timed by what it reuses."""
+        if not state.has_begun_to_answer:
+            self._without_token[state.id] = state
+
+    def time_first_tokens(self) -> None:
+        """Called once a step, after vLLM has added the step's tokens."""
+        for state in [state for state in self._without_token.values() if state.has_begun_to_answer]:
+            del self._without_token[state.id]
+            self.times.add(f"{FIRST_TOKEN}_{state.reuse}", time.time() - state.request.arrival_time)
 
     def count_work(self, report: WorkerReport) -> None:
         """Count what the workers have done in a step."""
@@ -64,14 +75,17 @@ class Reports:
         for reason, count in report.failed_saves.items():
             self.counters[f"saves_failed_{reason}"] += count
 
-    def ended(self, outcome: Outcome, *, explains: bool) -> dict[str, Any]:
+    def ended(self, state: RequestState) -> dict[str, Any]:
         """Tell the outcome of a request that has ended; returns the report for the response."""
+        self.time_first_tokens()
+        self._without_token.pop(state.id, None)
+        outcome = state.outcome()
         self._observers.request_done(outcome)
         self._waiting.append(outcome)
         if not self._is_asked:
             self._is_asked = True
             self._run(self._send).add_done_callback(self._answered)
-        response = {"blendhub": outcome.response(explains=explains)}
+        response = {"blendhub": outcome.response(explains=state.terms.explains)}
         if log.isEnabledFor(logging.DEBUG):
             # The responses of streams and batches do not carry the report.
             log.debug("%s", msgspec.json.encode({"request": outcome.request, **response}).decode())

@@ -75,17 +75,14 @@ def why_none_is_stored(settings: Settings, role: str, finds_prefixes: bool) -> s
 def why_no_blended(facts: StartupFacts, arena_bytes: int) -> str:
     """Why blended KV is not stored; empty if it is stored."""
     why = why_none_is_stored(facts.settings, facts.role, facts.finds_prefixes)
-    if why or facts.settings.store_blended or _has_room(facts, arena_bytes):
+    has_room = tokens_of(arena_bytes, facts.namespace) >= ROOMY * facts.max_model_len
+    if why or facts.settings.store_blended or has_room:
         return why
     needed = _gib_for(ROOMY * facts.max_model_len, facts.namespace)
     return (
         f"the arena holds less than {ROOMY} prompts of max_model_len {facts.max_model_len:,}; {_how_to_enlarge(facts)} "
         f"to at least {needed:.1f}, or {OWNER}.store_blended to true"
     )
-
-
-def _has_room(facts: StartupFacts, arena_bytes: int) -> bool:
-    return tokens_of(arena_bytes, facts.namespace) >= ROOMY * facts.max_model_len
 
 
 def lines(facts: StartupFacts, arena: ArenaProgress) -> list[Line]:

@@ -7,7 +7,7 @@ begins. Nothing is reserved, so the KV capacity is what it is without BlendHub.
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
@@ -70,11 +70,6 @@ class Scratch:
         """How often vLLM has found no blocks beside those that were borrowed, by request."""
 
     @property
-    def hash_block_size(self) -> int:
-        """The number of tokens that each block hash stands for."""
-        return self.blocks.hash_block_size
-
-    @property
     def n_borrowed(self) -> int:
         return sum(len(loan.borrowed) for loan in [*self._asked.values(), *self._held.values()])
 
@@ -100,7 +95,10 @@ class Scratch:
         hit: Sequence[Sequence[KVCacheBlock]] = [()] * len(missing)
         if decision.start:
             hit = self.blocks.cached_blocks(request.block_hashes, request.num_tokens - 1)
-        cached = [dict(_at(blocks, of_table.cached)) for blocks, of_table in zip(hit, missing, strict=True)]
+        cached = [
+            {at: blocks[at] for at in of_table.cached if at < len(blocks) and not blocks[at].is_null}
+            for blocks, of_table in zip(hit, missing, strict=True)
+        ]
         if n_lost > most or any(len(of_table.cached) > len(cached[table]) for table, of_table in enumerate(missing)):
             return False
         # vLLM will take what it has found, and takes notice only then that it is in use.
@@ -175,10 +173,3 @@ class Scratch:
     def _give_back(self, loans: dict[str, Loan], request: str) -> None:
         if loan := loans.pop(request, None):
             self.blocks.pool.free_blocks([*loan.borrowed, *loan.pinned])
-
-
-def _at(blocks: Sequence[KVCacheBlock], places: range) -> Iterator[tuple[int, KVCacheBlock]]:
-    """The blocks at these places that are there, and not null."""
-    for at in places:
-        if at < len(blocks) and not blocks[at].is_null:
-            yield at, blocks[at]

@@ -16,10 +16,6 @@ class ShownHashes:
         self._salted: dict[str, RequestState] = {}
         """The requests whose hashes were salted in this step, and for which vLLM has not allocated blocks yet."""
 
-    def permit(self, state: RequestState, first_approximate: int | None) -> bool:
-        """Whether a request may take KV that is approximate from a position on."""
-        return first_approximate is None or first_approximate >= state.shown_exact
-
     def show(self, state: RequestState, first_approximate: int | None) -> None:
         """The other connectors are asked next; from this position on, the request's KV will be approximate."""
         n_exact = state.request.num_tokens if first_approximate is None else first_approximate

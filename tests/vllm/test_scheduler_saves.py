@@ -1,0 +1,186 @@
+"""What the scheduler side stores of each request, and when; ``test_scheduler_histories`` has what is exact of it."""
+
+import sys
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
+from vllm.v1.core.sched.output import SchedulerOutput
+
+from blendhub import Span
+from blendhub.vllm.messages import WorkerReport
+from blendhub.vllm.scheduler.blocks.block_tables import BlockTables, Window
+from blendhub.vllm.scheduler.request_saves import spans_to_save
+from tests.spans import matches_of, positions
+from tests.stand_in import StandIn
+from tests.vllm.played_engine import BLOCK, TEXT, played_engine, text
+
+PROMPT = 100
+
+
+@given(matches_of(PROMPT), st.none() | st.integers(0, PROMPT), st.integers(1, 20))
+def test_what_is_not_stored_is_stored(matches, first, min_tokens):
+    covered = {p for match in matches if match.exact or first is not None for p in positions([match.span])}
+    stretches, stretch = [], []
+    for position in range(PROMPT + 1):
+        if stretch and (position in covered or position in (first, PROMPT)):
+            stretches.append(stretch)
+            stretch = []
+        if position not in covered:
+            stretch.append(position)
+    expected = []
+    for stretch in stretches:
+        exact = first is None or not any(p >= first for p in stretch)
+        # The prompt's end is kept however short: what the answer goes on from.
+        if exact or len(stretch) >= min_tokens or stretch[-1] == PROMPT - 1:
+            expected.append((Span(stretch[0], stretch[-1] + 1), "exact" if exact else "behind"))
+    request: Any = StandIn(
+        matches=matches, first_approximate=first, blended=None, settled_span=None, brought=None, prompt_end=PROMPT
+    )
+    saved = spans_to_save(request, min_tokens, stores_blended=True, keeps_windows=False)
+    assert list(saved) == expected
+
+
+# Through the scheduler side and a real hub.
+
+
+def test_of_a_prompt_with_images_the_text_before_the_first_is_stored_and_found(engine):
+    """An image's tokens are placeholders, so neither they nor what stands behind them follow from token ids."""
+    images = [
+        MultiModalFeatureSpec(data=None, modality="image", identifier=name, mm_position=PlaceholderRange(at, 40))
+        for name, at in (("second", 200), ("first", 110))
+    ]
+    before, behind = text(0, 110), [7] * 40 + text(1, 50) + [7] * 40 + text(2, 30)
+    engine.serve("a", before + behind, media=images, audit=True)
+    assert engine.found(before + behind, exact=True) == set(range(110))
+    # In another place, before another image, and in a prompt without images.
+    engine.serve("b", text(3, 40) + before[:96] + behind, media=images[:1], audit=True)
+    assert (engine.last_report["moved_tokens"], engine.last_report.get("audit")) == (96, None)
+    assert engine.serve("c", before + text(4, 64)) == 110
+    # What stands behind the image was not stored: not even text that is the same.
+    assert engine.serve("d", text(1, 50) + text(2, 30) + text(5, 16)) == 0
+
+
+def test_blocks_are_kept_until_a_late_reservation_is_used(engine, monkeypatch):
+    request = engine.arrived("a", text(0, 64))
+    engine.load(request)
+    engine.step(a=(0, 64))
+    request.append_output_token_ids(text(3, 33))
+    save = engine.side.saves._add_jobs
+
+    def save_just_before_the_hub_answers(*arguments):
+        save(*arguments)
+        engine.settle()
+
+    monkeypatch.setattr(engine.side.saves, "_add_jobs", save_just_before_the_hub_answers)
+    engine.end(request, 96)
+    assert engine.found(text(0, 64) + text(3, 33), exact=True) == set(range(96))
+
+
+def test_the_end_of_a_request_is_in_one_plan_only(engine):
+    """With two batches in flight there is a plan between the one that says it and the answer to that."""
+    request = engine.arrived("a", text(0, 64))
+    engine.load(request)
+    engine.step(a=(0, 64))
+    request.append_output_token_ids(1)
+    request.num_computed_tokens = 64
+    assert engine.side.ended(request, ([1, 2, 3, 4],))[0]
+    announced = []
+    for _ in range(5):
+        engine.step()
+        announced.append(len(engine.ending))
+    assert sorted(announced) == [0, 0, 0, 0, 1] and engine.side.has_work
+    engine.side.process_report(WorkerReport(committed_ranks={"a": 1}))
+    assert not engine.side.has_work
+
+
+@pytest.fixture
+def windowed():
+    """An engine whose second block table is of layers with a window of 64 tokens."""
+    with played_engine(tables=BlockTables((BLOCK, BLOCK), (None, Window(64)))) as engine:
+        engine.blocks.of = lambda request: tables
+        tables = [list(range(1, 101)), list(range(1, 101))]
+        yield engine, tables
+
+
+def begin(engine, n_tokens, n_cached=0):
+    """A request of which vLLM has cached so many tokens. It waits until its first step can be stored: its blocks may
+    be gone in the second."""
+    request = engine.arrived("a", text(0, n_tokens))
+    while engine.turn(request, n_cached) == (None, False):
+        engine.settle()
+    engine.side.allocated(request, ([], []), 0)
+    return request
+
+
+def test_blocks_that_have_left_a_window_are_not_stored_and_an_answer_is_before_its_blocks_have(windowed):
+    engine, tables = windowed
+    request, answer = begin(engine, 64), text(3, 160)
+    assert sum(len(job.slot.span) for job in engine.step(a=(0, 64))) == 64
+    for number, token in enumerate(answer):
+        request.append_output_token_ids(token)
+        gone = max(0, 64 + number - 63) // BLOCK
+        tables[1][:gone] = [0] * gone
+        engine.step(a=(64 + number, 1))
+    request.num_computed_tokens = 64 + len(answer) - 1
+    assert engine.side.ended(request, tables)[0]
+    while "a" not in engine.ending:
+        engine.step()
+    assert engine.found(text(0, 64) + answer, exact=True) == set(range(64 + len(answer) - 1))
+
+
+def test_what_the_hub_reserved_too_late_for_blocks_that_vllm_has_freed_is_given_up(engine):
+    engine.blocks.blocks = [0, 0, 3, 4]
+    request = engine.arrived("a", text(0, 64))
+    engine.load(request)
+    engine.step(a=(0, 64))
+    assert not engine.step(a=(64, 1))
+    engine.end(request, 64)
+    assert engine.found(text(0, 64), exact=True) == set() and not engine.leases()
+    assert engine.counters["reservations_failed_DeadlineExceeded"] == 1
+
+
+def test_a_request_that_ends_before_it_is_scheduled_leaves_no_right(windowed):
+    engine, _ = windowed
+    request = engine.arrived("a", text(0, 96))
+    engine.turn(request)
+    assert engine.side.ended(request, ([], []))[0] is False
+    engine.settle()
+    assert not engine.leases()
+
+
+@pytest.mark.parametrize("n_cached", [96, 0], ids=["vLLM's cache", "another connector"])
+def test_what_has_a_window_of_the_prompt_alone_is_not_stored(windowed, n_cached):
+    engine, tables = windowed
+    tables[1][:5] = [0] * 5
+    request = begin(engine, 160, n_cached)
+    if not n_cached:
+        request.num_computed_tokens = 96  # the other connector loads
+        assert not engine.step()
+    assert [job.slot.span for job in engine.step(a=(96, 64))] == [Span(96, 128), Span(128, 160)]
+    assert not any("failed" in name for name in engine.counters)
+
+
+def calls_of_a_decode_step(engine, n_running):
+    """How many Python functions a step calls in which so many requests decode whose prompts are stored."""
+    running = {f"{n_running}-{number}": TEXT[number * 48 : number * 48 + 32] for number in range(n_running)}
+    for name, prompt in running.items():
+        engine.load(engine.arrived(name, prompt))
+    engine.step(**dict.fromkeys(running, (0, 32)))
+    engine.step(**dict.fromkeys(running, (32, 1)))
+    output = SchedulerOutput.make_empty()
+    output.num_scheduled_tokens = dict.fromkeys(running, 1)
+    calls = []
+    sys.setprofile(lambda frame, event, argument: calls.append(event) if event == "call" else None)
+    try:
+        engine.side.plan(output)
+    finally:
+        sys.setprofile(None)
+    return len(calls)
+
+
+def test_a_step_looks_at_no_running_request_whose_prompt_is_stored(engine):
+    few, many = calls_of_a_decode_step(engine, 4), calls_of_a_decode_step(engine, 1024)
+    assert many <= few + 2, f"{many} calls with 1,024 running requests, {few} with 4"
