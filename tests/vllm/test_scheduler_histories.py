@@ -34,6 +34,8 @@ class Served:
         self.kinds = []
         self.load = None
         self.is_running = False
+        self.can_be_preempted = False
+        """Once vLLM has computed some of it: a request that is only loaded keeps its blocks."""
         self.shown = []
         """The hashes of its blocks that another connector, which is asked after BlendHub, has seen, and keeps."""
 
@@ -157,12 +159,13 @@ class History:
             self.cache.setdefault(request.block_hashes[number], (prefix, kinds, served.ratio))
 
     def compute(self, served, n):
+        served.can_be_preempted = True
         self.step(served, min(n, served.request.num_tokens - len(served.kinds)))
         if len(served.kinds) == served.request.num_tokens:
             served.request.append_output_token_ids(list(range(n % 40 + 1)))
 
     def preempt(self, served):
-        served.kinds, served.is_running = [], False
+        served.kinds, served.is_running, served.can_be_preempted = [], False, False
         served.request.num_computed_tokens = 0
 
     def end(self, served):
@@ -203,7 +206,7 @@ def test_nothing_is_exact_that_is_not(history, events):
             if one.load:
                 ways += [partial(history.end_load, one, "")] * 3 + [partial(history.end_load, one, "the hub is gone")]
             elif one.is_running:
-                ways += [partial(history.compute, one, n)] * 4 + [partial(history.preempt, one)]
+                ways += [partial(history.compute, one, n)] * 4 + [partial(history.preempt, one)] * one.can_be_preempted
             else:
                 ways += [partial(history.turn, one)] * 4
         ways[number % len(ways)]()
