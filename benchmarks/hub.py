@@ -48,7 +48,7 @@ def main() -> None:
 
 def round_trips(client: HubClient, echo: Callable[..., object], blocks: int) -> Iterator[Row]:
     """A small request and its reply, in blocks of 300, in turn with the echo."""
-    ping = Envelope(wire.Ping(session=client._session.session, epoch=client.epoch))
+    ping = Envelope(wire.Ping(session=client.registered.session, epoch=client.epoch))
     jobs = {"echo": lambda: echo(SMALL), "ping": lambda: client._connection.submit(ping, 5.0).result()}
     taken = in_turn(jobs, blocks, lambda job: statistics.median(seconds(job) for _ in range(300)), warm_up=2)
     what = "round trip of a small request, relative to a bare echo"

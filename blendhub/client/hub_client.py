@@ -152,7 +152,7 @@ class HubClient(HubSession):
         run: int | None = None,
     ) -> Reservation:
         """Slots for the KV of ``span``; the reply's span leaves out what is stored already, and may be empty."""
-        session = self._session
+        session = self.registered
         message = wire.Reserve(
             **self._ids(), variant=variant, span=span, exact=exact, blended=blended, ratio=ratio, run=run
         )

@@ -168,7 +168,7 @@ class HubSession:
     @property
     def epoch(self) -> int:
         """A number that a hub chooses at its start."""
-        return self._session.epoch
+        return self.registered.epoch
 
     @property
     def namespace(self) -> Namespace:
@@ -222,14 +222,15 @@ class HubSession:
         return self._register
 
     @property
-    def _session(self) -> wire.Registered:
+    def registered(self) -> wire.Registered:
+        """The last registration: its epoch and its arena belong together, whatever the session's thread does."""
         if self._registered is None:
             self.check_up()
             raise HubError("this client is not registered; call register first")
         return self._registered
 
     def _ids(self) -> dict[str, Any]:
-        session = self._session
+        session = self.registered
         return {"session": session.session, "epoch": session.epoch}
 
     def _submit(

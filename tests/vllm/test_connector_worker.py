@@ -2,6 +2,7 @@
 
 import time
 
+import msgspec
 import numpy as np
 import pytest
 from msgspec.structs import replace
@@ -117,7 +118,7 @@ def test_a_copy_that_fails_keeps_its_blocks_until_it_has_ended_and_one_that_does
 def test_a_load_waits_for_the_hub_no_longer_than_the_timeout(worker, device, monkeypatch, hub):
     worker.arrive("r", PROMPT)
     if hub == "has no session yet":
-        monkeypatch.setattr(worker.worker, "_client", lambda: None)
+        monkeypatch.setattr(worker.worker, "_open", lambda: None)
     device.is_held = True
     worker.step()
     begun = time.monotonic()
@@ -126,6 +127,18 @@ def test_a_load_waits_for_the_hub_no_longer_than_the_timeout(worker, device, mon
         worker.until_loaded("r", hub_answers=False)
         assert time.monotonic() - begun < SETTINGS.lookup_timeout_s
     assert worker.failed() == ["r"] and "DeadlineExceeded" in worker.engine.report("r")["reason"]
+
+
+def test_nothing_is_copied_from_an_arena_of_another_registration(worker, device):
+    """The session's thread registers with a restarted hub at any moment, also between two looks of the worker."""
+    worker.arrive("r", PROMPT)
+    client = worker.worker._executor.client
+    other = msgspec.structs.replace(client.registered, arena=msgspec.structs.replace(client.arena.name, nonce="later"))
+    client._registered, registered = other, client.registered
+    assert worker.step() == set() and not device.loads
+    client._registered = registered
+    worker.until_loaded("r")
+    assert len(device.loads) == 1
 
 
 @pytest.mark.parametrize("other", [LoadProgress.PROVEN, LoadProgress.FAILED])

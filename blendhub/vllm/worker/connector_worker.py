@@ -6,14 +6,13 @@ from collections.abc import Callable
 
 from msgspec.structs import replace
 
-from blendhub.client.hub_client import HubClient
 from blendhub.core.errors import BlendHubError, HubError
 from blendhub.framework.host import PluginHost
 from blendhub.vllm.hub_executor import HubExecutor
 from blendhub.vllm.messages import LoadJob, LoadResult, StepPlan, WorkerReport
 from blendhub.vllm.worker.forwards import Forwards
 from blendhub.vllm.worker.layer_copies import LayerCopies
-from blendhub.vllm.worker.load_task import LoadProgress, LoadTask
+from blendhub.vllm.worker.load_task import LoadProgress, LoadTask, PinnedArena
 from blendhub.vllm.worker.loaded_adapters import LoadedAdapters
 from blendhub.vllm.worker.recompute import Blend, BlendContext
 from blendhub.vllm.worker.saves import Saves
@@ -46,7 +45,7 @@ class ConnectorWorker:
         self._copies = LayerCopies(context.device, context.groups)
         self._adapters = LoadedAdapters(context.model.adapters)
         self._loads: dict[str, LoadTask] = {}
-        self._saves = Saves(self._client, self._copies, self._adapters, self._run_later, timeout_s)
+        self._saves = Saves(self._open, self._copies, self._adapters, self._run_later, timeout_s)
         self._postponed = 0
         """How many tokens the last step left to be recomputed before the next one."""
         self._ending: set[str] = set()
@@ -64,7 +63,7 @@ class ConnectorWorker:
         has_tried = self._executor is not None and self._executor.has_tried
         # The arena is pinned as soon as it is known, at the start and after a restart of the hub.
         with contextlib.suppress(Exception):  # loads and saves raise it again
-            self._client()
+            self._open()
         if has_tried and not self._is_opened:
             self._is_opened = True
             self._report.opened = 1
@@ -76,7 +75,7 @@ class ConnectorWorker:
             self._loads[request].cancel()
         is_first = self._ranks.number == 0
         for job in plan.loads:
-            load = LoadTask(job, self._client, self._copies, self._adapters, self._timeout_s, releases=is_first)
+            load = LoadTask(job, self._open, self._copies, self._adapters, self._timeout_s, releases=is_first)
             self._loads[job.request] = load
         for load in self._loads.values():
             load.advance()
@@ -178,17 +177,19 @@ class ConnectorWorker:
         assert self._executor
         self._executor.run_later(work)
 
-    def _client(self) -> HubClient | None:
-        """The client, whose arena the device uses; None while one of both is still to come. Raises if that failed."""
+    def _open(self) -> PinnedArena | None:
+        """The hub's arena, which the device uses; None while it is still to come. Raises if that failed."""
         if not (self._executor and self._executor.has_tried):
             return None
         client = self._executor.client
         client.check_up()
-        arena = client.arena
-        assert arena, "a registered client has mapped the arena"
+        # The session's thread may register anew at any moment.
+        session, arena = client.registered, client.arena
+        if arena is None or arena.name != session.arena:
+            return None
         if self._pinned != arena.name.nonce:
             if any(load.is_copying for load in self._loads.values()) or self._saves.is_copying():
                 return None  # the device still copies in an earlier arena
             self._device.pin(arena.bytes, arena.progress)
             self._pinned = arena.name.nonce
-        return client
+        return PinnedArena(client, session.epoch, arena.name.nonce)

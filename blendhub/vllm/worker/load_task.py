@@ -5,6 +5,7 @@ import math
 import time
 from collections.abc import Callable
 from enum import IntEnum
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
@@ -19,8 +20,18 @@ from blendhub.vllm.worker.loaded_adapters import LoadedAdapters
 from blendhub.vllm.worker.recompute import Blend
 
 log = logging.getLogger(__name__)
-Open = Callable[[], HubClient | None]
-"""The client, whose arena the device uses; None while one of both is still to come. Raises if that failed."""
+
+
+class PinnedArena(NamedTuple):
+    """The arena that the device uses, of one life of the hub. The client may have registered with a later one."""
+
+    client: HubClient
+    epoch: int
+    nonce: str
+
+
+Open = Callable[[], PinnedArena | None]
+"""Returns None while the arena is still to come. Raises if it failed to come."""
 
 LONG_COPY_S = 60.0
 
@@ -98,11 +109,10 @@ class LoadTask:
             self.fail(error)
         try:
             if not (self._transfer or self.error or self._is_copied):
-                self._client = self._open()
-                if self._client:
-                    if self._client.epoch != self.job.source.epoch:
+                if arena := self._open():
+                    if arena.epoch != self.job.source.epoch:
                         raise StaleEpoch("the hub was restarted since the lookup")
-                    shard_at = self._client.shard_at
+                    self._client, shard_at = arena.client, arena.client.shard_at
                     segments = [replace(piece, shard=shard_at(piece.shard)) for piece in self.job.source.pieces]
                     self._transfer = self._copies.load(segments, self.job.blocks, self.job.decision.start)
                 elif time.monotonic() - self._begun_at > self._timeout_s:
@@ -124,8 +134,8 @@ class LoadTask:
         if not self._releases or self._releasing:
             return
         try:
-            client = self._client or self._open()
-            if client:
+            arena = self._open()
+            if client := self._client or (arena and arena.client):
                 self._releasing = client.release(self.job.source.lease, timeout=self._timeout_s)
         except Exception as error:  # then the scheduler releases it
             self.fail(error)

@@ -85,28 +85,28 @@ class Saves:
         until = time.monotonic() + self._timeout_s
         saves, self._waiting = [*self._waiting, *(WaitingSave(job, until) for job in jobs)], []
         for save in saves:
-            job, client = save.job, None
+            job, arena = save.job, None
             if self._has_failed(job):
                 continue
             try:
                 # The saves of a lease are done in order.
                 if all(other.job.right != job.right for other in self._waiting):
-                    client = self._open()
-                if client:
+                    arena = self._open()
+                if arena:
                     self._adapters.check(job.adapter, is_loaded=False)
-                    if not client.arena or job.right.arena != client.arena.name.nonce:
+                    if job.right.arena != arena.nonce:
                         raise HubError("the slots are of another arena than this worker has; the hub was restarted")
-                    segment = Segment(job.slot.span, client.shard_at(job.slot.slot), 0, job.slot.span.start)
+                    segment = Segment(job.slot.span, arena.client.shard_at(job.slot.slot), 0, job.slot.span.start)
                     with ExitStack() as right:
-                        right.enter_context(client.writing(job.right))
+                        right.enter_context(arena.client.writing(job.right))
                         transfer = self._layers.save([segment], job.blocks)
-                        self.add(Copy(job, transfer, right.pop_all(), client, time.monotonic()))
+                        self.add(Copy(job, transfer, right.pop_all(), arena.client, time.monotonic()))
                 elif time.monotonic() > save.until:
                     raise DeadlineExceeded("the session with the hub was not open for too long")
                 else:
                     self._waiting.append(save)
             except Exception as error:  # the accelerator may fail, and the request does not need its save
-                self._fail(job, error, client)
+                self._fail(job, error, arena.client if arena else None)
 
     def settle(self, freed: Collection[str] | None) -> None:
         """Finish all reads from the blocks of these requests, which vLLM is about to reuse; None: of all requests."""
