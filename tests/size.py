@@ -9,11 +9,11 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 
 BOUNDS = {
-    "blendhub/": 19_720,
-    "blendhub/testing/": 5_330,
-    "plugins/": 9_670,
-    "tests/, plugins/*/tests/": 29_300,
-    "benchmarks/, harness/, examples/": 7_190,
+    "blendhub/": 19_500,
+    "blendhub/testing/": 5_000,
+    "plugins/": 9_500,
+    "tests/, plugins/*/tests/": 21_000,
+    "benchmarks/, harness/, examples/": 6_010,
 }
 """The most lines of Python in these folders. A folder's files count in the row that names it most closely."""
 
