@@ -24,8 +24,7 @@ class Texts:
         self.documents = [self.new(sizes.document_tokens) for _ in range(sizes.documents)]
 
     def new(self, n: int) -> list[int]:
-        tokens: list[int] = self._random.integers(10, self.sizes.vocabulary - 10, n).tolist()
-        return tokens
+        return [*self._random.integers(10, self.sizes.vocabulary - 10, n).tolist()]
 
     def question(self) -> list[int]:
         return self.new(self.sizes.question_tokens)

@@ -37,5 +37,4 @@ def free_port() -> int:
     """A TCP port of the loopback interface that is free now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+        return int(probe.getsockname()[1])

@@ -76,7 +76,9 @@ def dialogues() -> list[Dialogue]:
         if number % 2:
             names = dict.fromkeys(path.split(".")[-1] for path in entry["path"])
             functions = {name: described[name] for name in names if name in described}
-            results = _results(json.dumps(entry["initial_config"]), len(entry["question"]))
+            state, n = json.dumps(entry["initial_config"]), RESULT_CHARACTERS
+            begins = [turn * n % max(1, len(state) - n) for turn in range(len(entry["question"]))]
+            results = [state[begin : begin + n] for begin in begins]
             users = [turn[0]["content"] if turn else "" for turn in entry["question"]]
             turn_calls = ["; ".join(turn) for turn in calls[entry["id"]]]
             turns = [Turn(*turn) for turn in zip(users, turn_calls, results, strict=True) if turn[0] and turn[1]]
@@ -86,11 +88,6 @@ def dialogues() -> list[Dialogue]:
 
 def shuffled(texts: list[T], seed: str) -> list[T]:
     return random.Random(seed).sample(texts, len(texts))
-
-
-def _results(state: str, number: int) -> list[str]:
-    begins = [turn * RESULT_CHARACTERS % max(1, len(state) - RESULT_CHARACTERS) for turn in range(number)]
-    return [state[begin : begin + RESULT_CHARACTERS] for begin in begins]
 
 
 def _sections(text: str) -> list[str]:

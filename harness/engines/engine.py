@@ -150,11 +150,8 @@ class Engine(Closing):
                 raise RuntimeError(f"the engine ended with exit code {code}:\n{self.log[-3000:]}")
             return seconds
         finally:
-            self._kill()
+            # The pid is free for others only after the interpreter waited for it.
+            if self._interpreter.exit_code(self.pid, 0) is None:
+                os.kill(self.pid, signal.SIGKILL)
+                self._interpreter.exit_code(self.pid, 60)
             self._place.cleanup()
-
-    def _kill(self) -> None:
-        """End the process if it has not ended: its pid is free for others only after the interpreter waited for it."""
-        if self._interpreter.exit_code(self.pid, 0) is None:
-            os.kill(self.pid, signal.SIGKILL)
-            self._interpreter.exit_code(self.pid, 60)

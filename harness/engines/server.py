@@ -49,7 +49,9 @@ class Server(Closing):
         given |= {name.replace("_", "-"): value for name, value in options.items()}
         if connector:
             given["kv-transfer-config"] = json.dumps(connector)
-        arguments = [part for name, value in given.items() for part in _argument(name, value)]
+        arguments: list[str] = []
+        for name, value in given.items():
+            arguments += [f"--{name}"] if value is True else [f"--{name}", str(value)]
         # The engine is in a separate process, as it is by default.
         usual = {name: value for name, value in ENVIRONMENT.items() if "MULTIPROCESSING" not in name}
         self._log = log
@@ -96,7 +98,3 @@ class Server(Closing):
                 time.sleep(0.1)
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
-
-
-def _argument(name: str, value: int | str | bool) -> list[str]:
-    return [f"--{name}"] if value is True else [f"--{name}", str(value)]
