@@ -9,7 +9,6 @@ import re
 import subprocess
 import sys
 import tomllib
-from importlib.metadata import packages_distributions
 from itertools import dropwhile, takewhile
 from pathlib import Path
 from typing import Any
@@ -22,10 +21,9 @@ from blendhub.framework import hookspecs
 from blendhub.framework.builtin_plugins import HOMES, install_command
 from blendhub.outcome.fates import COLOURS, Fate
 from blendhub.outcome.reasons import Why
-from blendhub.testing import SUITES
 from blendhub.vllm.settings import RequestSettings, read_request, read_settings
 from blendhub.vllm.transfer_config import check_transfer_config
-from tests import size, tables
+from tests import tables
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -65,20 +63,6 @@ def test_every_dependency_is_documented():
     assert set(re.findall(r"^\| `([\w-]+)` \|", read(DOCS / "dependencies.md"), re.M)) == named - ours
 
 
-def test_every_package_that_code_imports_is_documented():
-    imported = set()
-    for file in size.python_files():
-        for node in ast.walk(ast.parse(read(file))):
-            if isinstance(node, ast.Import):
-                imported |= {alias.name for alias in node.names}
-            elif isinstance(node, ast.ImportFrom) and node.module:
-                imported.add(node.module)
-    installed = packages_distributions()
-    packages = {package for name in imported for package in installed.get(name.partition(".")[0], ())}
-    documented = set(re.findall(r"^\| `([\w-]+)` \|", read(DOCS / "dependencies.md"), re.M))
-    assert {package.lower().replace("_", "-") for package in packages} <= documented
-
-
 @pytest.mark.parametrize("device", [name for kind, name in HOMES if kind == "device"])
 def test_the_readme_says_what_to_install_for_every_device(device):
     """From a checkout, until there is a release: the plugins of the extra that messages name, and no others."""
@@ -87,12 +71,6 @@ def test_the_readme_says_what_to_install_for_every_device(device):
     assert install_command("device", device) == f"pip install 'blendhub[{extra}]'"
     folders = sorted(name.removeprefix("blendhub-") for name in extras[extra])
     assert f" . ./plugins/{{{','.join(folders)}}}" in read(ROOT / "README.md")
-
-
-def test_every_kind_with_a_suite_is_documented():
-    text = read(DOCS / "conformance.md")
-    for kind, suite in SUITES.items():
-        assert f"`{kind}`" in text and suite in text
 
 
 NEEDS_VLLM = "what it compares with needs vLLM; `make setup` installs it"

@@ -2,7 +2,6 @@
 
 import importlib
 import sys
-import textwrap
 import tomllib
 from pathlib import Path
 
@@ -42,17 +41,6 @@ def offering(specs: str, kind: str = "matcher") -> str:
         return {specs}
 """
     )
-
-
-SELECTORS = """
-@hookimpl
-def blendhub_selectors():
-    return [spec()]
-
-@hookimpl
-def blendhub_stores():
-    return 1 / 0
-"""
 
 
 def only(host: PluginHost) -> Plugin:
@@ -142,22 +130,6 @@ def test_a_broken_spec_is_listed_with_its_fault_and_harms_no_other(site):
     assert [option["name"] for option in plugins["absent"].options] == ["least"]
 
 
-def test_a_plugin_s_kind_is_that_of_the_hook_that_offers_it(site):
-    """A module may offer several kinds; a hook that fails takes no other down."""
-    site.install("mine-plugin", offering("[spec()]") + textwrap.indent(SELECTORS, "    "))
-    host = site.host()
-    assert [(plugin.kind, plugin.name) for plugin in host.plugins()] == [
-        ("matcher", "mine"), ("selector", "mine"), (None, "mine_plugin"),
-    ]  # fmt: skip
-    assert isinstance(host.create("matcher", "mine"), ReferenceMatcher)
-    with pytest.raises(PluginError, match=r"made a ReferenceMatcher, which is not a blendhub\.contracts\.Selector"):
-        host.create("selector", "mine")
-    with pytest.raises(
-        PluginError, match=r"no store 'mine'.*\(mine_plugin\) is broken: its hook blendhub_stores failed"
-    ):
-        host.create("store", "mine")
-
-
 def test_details_that_fail_take_nothing_from_the_plugin(site):
     site.install("mine-plugin", offering("[spec(details=lambda: 1 / 0)]"))
     plugin = only(site.host())
@@ -166,9 +138,7 @@ def test_details_that_fail_take_nothing_from_the_plugin(site):
 
 FACTORIES = {
     "makes something else": ("lambda options: object()", "made a object, which is not a blendhub.contracts.Matcher"),
-    "leaves": ("lambda options: exit(1)", "failed: SystemExit"),
     "is in a broken module": ("'mine_broken:Late'", "'mine_broken:Late' .*ZeroDivisionError: division by zero"),
-    "is not in the module": ("'mine_late:Lte'", "AttributeError: module 'mine_late' has no attribute 'Lte'"),
     "cannot be called": ("'mine_late:number'", "is 7, which cannot be called"),
 }
 

@@ -83,8 +83,6 @@ def test_broken_lines_do_not_stop_an_analysis(analyze):
         ("some text\n", [], "log:1 is text: name the model's tokenizer"),
         ("x\n", ["--bytes", "--tokenizer", "t"], "exclude each other"),
         ("x\n", ["--bytes", "--arena-gib", "0"], "--arena-gib '0' should be numbers above 0"),
-        ("x\n", ["--bytes", "--kv-bytes-per-token", "0"], "--kv-bytes-per-token 0 should be above 0"),
-        ("x\n", ["--bytes", "--chat-template", "t"], "--chat-template is for a tokenizer"),
         ("x\n", ["--tokenizer", "./nowhere"], "--tokenizer ./nowhere: transformers cannot load it"),
     ],
 )
@@ -162,7 +160,6 @@ def test_ctrl_c_prints_what_was_seen(tmp_path, by_hand):
         ('{"num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "hidden_size": 4096}', 131072),
         ('{"text_config": {"num_hidden_layers": 1, "num_attention_heads": 2, "hidden_size": 8}}', 32),
         ('{"num_hidden_layers": 61, "kv_lora_rank": 512, "qk_rope_head_dim": 64}', 61 * 576 * 2),
-        ('{"model_type": "unknown"}', None),
         ("[]", None),
     ],
 )
