@@ -104,5 +104,7 @@ def test_settled_blocks_of_vllm_are_stored_where_the_hub_has_lost_them_and_once(
     engine.step(next=(SETTLED, 64))
     engine.end(request, len(GOES_ON))
     assert kinds(engine, GOES_ON) == [(0, 64, "exact"), (64, SETTLED, "settled"), (SETTLED, len(GOES_ON), "settled")]
+    # What follows from them was recomputed no more than they were.
+    assert kinds(engine, GOES_ON, settled=0.2) == [(0, 64, "exact"), (SETTLED, len(GOES_ON), "moved")]
     # The settled blocks themselves are no text that was computed here, so nothing may move them.
     assert kinds(engine, GOES_ON, settled=None) == [(0, 64, "exact"), (SETTLED, len(GOES_ON), "moved")]
