@@ -1,5 +1,6 @@
 """Models of many shapes: what can be moved on each is found out when it starts, and who attends for chosen tokens."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +35,9 @@ MODELS = {
     "chunks": (LLAMA4, BY_DEVICE, OURS),
     "one vector for key and value": (DEEPSEEK, [], "text is reused anywhere"),
     "one vector, by the device": (DEEPSEEK, BY_DEVICE, OURS),
-    "ALiBi": (BLOOM, BY_DEVICE, f"{THEIRS}transformer.h.0.self_attention.attn has ALiBi"),
     # vLLM lists its layers in any order.
-    "the KV of another layer": (GEMMA3N, BY_DEVICE, ".self_attn.attn reads the KV of"),
+    "ALiBi": (BLOOM, BY_DEVICE, f"{THEIRS}.* has ALiBi"),
+    "the KV of another layer": (GEMMA3N, BY_DEVICE, f"{THEIRS}.* reads the KV of"),
 }
 """The shape, how the engine is arranged, and what its log says."""
 UNMOVED = {
@@ -93,7 +94,7 @@ def test_who_asks_gets_the_model_s_own_weights_and_everything_recomputed_equals_
 def test_a_model_whose_keys_turn_or_need_no_turn_is_blended(shape, arranged, said, start, texts):
     # With the hybrid allocator, vLLM does not keep all the KV that is compared here: see test_engine_hybrid.py.
     with start(shape, arrange=arranged, disable_hybrid_kv_cache_manager=True) as engine:
-        assert said in engine.log and "text is reused anywhere" in engine.log, engine.log[-3000:]
+        assert re.search(said, engine.log) and "text is reused anywhere" in engine.log, engine.log[-3000:]
         check_recomputation(engine, texts, 150, 1e-4)
 
 
