@@ -1,9 +1,9 @@
 """The measurements of each query, and the rows that sum them up; pure."""
 
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import msgspec
 import numpy as np
@@ -17,6 +17,7 @@ class Answered(msgspec.Struct):
     """One query of a pass."""
 
     f1: float
+    rouge_l: float
     prompt_tokens: int
     reused_tokens: int
     recomputed_tokens: int
@@ -59,12 +60,6 @@ class Pass(msgspec.Struct):
         """The greatest share of a single prompt."""
         return max(tokens / prompt for tokens, prompt in zip(self.all(name), self.all("prompt_tokens"), strict=True))
 
-    def phase(self, name: str) -> float:
-        return self.phase_s[name] / len(self.queries)
-
-    def computed(self) -> float:
-        return 1 - self.share("reused_tokens") + self.share("recomputed_tokens")
-
 
 class Measured(msgspec.Struct):
     """All passes of one way to ask."""
@@ -78,39 +73,61 @@ Results: TypeAlias = dict[str, Measured]
 """What was measured, by the label of the way."""
 
 
-def _of(figure: Callable[[Pass, str], float], name: str) -> Callable[[Pass], float]:
-    return partial(lambda name, run: figure(run, name), name)
+class Figure(NamedTuple):
+    what: str
+    unit: str
+    of: Callable[[Pass], float]
+    better: Better = "lower"
 
 
-FIGURES: dict[str, tuple[str, str, Better, Callable[[Pass], float]]] = {
-    "f1": ("F1", "share", "higher", _of(Pass.mean, "f1")),
-    "hit_rate": ("share of the prompts that was reused", "share", "higher", _of(Pass.share, "reused_tokens")),
-    "computed": ("share of the prompts that was computed", "share", "lower", Pass.computed),
-    "in_holes": ("share of the prompts that stood in holes", "share", "lower", _of(Pass.share, "hole_tokens")),
-    "with_holes": ("share of the requests with holes", "share", "lower", lambda run: run.with_holes / len(run.queries)),
-    "most_reused": ("greatest reused share of a prompt", "share", "higher", _of(Pass.greatest, "reused_tokens")),
-    "largest_hole": ("greatest share of a prompt in holes", "share", "lower", _of(Pass.greatest, "hole_tokens")),
-    "ttft_mean": ("time to first token, mean", "s", "lower", _of(Pass.mean, "first_token_s")),
-    "ttft_p90": ("time to first token, 90th percentile", "s", "lower", _of(Pass.p90, "first_token_s")),
-    "tbt": ("time between tokens, mean", "s", "lower", _of(Pass.mean, "between_tokens_s")),
-    "tbt_p90": ("time between tokens, 90th percentile", "s", "lower", _of(Pass.p90, "between_tokens_s")),
-    "e2e": ("end to end, mean", "s", "lower", _of(Pass.mean, "ended_s")),
-    "e2e_p90": ("end to end, 90th percentile", "s", "lower", _of(Pass.p90, "ended_s")),
-    "a_query": ("time of the pass for each query", "s", "lower", lambda run: run.seconds / len(run.queries)),
-    **{phase: (f"time of {phase} for a query", "s", "lower", _of(Pass.phase, phase)) for phase in PHASES},
+def _phase_s(phase: str, run: Pass) -> float:
+    return run.phase_s[phase] / len(run.queries)
+
+
+FIGURES = {
+    "f1": Figure("F1", "share", lambda run: run.mean("f1"), "higher"),
+    "rouge_l": Figure("ROUGE-L", "share", lambda run: run.mean("rouge_l"), "higher"),
+    "hit_rate": Figure(
+        "share of the prompts that was reused", "share", lambda run: run.share("reused_tokens"), "higher"
+    ),
+    "computed": Figure(
+        "share of the prompts that was computed",
+        "share",
+        lambda run: 1 - run.share("reused_tokens") + run.share("recomputed_tokens"),
+    ),
+    "in_holes": Figure("share of the prompts that stood in holes", "share", lambda run: run.share("hole_tokens")),
+    "with_holes": Figure("share of the requests with holes", "share", lambda run: run.with_holes / len(run.queries)),
+    "most_reused": Figure(
+        "greatest share of a prompt that was reused", "share", lambda run: run.greatest("reused_tokens"), "higher"
+    ),
+    "largest_hole": Figure(
+        "greatest share of a prompt that stood in holes", "share", lambda run: run.greatest("hole_tokens")
+    ),
+    "ttft_mean": Figure("time to first token, mean", "s", lambda run: run.mean("first_token_s")),
+    "ttft_p90": Figure("time to first token, 90th percentile", "s", lambda run: run.p90("first_token_s")),
+    "tbt": Figure("time between tokens, mean", "s", lambda run: run.mean("between_tokens_s")),
+    "tbt_p90": Figure("time between tokens, 90th percentile", "s", lambda run: run.p90("between_tokens_s")),
+    "e2e": Figure("end to end, mean", "s", lambda run: run.mean("ended_s")),
+    "e2e_p90": Figure("end to end, 90th percentile", "s", lambda run: run.p90("ended_s")),
+    "a_query": Figure("time of the pass for each query", "s", lambda run: run.seconds / len(run.queries)),
+    **{phase: Figure(f"time of {phase} for a query", "s", partial(_phase_s, phase)) for phase in PHASES},
 }
 
 
-def rows(results: Results) -> Iterator[Row]:
+def rows(results: Results) -> list[Row]:
+    all_rows = []
     for label, measured in results.items():
-        before = f"{label}: time of what is computed before the queries"
-        yield row(f"{label}_before", before, "s", [measured.computed_before_s], better="lower")
+        what = f"{label}: time of what is computed before the queries"
+        all_rows.append(row(f"{label}_before", what, "s", [measured.computed_before_s], better="lower"))
         for number, run in enumerate(measured.passes, 1):
-            id, of_pass = f"{label}_pass_{number}", f"{label}, pass {number}"
-            for name, (what, unit, better, figure) in FIGURES.items():
-                yield row(f"{id}_{name}", f"{of_pass}: {what}", unit, [figure(run)], better=better)
+            for name, figure in FIGURES.items():
+                what = f"{label}, pass {number}: {figure.what}"
+                id = f"{label}_pass_{number}_{name}"
+                all_rows.append(row(id, what, figure.unit, [figure.of(run)], better=figure.better))
             if label != "full" and "full" in results:
-                passes = run, results["full"].passes[number - 1]
-                ours, full = (statistics.median(each.all("first_token_s")) for each in passes)
-                what = f"{of_pass}: median time to first token, relative to full prefill"
-                yield row(f"{id}_ttft_by_full", what, "x", [ours / full], better="lower")
+                ours, full = (
+                    statistics.median(each.all("first_token_s")) for each in (run, results["full"].passes[number - 1])
+                )
+                what = f"{label}, pass {number}: median time to first token, relative to full prefill"
+                all_rows.append(row(f"{label}_pass_{number}_ttft_by_full", what, "x", [ours / full], better="lower"))
+    return all_rows

@@ -1,7 +1,5 @@
 """The procedure: documents are computed, vLLM's own cache is emptied, one pass fills the holes, the next only reuse."""
 
-import re
-import string
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -11,6 +9,7 @@ import msgspec
 
 from benchmarks.holes.figures import PHASES, Answered, Measured, Pass, Results
 from benchmarks.holes.prompts import Prompt, Writer, before
+from benchmarks.holes.scores import f1, rouge_l
 from benchmarks.quality.measure import reported
 from benchmarks.timing import progress
 from harness.engines import Answer, Engine
@@ -18,7 +17,8 @@ from harness.engines import Answer, Engine
 ANSWER_TOKENS = 10
 """The most tokens of an answer, as in the published benchmark."""
 Method: TypeAlias = Literal["blend", "reuse", "full", "contiguous"]
-PASSES = 2
+AtOnce: TypeAlias = Literal["one", "all"]
+"""How many requests a pass asks at once."""
 
 
 class Way(msgspec.Struct, frozen=True):
@@ -47,7 +47,9 @@ def ways_of(methods: Sequence[Method], ratios: Sequence[float]) -> list[Way]:
     return list({way.label: way for way in ways}.values())
 
 
-def run(engine: Engine, prompts: Sequence[Prompt], writer: Writer, ways: Sequence[Way]) -> Results:
+def run(
+    engine: Engine, prompts: Sequence[Prompt], writer: Writer, ways: Sequence[Way], passes: int, at_once: AtOnce
+) -> Results:
     """All ways in turn, each with nothing stored at its begin."""
     results: Results = {}
     ending: dict[str, Any] = {"tokens": ANSWER_TOKENS, "stop_token_ids": writer.stop}
@@ -56,14 +58,14 @@ def run(engine: Engine, prompts: Sequence[Prompt], writer: Writer, ways: Sequenc
         # A full prefill reads nothing that was stored.
         units = [] if way.method == "full" else before(prompts)
         begun = time.perf_counter()
-        for unit in progress(units, f"{way.label}: what is computed before"):
-            engine.one(unit, mode="exact", cache_salt=request["cache_salt"])
+        for batch in progress(_batches(units, at_once), f"{way.label}: what is computed before"):
+            engine.ask(*batch, mode="exact", cache_salt=request["cache_salt"])
         results[way.label] = Measured(time.perf_counter() - begun, [])
-        for number in range(1, PASSES + 1):
+        for number in range(1, passes + 1):
             engine.forget()
-            counted, begun = engine.call("counts"), time.perf_counter()
-            said = progress(prompts, f"{way.label}: pass {number}")
-            answers = [engine.one(prompt.tokens, **ending, **request) for prompt in said]
+            counted, begun, answers = engine.call("counts"), time.perf_counter(), list[Answer]()
+            for batch in progress(_batches(prompts, at_once), f"{way.label}: pass {number}"):
+                answers += engine.ask(*(prompt.tokens for prompt in batch), **ending, **request)
             seconds, spent = time.perf_counter() - begun, Counter(engine.call("counts"))
             spent.subtract(counted)
             results[way.label].passes.append(
@@ -77,11 +79,16 @@ def run(engine: Engine, prompts: Sequence[Prompt], writer: Writer, ways: Sequenc
     return results
 
 
+def _batches(prompts: Sequence[Any], at_once: AtOnce) -> list[Sequence[Any]]:
+    return [prompts] if at_once == "all" and prompts else [[prompt] for prompt in prompts]
+
+
 def answered(prompt: Prompt, answer: Answer, writer: Writer) -> Answered:
     report, right = reported(answer), prompt.query.answers
     text = writer.first_line(answer.tokens)
     return Answered(
         f1(text, right),
+        rouge_l(text, right),
         len(prompt.tokens),
         report["engine_tokens"] + report["exact_tokens"] + report["moved_tokens"],
         report["recomputed_tokens"],
@@ -92,18 +99,3 @@ def answered(prompt: Prompt, answer: Answer, writer: Writer) -> Answered:
         text,
         right,
     )
-
-
-ARTICLES = re.compile(r"\b(a|an|the)\b")
-PUNCTUATION = str.maketrans("", "", string.punctuation)
-
-
-def f1(answer: str, right: Sequence[str]) -> float:
-    """The best F1 of the words of an answer and of a right one, without articles and punctuation."""
-
-    def words(text: str) -> Counter[str]:
-        return Counter(ARTICLES.sub(" ", text.lower().translate(PUNCTUATION)).split())
-
-    said = words(answer)
-    scores = (2 * (said & each).total() / max(1, said.total() + each.total()) for each in map(words, right))
-    return max(scores, default=0.0)

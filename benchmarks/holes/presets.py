@@ -15,7 +15,7 @@ def _holes(*places: tuple[Place, Place]) -> Options:
 
 def _published(ratio: float, *places: tuple[Place, Place], method: str = "blend", inflate: int = 1) -> Options:
     """A row of LMCache-Ascend's pull request 254: the first 150 questions of Musique, one request after the other."""
-    run = {"method": [method], "recompute_ratio": [ratio], "inflate": inflate}
+    run = {"method": [method], "recompute_ratio": [ratio], "inflate": inflate, "inflate_order": "same"}
     return {**run, "separator": "# #", "until": 150, **_holes(*places)}
 
 

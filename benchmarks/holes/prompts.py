@@ -1,8 +1,8 @@
 """The prompts: which documents are holes, where they stand, what is computed before, in a model's own tokens."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from blendhub_tools.advice.questions import Question
 
@@ -12,6 +12,9 @@ Tokens: TypeAlias = list[int]
 Place: TypeAlias = int | str
 """A number from 0 on, or one of these names."""
 NAMES = ("first", "middle", "last")
+Order: TypeAlias = Literal["turns", "same"]
+"""Which documents of other queries make a prompt longer: those of the queries that follow, in turn, or the same ones
+behind every query, as in the published benchmark."""
 INSTRUCTION = (
     "Answer the question based on the given passages. Only give me the answer and do not output any other words.\n\n"
 )
@@ -73,13 +76,13 @@ class Writer:
         end = self._tokenizer.eos_token_id
         return [] if end is None else [int(end)]
 
-    def query(self, question: Question) -> Query:
+    def query(self, question: Question, most_document_tokens: int | None = None) -> Query:
         """Raises InvalidInput if its answers are not known, or if it is not text."""
         if not question.answers or not all(isinstance(text, str) for text in (*question.documents, question.question)):
             raise InvalidInput(f"the question {question.question!r} should be text, and have an answer to compare with")
         return Query(
             self.tokens(self._before + INSTRUCTION, add_special_tokens=not self._before),
-            [self.tokens(f"{document}\n\n") for document in question.documents],
+            [self.tokens(f"{document}\n\n")[:most_document_tokens] for document in question.documents],
             self.tokens(f"\n\nQuestion: {question.question}\nAnswer:{self._behind}"),
             question.answers,
         )
@@ -100,9 +103,9 @@ def make_prompts(
     positions: Sequence[Place],
     inflate: int = 0,
     separator: Sequence[int] = (),
+    order: Order = "turns",
 ) -> list[Prompt]:
-    """A prompt of each query, with so many documents of other queries behind its own: the same ones behind every query,
-    as in the published benchmark.
+    """A prompt of each query, with so many documents of other queries behind its own.
 
     The own documents with these numbers are holes; the n-th of them stands at the n-th position among all documents. No
     prompt takes a text that is a hole anywhere: it would be computed before.
@@ -115,8 +118,8 @@ def make_prompts(
     }
     prompts = []
     for at, (query, holes) in enumerate(zip(queries, numbers, strict=True)):
-        of_others = (document for other in queries if other is not query for document in other.documents)
-        others = list(islice((document for document in of_others if tuple(document) not in reserved), inflate))
+        candidates = (document for document in _of_others(queries, at, order) if tuple(document) not in reserved)
+        others = list(islice(candidates, inflate))
         if len(others) < inflate:
             raise ValueError(
                 f"{inflate} documents of other queries were asked for, but query {at} finds {len(others)} that are no "
@@ -140,6 +143,16 @@ def before(prompts: Sequence[Prompt]) -> list[Tokens]:
             if tuple(document) not in reserved:
                 units[(*document, *prompt.separator)] = None
     return [list(unit) for unit in units if unit]
+
+
+def _of_others(queries: Sequence[Query], at: int, order: Order) -> Iterator[Tokens]:
+    if order == "same":
+        yield from (document for number, query in enumerate(queries) if number != at for document in query.documents)
+        return
+    for turn in range(max(len(query.documents) for query in queries)):
+        for other in (queries[(at + further) % len(queries)] for further in range(1, len(queries))):
+            if turn < len(other.documents):
+                yield other.documents[turn]
 
 
 def _numbers(places: Sequence[Place], documents: int, what: str) -> list[int]:
