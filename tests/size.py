@@ -12,7 +12,7 @@ BOUNDS = {
     "blendhub/": 19_500,
     "blendhub/testing/": 5_000,
     "plugins/": 9_500,
-    "tests/, plugins/*/tests/": 21_000,
+    "tests/, plugins/*/tests/": 21_100,
     "benchmarks/, harness/, examples/": 6_120,
 }
 """The most lines of Python in these folders. A folder's files count in the row that names it most closely."""

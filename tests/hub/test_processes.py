@@ -181,6 +181,28 @@ def test_a_hub_in_a_process_of_its_own_ends_with_its_owner_and_not_with_its_chil
         until(lambda: not segment.exists())
 
 
+STRANGE = """
+from blendhub import API_VERSION, PluginSpec, hookimpl
+from blendhub_transports.inproc import InprocTransport
+from blendhub_transports.options import TransportOptions
+
+@hookimpl
+def blendhub_transports():
+    return [PluginSpec(name="strange", api=API_VERSION, summary="inproc under another name", factory=InprocTransport,
+                       options=TransportOptions, capabilities=("one_process",))]
+"""
+
+
+def test_a_hub_needs_no_plugin_but_those_that_are_chosen(site):
+    """A stranger's matcher and transport, and no plugin that is registered by this repository."""
+    site.install("ngram", Path("examples/plugin-template/matcher/ngram_matcher.py").read_text(), module="ngram_matcher")
+    site.install("strange", STRANGE)
+    with embedded_hub(SMALL, "thread", site.host(), PluginChoice("strange")) as hub, hub.connect() as client:
+        client.register("e", namespace(matchers=(PluginChoice("ngram"),)), rank=0)
+        store(client, TEXT)
+        assert check(client, TEXT) == 96
+
+
 NEVER_READY = """
 import asyncio
 from blendhub import API_VERSION, PluginSpec, hookimpl
