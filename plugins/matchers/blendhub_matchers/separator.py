@@ -71,10 +71,13 @@ class SeparatorMatcher(Matcher):
             while text.spans and text.spans[-1].end > span.start - len(self._separator):
                 self._drop(run, text, len(text.spans) - 1)
             indexed_until = text.spans[-1].end if text.spans else 0
-            for segment in self._segments(tokens[: span.end]):
-                before = Span(segment.start, max(segment.start, min(segment.end, span.start)))
-                if segment.start >= indexed_until and (not len(before) or self._runs.holds(run, before)):
-                    self._learn(run, text, segment, tokens)
+            # A separator may begin in the span and end behind it.
+            for segment in self._segments(tokens[: span.end + len(self._separator) - 1]):
+                start, end = segment.start, min(segment.end, span.end)
+                before = Span(start, max(start, min(end, span.start)))
+                is_new = start >= indexed_until and end - start >= self._min
+                if is_new and (not len(before) or self._runs.holds(run, before)):
+                    self._learn(run, text, Span(start, end), tokens)
             self._runs.add(run, span)
 
     def discard(self, run: int, span: Span) -> None:
