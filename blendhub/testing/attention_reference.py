@@ -15,7 +15,7 @@ class ReferenceAttention(ChosenAttention):
         self, layers: Sequence[PagedLayer], block_size: int, layout: KVLayout, rules: Sequence[AttentionRules]
     ) -> None:
         dtype = torch_type(layout.dtype)
-        self._planes = [[one.view(dtype) for one in planes_of(layer, block_size, layout)] for layer in layers]
+        self._planes = [[plane.view(dtype) for plane in planes_of(layer, block_size, layout)] for layer in layers]
         self._block_size = block_size
         self._rules = rules
 

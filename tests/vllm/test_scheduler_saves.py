@@ -37,7 +37,12 @@ def test_what_is_not_stored_is_stored(matches, first, min_tokens):
         if exact or len(stretch) >= min_tokens or stretch[-1] == PROMPT - 1:
             expected.append((Span(stretch[0], stretch[-1] + 1), "exact" if exact else "behind"))
     request: Any = StandIn(
-        matches=matches, first_approximate=first, blended=None, settled_span=None, brought=None, prompt_end=PROMPT
+        matches=matches,
+        first_approximate=first,
+        blended=None,
+        settled_span=None,
+        loaded_by_other=None,
+        prompt_end=PROMPT,
     )
     saved = spans_to_save(request, min_tokens, stores_blended=True, keeps_windows=False)
     assert list(saved) == expected

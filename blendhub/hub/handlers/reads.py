@@ -46,7 +46,7 @@ class ReadHandlers(Handlers):
         missing = _in_store_only(chunk_matches)
         if message.wait_s and self.tier and missing:
             # Pinned, so that loading chunks does not evict other chunks of the same answer.
-            in_arena = {found.chunk for found in chunk_matches} - missing
+            in_arena = {part.chunk for part in chunk_matches} - missing
             for chunk in in_arena:
                 self.state.cache.pin(chunk)
             try:
@@ -63,16 +63,16 @@ class ReadHandlers(Handlers):
         """The reply to a lookup, with a lease if requested; chunks that are only in the store are fetched."""
         if chunk_matches:
             self.counters.totals["lookups_that_found"] += 1
-        for found in chunk_matches:
-            self.counters.totals[f"tokens_{fate_of(found.match)}"] += found.end - found.start
-        in_arena = [found for found in chunk_matches if found.chunk.offset is not None]
-        missing = [found for found in chunk_matches if found.chunk.offset is None]
+        for part in chunk_matches:
+            self.counters.totals[f"tokens_{fate_of(part.match)}"] += part.end - part.start
+        in_arena = [part for part in chunk_matches if part.chunk.offset is not None]
+        missing = [part for part in chunk_matches if part.chunk.offset is None]
         lease = None
         if message.lease is not None:
             lease = self.state.reads.grant(message.lease, session, self.clock(), in_arena)
         if lease and self.tier:
             self.tier.writer.reused(lease.chunks)
-        self._load({found.chunk for found in missing})
+        self._load({part.chunk for part in missing})
         return wire.Found(
             matches=tuple(whole_matches(in_arena)),
             lease=lease.id if lease else None,
@@ -90,4 +90,4 @@ class ReadHandlers(Handlers):
 
 
 def _in_store_only(chunk_matches: Sequence[ChunkMatch]) -> set[Chunk]:
-    return {found.chunk for found in chunk_matches if found.chunk.offset is None}
+    return {part.chunk for part in chunk_matches if part.chunk.offset is None}

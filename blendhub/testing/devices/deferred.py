@@ -135,10 +135,10 @@ class DeferredRuntime(Runtime):
                 stream.submit(partial(target.copy_, source), memory=memory)
 
     def launch(self, stream: DeferredStream, kernel: Callable[..., object], *arguments: Any) -> None:
-        tensors = [one for one in arguments if isinstance(one, torch.Tensor)]
+        tensors = [argument for argument in arguments if isinstance(argument, torch.Tensor)]
 
         def run() -> None:
-            reached = [one for one in tensors if any(one.data_ptr() in two for two in self.registered)]
+            reached = [tensor for tensor in tensors if any(tensor.data_ptr() in part for part in self.registered)]
             if reached and not self.kernels_reach_registered_memory:
                 raise RuntimeError("a kernel was given an address of the host, which is none of the device")
             # Interpreters compute masked items with NumPy, too, and these may be anything.
@@ -154,7 +154,7 @@ class DeferredRuntime(Runtime):
         addresses = range(memory.data_ptr(), memory.data_ptr() + memory.nbytes)
         is_own = memory.untyped_storage().data_ptr() in self._allocated
         if not is_own and not any(
-            one.start <= addresses.start and addresses.stop <= one.stop for one in self.registered
+            part.start <= addresses.start and addresses.stop <= part.stop for part in self.registered
         ):
             raise RuntimeError("a copy was given memory that is not pinned, or that was pinned by two calls")
         return addresses

@@ -34,7 +34,7 @@ def spans_to_save(
             yield SavedSpan(Span(lacking[0].start, lacking[-1].end), "blended")
     stored = [match.span for match in request.matches if match.exact or first is not None]
     # What earlier requests blended is no text that could be moved.
-    stored += [span for span in (request.settled_span, request.brought) if span]
+    stored += [span for span in (request.settled_span, request.loaded_by_other) if span]
     if keeps_windows and request.engine_tokens:
         stored.append(Span(0, request.engine_tokens))
     stored = join_spans(stored)

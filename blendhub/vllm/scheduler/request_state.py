@@ -78,7 +78,7 @@ class RequestState:
         """The least share of moved text that was recomputed in the request's KV."""
         self.shown_exact = 0
         """The number of tokens whose own block hashes other connectors have seen."""
-        self.brought: Span | None = None
+        self.loaded_by_other: Span | None = None
         """The span that another connector has loaded and that is not stored again: it is approximate, or lacks KV."""
         self._settled: Settled | None = None
         """The blended prefix whose blocks vLLM looks for."""
@@ -125,11 +125,11 @@ class RequestState:
             self._approximate_before, self.ratio = max(received_from, self.engine_tokens), 0.0
             self.salt(self._approximate_before, block_size)
 
-    def bring(self, span: Span, *, is_whole: bool) -> None:
+    def note_loaded_by_other(self, span: Span, *, is_whole: bool) -> None:
         """Note that another connector has loaded this span, ``is_whole``: with the KV of all of its tokens."""
         first = self.first_approximate if is_whole else span.start
         if first is not None and first < span.end:
-            self.brought = Span(max(first, span.start), span.end)
+            self.loaded_by_other = Span(max(first, span.start), span.end)
 
     def look_up(self) -> None:
         assert self.stage is not Stage.LOADING

@@ -73,7 +73,7 @@ class SaveScheduler:
         """Add the saves of what this step computes, and of requests that have ended."""
         self._arena.look()
         for name, saves in list(self._open.items()):
-            self._note_brought(saves)
+            self._note_loaded_by_other(saves)
             n_scheduled = step.num_scheduled_tokens.get(name)
             if not n_scheduled:
                 continue
@@ -148,7 +148,7 @@ class SaveScheduler:
         saves = self._open.get(name)
         return name in self._ending or (saves is not None and (not saves.is_planned or saves.is_pending))
 
-    def _note_brought(self, saves: RequestSaves) -> None:
+    def _note_loaded_by_other(self, saves: RequestSaves) -> None:
         """Notice what another connector loads, or has loaded."""
         request, before = saves.request, saves.request.request.num_computed_tokens
         behind = max(saves.reached, request.reused_end)
@@ -156,7 +156,7 @@ class SaveScheduler:
             return
         # In windows, only the last blocks are loaded. For what vLLM computes behind them, slots are reserved without
         # them, and the hub answers while the other connector loads.
-        request.bring(Span(behind, before), is_whole=not self._has_windows)
+        request.note_loaded_by_other(Span(behind, before), is_whole=not self._has_windows)
         saves.reached = before
         if self._has_windows:
             self._abandon(saves)

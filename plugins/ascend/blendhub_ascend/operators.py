@@ -138,7 +138,7 @@ def _moves_the_right_bytes(operator: str, writes: bool, like: torch.Tensor) -> b
     half = range(size // 2, size) if writes else range((size + 1) // 2)
     slots = [*range(3 * size, 4 * size), *half]
     pages, rows = ([bits(*shape, *like.shape[2:]) for _ in range(2)] for shape in ((4, size), (len(slots),)))
-    there, staged = ([one.to(like.device, copy=True) for one in some] for some in (pages, rows))
+    there, staged = ([tensor.to(like.device, copy=True) for tensor in tensors] for tensors in (pages, rows))
     numbers = [slots] if writes else [[[3], [0]], [size, len(half)]]
     OPERATORS[operator](*staged, *there, *(torch.tensor(some, dtype=torch.int32).to(like.device) for some in numbers))
     for plane, row in zip(pages, rows, strict=True):

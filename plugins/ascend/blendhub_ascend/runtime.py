@@ -109,11 +109,11 @@ def _whole_pages(memory: Arena) -> tuple[ctypes.c_void_p, ctypes.c_uint64]:
 
 
 def _are_aligned(pairs: Pairs) -> bool:
-    return all(one.data_ptr() % BATCH_ALIGNMENT == 0 for pair in pairs for one in pair)
+    return all(tensor.data_ptr() % BATCH_ALIGNMENT == 0 for pair in pairs for tensor in pair)
 
 
 def _copy_at_once(pairs: Pairs) -> None:
-    targets, sources = ([one.data_ptr() for one in side] for side in zip(*pairs, strict=True))
+    targets, sources = ([tensor.data_ptr() for tensor in side] for side in zip(*pairs, strict=True))
     sizes = [target.nbytes for target, _ in pairs]
     direction = HOST_TO_NPU if pairs[0][1].device.type == "cpu" else NPU_TO_HOST
     as_numbers = (torch.tensor(numbers, dtype=torch.int64) for numbers in (sources, targets, sizes))

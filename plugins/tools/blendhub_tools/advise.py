@@ -61,7 +61,7 @@ class Advise(Command):
         if len(questions) < (needed := audits_needed(1, target) or 0):
             print(f"These are too few to be sure of {target:.0%}, even if all agree: give at least {needed}.")
         served, measured = _measured(jobs)
-        outcomes = [one.ours for one in measured]
+        outcomes = [comparison.ours for comparison in measured]
         advice = advise(outcomes, target)
         said = in_words(advice, target, tokens)
         if not any(agreed(outcome)[1] for outcome in outcomes):

@@ -96,6 +96,6 @@ def card(job: Job, data: Path, served: Served, measured: Sequence[Measured], adv
     columns = head(job.tokens)
     yield columns
     yield re.sub("[^|]+", " --- ", columns)
-    yield from (one.row() for one in measured)
+    yield from (comparison.row() for comparison in measured)
     yield ""
     yield advice
