@@ -172,7 +172,7 @@ class LoadScheduler:
             if lookup.done():
                 with contextlib.suppress(BlendHubError):
                     lookup.result()
-        self._unanswered = [lookup for lookup in self._unanswered if not lookup.done()]
+        self._unanswered = [lookup for lookup in self._unanswered if not (lookup.reply or lookup.error)]
         if self._shown:
             self._shown.end_step()
         return self._queue.budget(n_scheduled)

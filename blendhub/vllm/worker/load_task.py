@@ -134,8 +134,10 @@ class LoadTask:
         if not self._releases or self._releasing:
             return
         try:
-            arena = self._open()
-            if client := self._client or (arena and arena.client):
+            client = self._client
+            if client is None and (arena := self._open()):
+                client = arena.client
+            if client:
                 self._releasing = client.release(self.job.source.lease, timeout=self._timeout_s)
         except Exception as error:  # then the scheduler releases it
             self.fail(error)
