@@ -1,4 +1,4 @@
-"""Prompts of random tokens: documents that are stored, in new orders, and text that nobody has seen before."""
+"""Prompts of random tokens: stored documents in new orders, and new text."""
 
 from itertools import chain
 from typing import NamedTuple

@@ -44,7 +44,7 @@ class Load(NamedTuple):
 
 
 class Traces:
-    """Documents, and text that nobody has seen before."""
+    """Documents that prompts repeat, and new text."""
 
     def __init__(self, document_tokens: int) -> None:
         self._random, self._next = np.random.default_rng(0), 0

@@ -39,11 +39,11 @@ class PendingLookup(PendingReply[wire.Found]):
     """A lookup under way, and the lease that its answer brings. To be closed, whatever becomes of it."""
 
     request: wire.Lookup
+    _owner: "HubClient"
 
     def __init__(self, client: "HubClient", request: wire.Lookup, pending: Pending) -> None:
         super().__init__(client, request, pending, wire.Found)
         self.sent_at = time.monotonic()
-        self._client = client
         self._registration = client.registrations
 
     @property
@@ -54,7 +54,7 @@ class PendingLookup(PendingReply[wire.Found]):
     @property
     def has_ended(self) -> bool:
         """Whether the session has ended that it was sent in, and with it the lease on the matches."""
-        return self._client.registrations != self._registration
+        return self._owner.registrations != self._registration
 
     def close(self) -> None:
         """End the lease that the answer brought, or still brings."""
@@ -62,10 +62,10 @@ class PendingLookup(PendingReply[wire.Found]):
             if not self.reply and not self.error and self.done():
                 self.result()
             if self.reply and self.reply.lease is not None:
-                self._client.release(self.reply.lease)
+                self._owner.release(self.reply.lease)
         if not self.reply and self.request.lease is not None:
             # An answer that comes too late, or is not waited for.
-            self._client.abandon(self.request.lease, self._pending)
+            self._owner.abandon(self.request.lease, self._pending)
 
 
 class HubClient(HubSession):

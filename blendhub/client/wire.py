@@ -16,7 +16,7 @@ from blendhub.client.arena_view import ArenaName, MappingId
 from blendhub.contracts import Segment
 from blendhub.contracts.transport import Codec
 from blendhub.core.layout import Namespace, Text, Variant
-from blendhub.core.spans import Id, Match, Position, Span
+from blendhub.core.spans import Id, Match, Position, Span, total
 from blendhub.outcome.report import LONGEST_NAME, MOST_OUTCOMES, Outcome
 from blendhub.system.processes import ProcessId
 
@@ -241,7 +241,7 @@ class Found(Message, frozen=True):
 
     @property
     def on_the_way_tokens(self) -> int:
-        return sum(map(len, self.on_the_way))
+        return total(self.on_the_way)
 
 
 class Reserved(Message, frozen=True):

@@ -1,4 +1,4 @@
-"""A hub in a process of its own: ``python -P -m blendhub.hub.child FD``; ``FD`` is its end of a socket to its owner.
+"""A hub in a separate process: ``python -P -m blendhub.hub.child FD``; ``FD`` is its end of a socket to its owner.
 
 The hub's process is no child of its owner: vLLM ends an engine by killing its process with all children, and the hub
 has its arena to remove. It tells its pid in a line. The owner sends the configuration and the transport of the owner's

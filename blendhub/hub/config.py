@@ -13,7 +13,7 @@ from blendhub.core.plugin_choice import PluginChoice
 from blendhub.framework.options import describe_options, parse_options
 
 HubPlacement: TypeAlias = Literal["thread", "process"]
-"""Where an embedded hub runs: in a thread of its owner, or in a process of its own."""
+"""Where an embedded hub runs: in a thread of its owner, or in a separate process."""
 
 
 DEFAULT_TRANSPORT = PluginChoice("zmq")

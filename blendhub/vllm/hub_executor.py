@@ -36,7 +36,7 @@ class HubExecutor:
         self.place = place
         address = place.address
         self.client = HubClient(address.endpoint, address.transport.name, address.transport.options, host=host)
-        """Of use once the first attempt to reach the hub is over."""
+        """The client may be used once the first attempt to reach the hub is over."""
         self.client.register(engine, place.namespace, rank, waits=False)
         self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._clears = self._cleared = 0

@@ -40,7 +40,7 @@ class EmbeddedHubConfig(HubConfig, frozen=True, kw_only=True, forbid_unknown_fie
     )
     embedded: Annotated[
         HubPlacement | None,
-        Meta(description="in a thread of vLLM's process, or in one of its own; default: thread on CPUs, else process"),
+        Meta(description="in a thread of vLLM's process, or in a separate one; default: thread on CPUs, else process"),
     ] = None
 
 

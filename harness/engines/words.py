@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def numbered(vocabulary: int) -> list[str]:
-    """As many words, each of which names its number; the first ones are special."""
+    """Words that name their numbers; the first ones are special."""
     return ["<unk>", "</s>", *(f"w{n}" for n in range(2, vocabulary))]
 
 

@@ -65,7 +65,7 @@ def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> 
 
 
 class Texts:
-    """Text that nobody has seen before."""
+    """Makes text that no engine or hub has stored."""
 
     def __init__(self, seed: int) -> None:
         self._random = np.random.default_rng(seed)

@@ -1,5 +1,5 @@
-"""What is picked is in order, inside of what moved, within the budget, and the same on every rank; and what a selector
-makes of the numbers that it asks to have measured, be they scores or attention.
+"""Whether a selector picks spans in order, within moved text, within the budget and the same on every rank; and what it
+makes of the scores or the attention that it asks to have measured.
 """
 
 import copy

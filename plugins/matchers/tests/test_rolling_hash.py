@@ -111,8 +111,8 @@ def test_every_module_that_kernels_call_is_among_their_sources():
 @pytest.mark.slow
 @pytest.mark.alone
 def test_neither_repetition_nor_many_candidates_make_a_match_slow():
-    """Of one token for ever, every window would be compared with every page; of a text of a thousand runs behind
-    different texts, every window has a thousand owners.
+    """Where a text is one repeated token, every window would be compared with every page; where a thousand runs hold
+    the same text behind different ones, every window has a thousand owners.
     """
     random = np.random.default_rng(0)
     same, text = np.full(32_768, 7, np.uint32), random.integers(0, 2**32, 2048, dtype=np.uint32)

@@ -138,7 +138,7 @@ class Ledger:
 
 @pytest.fixture
 def ledger(cluster: Cluster, setup_for: Callable[[Cluster], ChildSetup], arena: Arena) -> Iterator[Ledger]:
-    """Of a place that was opened before there was a master."""
+    """The ledger of a place that was opened before there was a master."""
     with contextlib.closing(MooncakeBytes(setup_for(cluster), DEADLINE_S)) as place:
         ledger = Ledger(place, arena)
         assert not ledger.get(99)

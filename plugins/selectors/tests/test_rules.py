@@ -34,7 +34,7 @@ RATIOS = st.floats(0, 1)
 
 
 def numbers(scores, moved):
-    """As many scores as the prompt has tokens."""
+    """Makes a score for each token of the prompt."""
     return np.resize(np.array(scores, np.float32), moved[-1].end)
 
 

@@ -50,7 +50,7 @@ def engine(vllm_023):
 
 
 def test_the_start_allows_reuse_anywhere_with_the_plugin_that_is_named_as_the_platform(engine):
-    """As npu-check finds it, which also compares moved text. Nothing of vLLM is patched."""
+    """The check of npu-check, which also compares moved text, finds no difference. Nothing of vLLM is patched."""
     start, blend = hardware_check.rows_of(engine)
     assert start.ok and start.what.startswith("start-up checks passed: text is reused anywhere; embedded hub")
     assert blend.ok and blend.value < ROUNDING
