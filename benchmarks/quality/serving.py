@@ -8,7 +8,6 @@ from harness.engines import Engine
 
 PLAIN: dict[str, Any] = {"dtype": "float32", "block_size": 32}
 SETTINGS: dict[str, Any] = {
-    "policy": {"max_recompute_share": 1.0},
     "lookup_timeout_s": 30.0,
     # An audited request is answered from exact KV.
     "audit_share": 0.0,

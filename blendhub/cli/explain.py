@@ -140,7 +140,7 @@ def _outcome_of(previewed: Previewed, n_tokens: int) -> Outcome:
             holes=tuple(gaps(Span(0, spans[-1].end if spans else 0), spans)),
         ),
         sources=matches,
-        unused=(*unused, *(NotReused(span, Why.ON_THE_WAY) for span in previewed.on_the_way)),
+        unused=(*unused, *previewed.staying, *(NotReused(span, Why.ON_THE_WAY) for span in previewed.on_the_way)),
         reason=reason,
     )
 

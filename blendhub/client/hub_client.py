@@ -147,14 +147,20 @@ class HubClient(HubSession):
         variant: Variant = BASE,
         *,
         exact: bool = True,
-        blended: bool = False,
+        movable_from: int = 0,
         ratio: float = 0.0,
         run: int | None = None,
     ) -> Reservation:
         """Slots for the KV of ``span``; the reply's span leaves out what is stored already, and may be empty."""
         session = self.registered
         message = wire.Reserve(
-            **self._ids(), variant=variant, span=span, exact=exact, blended=blended, ratio=ratio, run=run
+            **self._ids(),
+            variant=variant,
+            span=span,
+            exact=exact,
+            movable_from=movable_from,
+            ratio=ratio,
+            run=run,
         )
         try:
             answer = self._call(wire.Reserved, message, [as_tokens(tokens).data])

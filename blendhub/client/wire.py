@@ -17,10 +17,11 @@ from blendhub.contracts import Segment
 from blendhub.contracts.transport import Codec
 from blendhub.core.layout import Namespace, Text, Variant
 from blendhub.core.spans import Id, Match, Position, Span, total
+from blendhub.outcome.reasons import NotReused
 from blendhub.outcome.report import LONGEST_NAME, MOST_OUTCOMES, Outcome
 from blendhub.system.processes import ProcessId
 
-WIRE_VERSION = 11
+WIRE_VERSION = 12
 
 Seconds = Annotated[float, Meta(ge=0, le=3600)]
 Ratio = Annotated[float, Meta(ge=0, le=1)]
@@ -119,13 +120,14 @@ class Reserve(InNamespace, frozen=True, kw_only=True):
     ``exact``: nothing before or in the span was blended. What is stored exactly already is not stored again: the
     reply's span begins after it. ``run``: extend this run if it ends where the span starts.
 
-    ``blended``: KV in the span itself was blended, so it is found behind its whole prefix only. It is not stored again
-    if anything is stored behind that prefix. ``ratio``: the share of the KV that was recomputed, if it is not exact.
+    ``movable_from``: KV before this position stays: it is found behind its whole prefix only. ``NOWHERE`` if all of it
+    stays, as blended KV does; if such KV is not exact, it is not stored again where anything is stored behind that
+    prefix. ``ratio``: the share of the KV that was recomputed, if it is not exact.
     """
 
     span: Span
     exact: bool = True
-    blended: bool = False
+    movable_from: Position = 0
     ratio: Ratio = 0.0
     run: Id | None = None
 
@@ -238,6 +240,8 @@ class Found(Message, frozen=True):
     """The parts of the matches that lie in one chunk each, and where the shards of rank 0 are."""
     on_the_way: FoundSpans = ()
     """The parts of the prompt that only the store has. They are being fetched, and no match covers them yet."""
+    staying: Annotated[tuple[NotReused, ...], Meta(max_length=MOST_MATCHES)] = ()
+    """The parts of the prompt that are stored, but may not move here; no match covers them."""
 
     @property
     def on_the_way_tokens(self) -> int:
@@ -268,6 +272,7 @@ class Previewed(Message, frozen=True):
     matches: tuple[Match, ...] = ()
     on_the_way: FoundSpans = ()
     """The parts of the prompt that only the store has."""
+    staying: Annotated[tuple[NotReused, ...], Meta(max_length=MOST_MATCHES)] = ()
     exact_tokens: Position = 0
     """How many tokens of the prompt are exact, in the arena or in the store."""
 

@@ -11,6 +11,8 @@ from blendhub.core.errors import InvalidInput
 Id = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Position = Annotated[int, Meta(ge=0, le=2**40)]
 """A position with the bounds for messages and stores; in memory, nothing checks the bounds."""
+NOWHERE = 2**40
+"""A position behind every prompt."""
 
 
 class Span(msgspec.Struct, frozen=True, order=True, array_like=True):

@@ -15,6 +15,8 @@ class Why(StrEnum):
 
     NOTHING_STORED = "nothing_stored"
     NOTHING_EXACT = "nothing_exact"
+    SHALLOW = "shallow"
+    NOT_DONATED = "not_donated"
     ON_THE_WAY = "on_the_way"
     TOO_LITTLE = "too_little"
     TOO_MUCH = "too_much"
@@ -44,9 +46,11 @@ SENTENCES = {
     Why.NOTHING_STORED: "it is not stored, or not any more, or in pieces shorter than a matcher finds "
     "(min_match_tokens)",
     Why.NOTHING_EXACT: "it is stored elsewhere or behind other text, and this request moves no text",
+    Why.SHALLOW: "it is stored only where it was computed with too little text before it (policy.min_donor_context)",
+    Why.NOT_DONATED: "it is stored only of requests that may not donate (donors)",
     Why.ON_THE_WAY: "it is in the store, and was not in memory yet when the lookup had to answer (lookup_timeout_s)",
     Why.TOO_LITTLE: "it is stored, but all that could be reused is less than policy.min_reused_tokens",
-    Why.TOO_MUCH: "it is stored, but reuse would recompute more than policy.max_recompute_share",
+    Why.TOO_MUCH: "it is stored, but so much beside it is not that reuse would recompute more than 80%",
     Why.TOO_SLOW: "it is stored, but vLLM computes it in fewer steps than reuse recomputes (blend_tokens_per_step)",
     Why.NO_SCRATCH: "it is stored, but vLLM has too few free blocks to blend a prompt of a model with windows",
     Why.BEYOND: "it is stored at positions beyond max_model_len, from which its keys cannot be turned",

@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from blendhub.core.errors import OptionError, PluginError
-from blendhub.core.layout import DEFAULT_MATCHERS
+from blendhub.core.layout import DEFAULT_MATCHERS, MIN_DONOR_CONTEXT
 from blendhub.core.plugin_choice import PluginChoice
 from blendhub.framework.host import PluginHost
 from blendhub.framework.options import did_you_mean, parse_options
@@ -27,9 +27,14 @@ class ReusePolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     min_reused_tokens: Annotated[
         int, Meta(ge=1, description="fewer reusable tokens, beyond vLLM's own cache, are not reused")
     ] = 64
-    max_recompute_share: Annotated[
-        Share, Meta(description="text is not blended if a larger share of the tokens it covers would be recomputed")
-    ] = 0.8
+    min_donor_context: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="KV that was computed with fewer tokens before it is not moved: elsewhere its text is computed "
+            "once more, and moved from there; 0: all is moved",
+        ),
+    ] = MIN_DONOR_CONTEXT
 
 
 class EmbeddedHubConfig(HubConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -72,6 +77,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     recompute_ratio: Annotated[
         Share, Meta(description="share of the moved text that is recomputed; a request may override it")
     ] = 0.15
+    donors: Annotated[
+        Literal["all", "trusted"],
+        Meta(
+            description="whose KV may be moved into other prompts: that of all requests, or of those that say donate "
+            "and of `blendhub warm`; other KV is reused behind its whole prefix only"
+        ),
+    ] = "all"
     policy: Annotated[ReusePolicy, Meta(description="limits within which reuse pays")] = ReusePolicy()
     audit_share: Annotated[
         Share,
@@ -110,6 +122,9 @@ class RequestSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     mode: Annotated[Mode | None, Meta(description="overrides the engine's for this request")] = None
     recompute_ratio: Annotated[Share | None, Meta(description="overrides the engine's for this request")] = None
     store: Annotated[bool, Meta(description="false: store nothing of this request")] = True
+    donate: Annotated[
+        bool, Meta(description="true: what this request stores may be moved into other prompts, if donors is trusted")
+    ] = False
     explain: Annotated[bool, Meta(description="true: the response lists the loaded and the recomputed spans")] = False
     settled: Annotated[
         bool, Meta(description="false: take no KV that earlier requests blended; their text is blended anew")

@@ -9,11 +9,18 @@ from hypothesis.stateful import invariant, rule
 
 from blendhub.core.errors import BlendHubError
 from blendhub.core.layout import Variant
-from blendhub.core.spans import Span
+from blendhub.core.spans import NOWHERE, Span
 from tests.hub.hub_direct import BASE
 from tests.hub.machine_engines import TEXT, TEXTS, VARIANT, WHICH, Engine, HubRules, Job, Line, Write
 
-ORIGINS = ({}, {"exact": False}, {"exact": False, "ratio": 0.5}, {"exact": False, "blended": True, "ratio": 0.25})
+ORIGINS = (
+    {},
+    {"movable_from": 32},
+    {"movable_from": NOWHERE},
+    {"exact": False},
+    {"exact": False, "movable_from": 32, "ratio": 0.5},
+    {"exact": False, "movable_from": NOWHERE, "ratio": 0.25},
+)
 ORIGIN = st.sampled_from(ORIGINS)
 DOES = st.sets(st.sampled_from(["writes before", "reserves after", "aborts"]))
 LINE = st.sampled_from([None, Line.GOOD, Line.REGISTRATIONS_ARE_LOST])

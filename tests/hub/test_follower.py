@@ -109,14 +109,16 @@ def test_what_one_hub_stores_is_found_on_the_other_and_bytes_that_are_gone_are_a
 
 def test_only_what_is_asked_for_again_goes_out(fleet):
     one, other = fleet.join(share="reused")
-    member = one.join()
-    store(member)
+    member, reader = one.join(), other.join()
+    store(member, movable_from=CHUNK)
     store(member, tokens(2, 3 * CHUNK))
     assert not fleet.files() and one.tier.writer.saved == 0
     member.read(TEXT[: 2 * CHUNK])
     one.settle()
     fleet.until(lambda: known(other) == 2, "what was read is published")
-    assert other.join().read(TEXT) == 2 * CHUNK
+    assert reader.read(TEXT) == 2 * CHUNK
+    (moved,) = reader.lookup(np.concatenate([tokens(3, 20), TEXT]), acquire=False).matches
+    assert (moved.span, moved.source_start) == (Span(20 + CHUNK, 20 + 2 * CHUNK), CHUNK), "it stays there, too"
 
 
 def test_a_pace_is_kept_and_what_is_evicted_before_its_turn_is_not_sent(fleet):

@@ -94,6 +94,12 @@ class HubMachine(WritingRules):
             check_order([match.span for match in found.matches], asked.get("skip_prefix", 0))
             assert not any(match.settled and (settled is None or match.exact) for match in found.matches)
             assert all(match.moved or match.source_start == match.span.start for match in found.matches)
+            for index in self.hub.state.indexes:
+                for match in found.matches:
+                    if match.run in index.runs and match.moved:
+                        assert match.source_start >= index.runs[match.run].origin.movable_from, "it stays"
+            used = {position for match in found.matches for position in range(match.span.start, match.span.end)}
+            assert not any(used & set(range(text.span.start, text.span.end)) for text in found.staying)
             assert (found.lease is None) == (not found.matches)
             assert sum(len(piece.span) for piece in found.pieces) == sum(len(match.span) for match in found.matches)
             workers = [worker for worker in engine.workers if worker.client.epoch == scheduler.epoch]

@@ -219,7 +219,6 @@ def test_a_reservation_has_as_many_slots_as_a_message_may_and_evicts_no_more_chu
         (wire.Lookup, {}, [bytes(4 * 5001)], InvalidInput, "more than the 5000"),
         (wire.Reserve, {"span": Span(0, 3)}, [bytes(8)], InvalidInput, "within 2 tokens"),
         (wire.Reserve, {"span": Span(1, 1)}, [bytes(8)], InvalidInput, "not empty"),
-        (wire.Reserve, {"span": Span(0, 2), "blended": True}, [bytes(8)], InvalidInput, "not for both"),
         (wire.Lookup, {"wait_s": float("nan")}, [b""], errors.ProtocolError, "wait_s"),
     ],
 )

@@ -15,11 +15,11 @@ from harness.engines.tiny_model import make_tiny_model
 
 SETTINGS: dict[str, Any] = {
     "hub": {"arena_gib": 0.25, "metrics": ""},
-    "policy": {"max_recompute_share": 1.0},
+    "policy": {"min_donor_context": 0},
     "lookup_timeout_s": 10.0,
     "audit_share": 0.0,
 }
-"""The settings of tests: all that was asked for is blended, whether it pays or not, and however busy the machine is.
+"""The settings of tests: all text is moved, also what was computed first, and however busy the machine is.
 
 No request is audited unless a test asks: by default one in a thousand is, chosen by its id, and its KV becomes exact.
 """

@@ -7,7 +7,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from blendhub import Match, Span
+from blendhub.client.wire import Found
 from blendhub.core.spans import check_tiling, join, total
+from blendhub.outcome.reasons import NotReused, Why
 from blendhub.vllm.decision import Decision
 from blendhub.vllm.scheduler import decide as deciding
 from blendhub.vllm.scheduler.decide import BlendTerms, EngineLimits, Pace
@@ -17,14 +19,17 @@ from tests.spans import matches_of, positions, tokens_of
 LENGTH = 24
 
 
-def decide(matches, n_tokens, local=0, mode=(True, True), ratio=0.15, usual=0.15, on_the_way=0, limits=None, **policy):
+def decide(matches, n_tokens, local=0, mode=(True, True), ratio=0.15, usual=0.15, limits=None, **more):
     blend, holes = mode
+    others = {name: more.pop(name) for name in ("on_the_way", "staying") if name in more}
+    found = Found(matches=tuple(matches), **others)
     terms = BlendTerms(blend, holes, ratio, usual)
-    return deciding.decide(matches, n_tokens, local, ReusePolicy(**policy), terms, limits or EngineLimits(), on_the_way)
+    return deciding.decide(found, n_tokens, local, ReusePolicy(**more), terms, limits or EngineLimits())
 
 
 # Eighths are exact as floats, so that limits can be met to the token.
 eighths = st.integers(0, 8).map(lambda n: n / 8)
+MOST = Fraction(deciding.MOST_RECOMPUTED)
 modes = st.sampled_from([(True, True), (True, False), (False, True), (False, False)])
 """``blend`` and ``holes``: a request may be served up to the first hole only, and some models cannot do otherwise."""
 
@@ -37,7 +42,7 @@ def unbroken(origin, first):
     return {position: source for position, source in origin.items() if position < end}
 
 
-def decide_token_by_token(matches, local, least, most, mode, ratio, usual):
+def decide_token_by_token(matches, local, least, mode, ratio, usual):
     """The reused tokens and where they come from, or the code of a refusal."""
     blend, holes = mode
     if not matches:
@@ -51,7 +56,7 @@ def decide_token_by_token(matches, local, least, most, mode, ratio, usual):
     if moved:
         claimed = max(origin) + 1 - first
         cost = claimed - len(origin) + Fraction(min(ratio, usual)) * len(moved)
-        if cost / claimed > Fraction(most):
+        if cost / claimed > max(MOST, Fraction(min(ratio, usual))):
             code = "too_much"
             origin = {p: source for p, source in origin.items() if source[2] or source[3]}
             if not holes:
@@ -59,18 +64,19 @@ def decide_token_by_token(matches, local, least, most, mode, ratio, usual):
     return origin if len(origin) >= least else code
 
 
-MIDDLE = [Match(Span(8, 16), 1, 108, False)]
+LATE, LATER = ([Match(Span(start, start + 4), 1, 108, False)] for start in (16, 17))
+"""Of the 20 and 21 tokens that these cover, 80% and 81% are a hole."""
 
 
-@given(matches_of(LENGTH), st.integers(0, LENGTH), st.integers(1, LENGTH), eighths, modes, eighths, eighths)
-@example([Match(Span(0, LENGTH), 1, 0, True)], 0, LENGTH - 1, 0.8, (False, False), 0.0, 0.0)
-@example(MIDDLE, 0, 1, 0.5, (True, True), 0, 0)
-@example(MIDDLE, 0, 1, 0.375, (True, True), 0, 0)
-@example(MIDDLE, 0, 1, 0.5, (True, True), 1, 0)
-@example(MIDDLE, 0, 1, 0.5, (True, True), 0, 1)
-def test_a_decision_is_what_a_look_at_each_token_gives(matches, local, least, most, mode, ratio, usual):
-    choice = decide(matches, LENGTH, local, mode, ratio, usual, min_reused_tokens=least, max_recompute_share=most)
-    expected = decide_token_by_token(matches, local, least, most, mode, ratio, usual)
+@given(matches_of(LENGTH), st.integers(0, LENGTH), st.integers(1, LENGTH), modes, eighths, eighths)
+@example([Match(Span(0, LENGTH), 1, 0, True)], 0, LENGTH - 1, (False, False), 0.0, 0.0)
+@example(LATE, 0, 1, (True, True), 0, 0)
+@example(LATER, 0, 1, (True, True), 0, 0)
+@example(LATER, 0, 1, (True, True), 1, 0)
+@example(LATER, 0, 1, (True, True), 1, 1)
+def test_a_decision_is_what_a_look_at_each_token_gives(matches, local, least, mode, ratio, usual):
+    choice = decide(matches, LENGTH, local, mode, ratio, usual, min_reused_tokens=least)
+    expected = decide_token_by_token(matches, local, least, mode, ratio, usual)
     decision = choice.decision
     if decision is None:
         assert choice.refusal.why == expected
@@ -90,6 +96,8 @@ def test_a_decision_is_what_a_look_at_each_token_gives(matches, local, least, mo
 
 
 EXACT_20, FAR = Match(Span(0, 20), 1, 0, True), Match(Span(100, 300), 2, 1100, False)
+STAYING = (NotReused(Span(50, 150), Why.SHALLOW), NotReused(Span(200, 210), Why.NOT_DONATED))
+FAR_BEHIND = Match(Span(320, 399), 2, 1100, False)
 
 
 @pytest.mark.parametrize(
@@ -98,9 +106,12 @@ EXACT_20, FAR = Match(Span(0, 20), 1, 0, True), Match(Span(100, 300), 2, 1100, F
         ([], {}, "nothing_stored", "nothing of this prompt is stored"),
         ([EXACT_20], {}, "too_little", "20 tokens could be reused; policy.min_reused_tokens"),
         ([Match(Span(0, 90), 1, 0, True)], {"local": 80}, "too_little", "10 tokens could be reused beyond the 80 in"),
-        ([FAR], {"max_recompute_share": 0.2}, "too_much", "would recompute 43%, policy.max_recompute_share is 20%"),
+        ([FAR_BEHIND], {}, "too_much", "blending would recompute 83% of what it covers, with the holes in it"),
         ([FAR], {"mode": (False, True)}, "nothing_exact", "nothing exact is stored of this prompt"),
-        ([EXACT_20], {"on_the_way": 150}, "on_the_way", "150 tokens of this prompt were still being read from the"),
+        ([], {"staying": STAYING}, "shallow", "110 tokens are not moved: it is stored only where it was computed with"),
+        ([], {"staying": STAYING[1:], "local": 9}, "not_donated", "10 tokens are not moved: it is stored only of"),
+        ([], {"staying": STAYING, "mode": (False, True)}, "nothing_exact", "nothing exact is stored of this prompt"),
+        ([EXACT_20], {"on_the_way": (Span(50, 200),)}, "on_the_way", "150 tokens of this prompt were still being"),
     ],
 )
 def test_a_refusal_names_the_limit_that_it_met(matches, arguments, why, reason):
@@ -109,10 +120,10 @@ def test_a_refusal_names_the_limit_that_it_met(matches, arguments, why, reason):
 
 
 def test_where_blending_is_too_dear_exact_text_is_still_reused():
-    exact, moved = Match(Span(0, 100), 1, 0, True), Match(Span(190, 200), 2, 0, False)
-    choice = decide([exact, moved], 300, max_recompute_share=0.3)
-    assert choice.decision == Decision(0, 100, (exact,), 0.15)
-    assert choice.refusal.reason == "blending would recompute 46%, policy.max_recompute_share is 30%"
+    exact, moved = Match(Span(0, 10), 1, 0, True), Match(Span(190, 200), 2, 0, False)
+    choice = decide([exact, moved], 300, min_reused_tokens=10)
+    assert choice.decision == Decision(0, 10, (exact,), 0.15)
+    assert choice.refusal.reason.startswith("blending would recompute 91%")
 
 
 @pytest.mark.parametrize("known, covered", [(None, 200), (1300, 200), (1299, 199), (1150, 50), (1100, 0), (0, 0)])
@@ -139,7 +150,7 @@ def test_what_vllm_computes_sooner_than_it_is_blended_is_computed():
     # A request that wants more recomputed than usual is not refused for its steps.
     whole = [Match(Span(0, 1000), 1, 900, False)]
     assert paced(whole, 100, ratio=1.0).decision
-    assert paced(whole, 100, ratio=1.0, usual=1.0, max_recompute_share=1.0).refusal.why == "too_slow"
+    assert paced(whole, 100, ratio=1.0, usual=1.0).refusal.why == "too_slow"
 
 
 @pytest.mark.parametrize("is_exact, n_recomputed", [(False, 315), (True, 300)])

@@ -15,6 +15,7 @@ import pytest
 
 from blendhub.cli import main
 from blendhub.client.hub_client import HubClient
+from blendhub.core.layout import MIN_DONOR_CONTEXT
 from blendhub.hub.memory.default_size import default_arena_bytes
 from harness.engines import Server
 from harness.engines.engine import transfer_config
@@ -86,10 +87,11 @@ def test_a_request_may_say_what_it_wants_and_its_response_tells_what_was_reused(
     document, unstored = texts.new(400), texts.new(200)
     fates = ("engine", "exact", "settled", "moved", "recomputed", "hole")
     nothing = {f"{fate}_tokens": 0 for fate in fates}
-    assert server.store(document) == nothing | {"reason": "nothing of this prompt is stored"}
+    reason = "nothing of this prompt is stored"
+    assert server.store([*texts.new(MIN_DONOR_CONTEXT), *document]) == nothing | {"reason": reason}
     moved = {"moved_tokens": 400, "recomputed_tokens": 60, "hole_tokens": 50, "approximate_from": 50}
     assert server.ask([*texts.new(50), *document, *texts.new(9)]) == nothing | moved
-    server.ask(unstored, store=False)
+    server.ask([*texts.new(MIN_DONOR_CONTEXT), *unstored], store=False)
     half = server.ask([*texts.new(40), *document, *texts.new(9)], recompute_ratio=0.5, explain=True)
     assert half["moved_tokens"] == 400 and half["recomputed_tokens"] == 200
     assert half["spans"]["holes"] == [[0, 40]] and half["spans"]["moved"] == [[40, 440]]
@@ -97,6 +99,9 @@ def test_a_request_may_say_what_it_wants_and_its_response_tells_what_was_reused(
         report = server.ask([*texts.new(41), *document, *texts.new(9)], mode=mode)
         assert report["moved_tokens"] == 0 and "reason" in report
     assert server.ask([*texts.new(42), *unstored, *texts.new(9)])["moved_tokens"] == 0
+    server.store(unstored)
+    shallow = server.ask([*texts.new(43), *unstored, *texts.new(9)])
+    assert shallow["reason"].startswith("200 tokens are not moved: it is stored only where it was computed with")
     assert "unknown field `ratio`" in server.ask(texts.new(100), ratio=0.5)["reason"]
 
 
@@ -119,7 +124,7 @@ def test_what_a_tenant_stored_is_deleted_by_its_salt(server, texts):
 def test_counters_are_on_the_metrics_endpoint(server, texts):
     before = server.counters()
     document = texts.new(300)
-    server.store(document)
+    server.store([*texts.new(MIN_DONOR_CONTEXT), *document])
     server.ask([*texts.new(70), *document, *texts.new(9)], recompute_ratio=0.25)
     server.ask([*texts.new(70), *document, *texts.new(9)], recompute_ratio=0.25, store=False)
     server.ask([*document, *texts.new(100)], mode="off")
@@ -136,7 +141,7 @@ def test_counters_are_on_the_metrics_endpoint(server, texts):
     def check() -> None:
         counted = server.counters() - before
         assert {name: counted[name] for name in expected} == expected and not counted["loads_failed"]
-        assert counted["saved_tokens"] >= 300
+        assert counted["saved_tokens"] >= 300 + MIN_DONOR_CONTEXT
 
     wait_until(check, SOON_S)
 

@@ -11,7 +11,7 @@ from vllm.v1.request import Request
 from blendhub.client.wire import Found
 from blendhub.core.layout import Variant
 from blendhub.core.spans import Match, Span
-from blendhub.outcome.reasons import Why, not_reused
+from blendhub.outcome.reasons import NotReused, Why, not_reused
 from blendhub.vllm.decision import Refusal
 from blendhub.vllm.messages import LoadResult
 from blendhub.vllm.scheduler.admission import Terms
@@ -27,6 +27,7 @@ MOVED = Match(Span(300, 900), 2, 0, False)
 FAR = Match(Span(300, 900), 2, 3800, False)
 CLOSE = Match(Span(200, 300), 2, 0, False)
 BEHIND = Match(Span(600, 1000), 1, 600, True)
+LATE = Match(Span(940, 1000), 2, 0, False)
 NEW = Why.NOTHING_STORED
 
 
@@ -51,15 +52,17 @@ def reasons(outcome):
     "matches, arguments, expected",
     [
         ([EXACT, MOVED], {}, [(200, 300, NEW), (900, 1000, NEW)]),
-        ([EXACT], {"on_the_way": Span(250, 300)}, [(200, 250, NEW), (250, 300, Why.ON_THE_WAY), (300, 1000, NEW)]),
+        ([EXACT], {"on_the_way": (Span(250, 300),)}, [(200, 250, NEW), (250, 300, Why.ON_THE_WAY), (300, 1000, NEW)]),
+        ([EXACT], {"staying": (NotReused(Span(250, 300), Why.SHALLOW),)},
+         [(200, 250, NEW), (250, 300, Why.SHALLOW), (300, 1000, NEW)]),
         ([Match(Span(0, 1000), 1, 0, True)], {}, [(999, 1000, Why.LAST)]),
         ([EXACT, MOVED], {"blend": False}, [(200, 300, NEW), (300, 900, Why.NOTHING_EXACT), (900, 1000, NEW)]),
         ([EXACT, FAR], {}, [(200, 300, NEW), (596, 900, Why.BEYOND), (900, 1000, NEW)]),
         ([EXACT, MOVED], {"holes": False}, [(200, 300, NEW), (300, 900, Why.BEHIND_HOLE), (900, 1000, NEW)]),
         (
             [EXACT, CLOSE, BEHIND],
-            {"holes": False, "max_recompute_share": 0.01},
-            [(200, 300, Why.TOO_MUCH), (300, 600, NEW), (600, 999, Why.BEHIND_HOLE), (999, 1000, Why.LAST)],
+            {"holes": False, "pace": Pace(100, 1, 100, 1000)},
+            [(200, 300, Why.TOO_SLOW), (300, 600, NEW), (600, 999, Why.BEHIND_HOLE), (999, 1000, Why.LAST)],
         ),
         ([MOVED], {"min_reused_tokens": 2000}, [(0, 300, NEW), (300, 900, Why.TOO_LITTLE), (900, 1000, NEW)]),
         (
@@ -68,20 +71,20 @@ def reasons(outcome):
             [(200, 600, NEW), (600, 999, Why.TOO_SLOW), (999, 1000, Why.LAST)],
         ),
         (
-            [EXACT, MOVED],
-            {"max_recompute_share": 0.0, "min_reused_tokens": 250},
-            [(0, 200, Why.TOO_LITTLE), (200, 300, NEW), (300, 900, Why.TOO_MUCH), (900, 1000, NEW)],
+            [Match(Span(0, 100), 1, 0, True), LATE],
+            {"min_reused_tokens": 120},
+            [(0, 100, Why.TOO_LITTLE), (100, 940, NEW), (940, 999, Why.TOO_MUCH), (999, 1000, Why.LAST)],
         ),
         ([EXACT], {"error": "the hub is gone"}, [(0, 200, Why.FAILED), (200, 1000, NEW)]),
     ],
 )  # fmt: skip
 def test_every_stretch_that_is_computed_has_its_reason(matches, arguments, expected):
-    usual = {"blend": True, "holes": True, "pace": None, "on_the_way": None, "error": ""}
-    blend, holes, pace, on_the_way, error = (arguments.get(name, usual[name]) for name in usual)
-    found = Found(matches=tuple(matches), on_the_way=(on_the_way,) if on_the_way else ())
+    usual = {"blend": True, "holes": True, "pace": None, "on_the_way": (), "staying": (), "error": ""}
+    blend, holes, pace, on_the_way, staying, error = (arguments.get(name, usual[name]) for name in usual)
+    found = Found(matches=tuple(matches), on_the_way=on_the_way, staying=staying)
     policy = ReusePolicy(**{name: value for name, value in arguments.items() if name not in usual})
     terms = BlendTerms(blend, holes, 0.15, 0.15)
-    choice = decide(found.matches, 1000, 0, policy, terms, EngineLimits(4096, pace), found.on_the_way_tokens)
+    choice = decide(found, 1000, 0, policy, terms, EngineLimits(4096, pace))
     state = looked_up(found)
     state.decided(choice)
     if choice.decision:

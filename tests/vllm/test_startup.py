@@ -38,6 +38,7 @@ def said(arena: int = 5 * GIB, *, reserved: int | None = None, **changes: Any) -
         (5 * GIB, {}, ["text is reused anywhere; embedded hub in a thread; arena 5.0 GiB: about 40,960 tokens", "too"]),
         (225 * MIB, SHARED, ["; hub at ipc:///x; arena 225 MiB: about 1,792 tokens of this model"]),
         (5 * GIB, {"reserved": GIB}, ["; arena 5.0 GiB (1.0 GiB of them reserved so far): about 40,960 tokens"]),
+        (5 * GIB, {"settings": Settings(donors="trusted")}, ["text of trusted donors is reused anywhere; "]),
         (5 * GIB, {"blends": False}, ["exact prefixes are reused; ", "tokens of this model"]),
         (5 * GIB, {"settings": Settings(mode="off")}, ["nothing is reused unless a request asks for it, as the mode"]),
         (5 * GIB, {"role": "kv_producer"}, ["text is stored, and none reused, as kv_role says; "]),
@@ -72,5 +73,3 @@ def test_what_keeps_an_engine_from_reuse_is_a_warning_that_names_the_key_or_the_
     _, (warning,) = said(31 * MIB, **changes)
     flags = "--shm-size=16g" in warning, "an emptyDir volume with medium: Memory at /dev/shm" in warning
     assert flags == (not changes, not changes)
-    _, (warning,) = said(settings=Settings(recompute_ratio=1.0))
-    assert "recompute_ratio 1.0 is above policy.max_recompute_share 0.8" in warning

@@ -29,13 +29,15 @@ class ExplainHandlers(Handlers):
         index = self.state.indexes.find(engine.base, message.variant)
         if index is None or not len(tokens):
             return wire.Previewed(engine.name, engine.namespace.model)
-        matches = index.queue.ask(partial(index.match, tokens), len(tokens))
-        chunk_matches = index.cut_at_chunks(await matches if isinstance(matches, asyncio.Future) else matches)
+        answer = index.queue.ask(partial(index.look_up, tokens), len(tokens))
+        stored = await answer if isinstance(answer, asyncio.Future) else answer
+        chunk_matches = index.cut_at_chunks(stored.matches)
         return wire.Previewed(
             engine.name,
             engine.namespace.model,
             tuple(whole_matches([part for part in chunk_matches if part.chunk.offset is not None])),
             spans_of([part for part in chunk_matches if part.chunk.offset is None]),
+            tuple(stored.staying[: wire.MOST_MATCHES]),
             sum(part.end - part.start for part in chunk_matches if part.match.exact),
         )
 

@@ -6,11 +6,11 @@ from functools import partial
 
 from blendhub.client import wire
 from blendhub.contracts.transport import Buffer
-from blendhub.core.spans import Match
 from blendhub.hub.handlers.base import DONE, Handlers
-from blendhub.hub.index.namespace_index import Chunk, ChunkMatch, NamespaceIndex, spans_of, whole_matches
+from blendhub.hub.index.namespace_index import Chunk, ChunkMatch, NamespaceIndex, StoredText, spans_of, whole_matches
 from blendhub.hub.leases.sessions import Session
 from blendhub.outcome.fates import fate_of
+from blendhub.outcome.reasons import NotReused
 
 NOTHING = wire.Found()
 
@@ -23,26 +23,26 @@ class ReadHandlers(Handlers):
         index = self.state.find_index(session, message.variant)
         if index is None:
             return NOTHING
-        matches = index.queue.ask(partial(index.match, tokens, message.settled), len(tokens))
-        if isinstance(matches, asyncio.Future):
-            return self._look_up_later(session, message, index, matches)
-        chunk_matches = index.cut_at_chunks(matches, message.skip_prefix_n_tokens)
+        stored = index.queue.ask(partial(index.look_up, tokens, message.settled), len(tokens))
+        if isinstance(stored, asyncio.Future):
+            return self._look_up_later(session, message, index, stored)
+        chunk_matches = index.cut_at_chunks(stored.matches, message.skip_prefix_n_tokens)
         if message.wait_s and self.tier and _in_store_only(chunk_matches):
-            return self._look_up_later(session, message, index, matches)
-        return self._found(session, message, chunk_matches)
+            return self._look_up_later(session, message, index, stored)
+        return self._found(session, message, chunk_matches, stored.staying)
 
     async def _look_up_later(
         self,
         session: Session,
         message: wire.Lookup,
         index: NamespaceIndex,
-        matches: "list[Match] | asyncio.Future[list[Match]]",
+        stored: "StoredText | asyncio.Future[StoredText]",
     ) -> wire.Reply:
         """Wait for the matches, and for what only the store has of them."""
-        if isinstance(matches, asyncio.Future):
-            matches = await matches
+        if isinstance(stored, asyncio.Future):
+            stored = await stored
             self.check_session(message)
-        chunk_matches = index.cut_at_chunks(matches, message.skip_prefix_n_tokens)
+        chunk_matches = index.cut_at_chunks(stored.matches, message.skip_prefix_n_tokens)
         missing = _in_store_only(chunk_matches)
         if message.wait_s and self.tier and missing:
             # Pinned, so that loading chunks does not evict other chunks of the same answer.
@@ -56,10 +56,12 @@ class ReadHandlers(Handlers):
                     self.state.cache.unpin(chunk)
             self.check_session(message)
             # Cut again: chunks may have been dropped meanwhile.
-            chunk_matches = index.cut_at_chunks(matches, message.skip_prefix_n_tokens)
-        return self._found(session, message, chunk_matches)
+            chunk_matches = index.cut_at_chunks(stored.matches, message.skip_prefix_n_tokens)
+        return self._found(session, message, chunk_matches, stored.staying)
 
-    def _found(self, session: Session, message: wire.Lookup, chunk_matches: list[ChunkMatch]) -> wire.Reply:
+    def _found(
+        self, session: Session, message: wire.Lookup, chunk_matches: list[ChunkMatch], staying: Sequence[NotReused]
+    ) -> wire.Reply:
         """The reply to a lookup, with a lease if requested; chunks that are only in the store are fetched."""
         if chunk_matches:
             self.counters.totals["lookups_that_found"] += 1
@@ -78,6 +80,7 @@ class ReadHandlers(Handlers):
             lease=lease.id if lease else None,
             pieces=lease.pieces if lease else (),
             on_the_way=spans_of(missing),
+            staying=tuple(staying[: wire.MOST_MATCHES]),
         )
 
     def release(self, session: Session, message: wire.Release, payload: Sequence[Buffer]) -> wire.Reply:

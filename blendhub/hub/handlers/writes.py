@@ -6,7 +6,7 @@ from functools import partial
 
 from blendhub.client import wire
 from blendhub.contracts.transport import Buffer
-from blendhub.core.errors import ArenaFull, InvalidInput
+from blendhub.core.errors import ArenaFull
 from blendhub.core.layout import Variant
 from blendhub.core.spans import Span
 from blendhub.hub.handlers.base import DONE, Handlers
@@ -20,23 +20,19 @@ class WriteHandlers(Handlers):
     async def reserve(self, session: Session, message: wire.Reserve, payload: Sequence[Buffer]) -> wire.Reply:
         tokens, namespace = self.read_tokens(payload), session.engine.namespace.with_variant(message.variant)
         check_reservation(tokens, message.span, namespace.slot_bytes, self.state.cache.arena)
-        if message.blended and message.exact:
-            raise InvalidInput("a reservation is for exact or for blended KV, not for both")
         index = self.state.find_index(session, message.variant)
+        origin = Origin(message.exact, message.movable_from, message.ratio)
         start, run = message.span.start, None
         if index is None:
             index = await asyncio.to_thread(self.state.indexes.make, namespace)
         else:
             named = index.runs.get(message.run) if message.run is not None else None
-            examined = index.queue.ask(
-                partial(index.examine, tokens, message.span, named, blended=message.blended), len(tokens)
-            )
+            examined = index.queue.ask(partial(index.examine, tokens, message.span, named, origin), len(tokens))
             start, continues = await examined if isinstance(examined, asyncio.Future) else examined
             run = named if continues else None
-        if start >= message.span.end or (message.blended and not index.finds_settled):
+        if start >= message.span.end or not (origin.exact or origin.is_movable or index.finds_settled):
             return wire.Reserved(span=Span(start, start))
         self.check_session(message)
-        origin = Origin(message.exact, message.blended, message.ratio)
         lease = self.state.reserve(session, index, tokens, Span(start, message.span.end), origin, run, self.clock())
         if lease is None:
             raise ArenaFull(

@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import secrets
 from bisect import bisect_left, bisect_right, insort
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
@@ -13,13 +14,14 @@ import numpy as np
 
 from blendhub.contracts import Matcher, RunKey
 from blendhub.core.errors import BlendHubError, InvalidInput
-from blendhub.core.layout import Namespace
-from blendhub.core.spans import Match, Span, combine, gaps, join_spans
+from blendhub.core.layout import MIN_SAVED_TOKENS, Namespace
+from blendhub.core.spans import NOWHERE, Match, Span, combine, gaps, join_spans
 from blendhub.core.tokens import Tokens
 from blendhub.framework.host import PluginHost
 from blendhub.hub.index.match_queues import MatchQueue, MatchThreads
 from blendhub.hub.index.settled import SettledMatches
 from blendhub.hub.limits import MOST_CHUNKS
+from blendhub.outcome.reasons import NotReused, Why
 
 
 class Chunk:
@@ -43,10 +45,16 @@ class Origin(NamedTuple):
 
     exact: bool = True
     """Whether nothing before or in the run was blended."""
-    blended: bool = False
-    """Whether the run itself was blended, and so is of use behind its whole prefix only. Other KV may be moved."""
+    movable_from: int = 0
+    """The position from which on the KV may be moved. What lies before, such as KV that was computed with too little
+    context, is of use behind its whole prefix only; ``NOWHERE`` for blended KV, and for KV of requests that may not
+    donate."""
     ratio: float = 0.0
     """The share that was recomputed when inexact KV, or KV before it, was blended."""
+
+    @property
+    def is_movable(self) -> bool:
+        return self.movable_from < NOWHERE
 
 
 class Run:
@@ -129,6 +137,13 @@ class ChunkMatch(msgspec.Struct, frozen=True):
         return self.match.source_start + self.start - self.match.span.start - self.chunk.span.start
 
 
+class StoredText(NamedTuple):
+    """What is stored of a prompt: what may be reused, and the text elsewhere that is stored, but may not move."""
+
+    matches: list[Match]
+    staying: list[NotReused]
+
+
 class NamespaceIndex:
     """The runs of one namespace, and the matchers that find them."""
 
@@ -163,6 +178,14 @@ class NamespaceIndex:
             if matcher.reach == "prefix"
         )
         self._settled = SettledMatches(next(prefixes, None))
+        self._staying: Matcher | None = None
+        """A matcher that finds text which may not move, so that a lookup can say so; made when it is needed."""
+        moving = (
+            partial(host.create, "matcher", choice.name, choice.options)
+            for choice, matcher in made
+            if matcher.reach != "prefix"
+        )
+        self._new_staying = next(moving, None)
 
     @property
     def nbytes(self) -> int:
@@ -171,6 +194,7 @@ class NamespaceIndex:
             # The fault of one namespace's matcher, which the guard has logged, is none of what counts all namespaces.
             with contextlib.suppress(BlendHubError):
                 self._nbytes = sum(matcher.nbytes for matcher in self._matchers) + self._settled.nbytes
+                self._nbytes += self._staying.nbytes if self._staying is not None else 0
         return self._nbytes
 
     def chunks(self) -> Iterator[Chunk]:
@@ -187,6 +211,19 @@ class NamespaceIndex:
             if chunk and chunk.span == span:
                 return chunk
         return None
+
+    def look_up(self, tokens: Tokens, settled: float | None = None) -> StoredText:
+        """What is stored of these tokens. Part of a queue's work.
+
+        ``settled``: the least share that was recomputed in settled KV; None: none is found.
+        """
+        matches = self.match(tokens, settled)
+        used = [match.span for match in matches]
+        if self._staying is None or max(map(len, gaps(Span(0, len(tokens)), used)), default=0) < MIN_SAVED_TOKENS:
+            return StoredText(matches, [])
+        stored = ((match.span, self.runs.get(match.run)) for match in self._staying.match(tokens))
+        staying = [NotReused(gap, _why(run)) for span, run in stored if run for gap in gaps(span, used)]
+        return StoredText(matches, staying)
 
     def match(self, tokens: Tokens, settled: float | None = None) -> list[Match]:
         """The matches of these tokens, of which ``cut_at_chunks`` leaves out evicted chunks. Part of a queue's work.
@@ -223,19 +260,21 @@ class NamespaceIndex:
                 return chunk_matches[:MOST_CHUNKS]
         return chunk_matches
 
-    def examine(self, tokens: Tokens, span: Span, run: Run | None, *, blended: bool) -> tuple[int, bool]:
+    def examine(self, tokens: Tokens, span: Span, run: Run | None, origin: Origin) -> tuple[int, bool]:
         """How much of the span needs no second copy. Part of a queue's work.
 
-        Returns the position up to which exact KV of the span is stored without a gap, and whether ``run`` ends at that
-        position and has the same tokens, so that it may grow. For ``blended`` KV, settled KV is as good as exact KV,
-        however much of it was recomputed.
+        Returns the position up to which exact KV of the span is stored without a gap, as much of it movable as of
+        ``origin``, and whether ``run`` may grow: it has this origin, ends at that position, and has the same tokens.
+        For KV that is neither exact nor movable, settled KV is as good as exact KV, however much of it was recomputed.
         """
         reached = span.start
-        for match in self.match(tokens[: span.end], 0.0 if blended else None):
-            if not match.moved and match.span.start <= reached:
+        for match in self.match(tokens[: span.end], None if origin.exact or origin.is_movable else 0.0):
+            found = self.runs.get(match.run)
+            moves = found is not None and found.origin.movable_from <= origin.movable_from
+            if moves and not match.moved and match.span.start <= reached:
                 reached = max(reached, match.span.end)
         reached = min(reached, span.end)
-        return reached, run is not None and run.continues(tokens, reached)
+        return reached, run is not None and run.origin == origin and run.continues(tokens, reached)
 
     @property
     def finds_settled(self) -> bool:
@@ -277,8 +316,10 @@ class NamespaceIndex:
         self._changed(self)
 
     def _store(self, run: Run, tokens: Tokens, span: Span, missing: list[Span]) -> None:
-        for matcher in self._matchers_of(run.origin):
-            matcher.add(run.id, tokens, span, run.origin.exact)
+        if run.origin.exact and self._new_staying and self._staying is None and span.start < run.origin.movable_from:
+            self._staying = self._new_staying()
+        for matcher, part in self._parts(run.origin, span):
+            matcher.add(run.id, tokens, part, run.origin.exact)
         if not run.origin.exact:
             self._settled.add(run.id, run.origin.ratio, tokens, span)
         run.note_tokens(tokens, span.end)
@@ -286,23 +327,32 @@ class NamespaceIndex:
             self._discard(run, gap)
 
     def _discard(self, run: Run, span: Span) -> None:
-        for matcher in self._matchers_of(run.origin):
-            matcher.discard(run.id, span)
+        for matcher, part in self._parts(run.origin, span):
+            matcher.discard(run.id, part)
         self._settled.discard(run.id, span)
 
-    def _matchers_of(self, origin: Origin) -> list[Matcher]:
-        """The matchers that find KV of this origin."""
-        return [] if origin.blended else self._matchers
+    def _parts(self, origin: Origin, span: Span) -> Iterator[tuple[Matcher, Span]]:
+        """The matchers that find KV of this origin, and the part of the span that each finds."""
+        border = min(max(span.start, origin.movable_from), span.end)
+        for matcher in self._matchers:
+            if matcher.reach == "prefix" and (origin.exact or origin.is_movable):
+                yield matcher, span
+            elif matcher.reach != "prefix" and border < span.end:
+                yield matcher, Span(border, span.end)
+        if self._staying is not None and origin.exact and span.start < border:
+            yield self._staying, Span(span.start, border)
 
     def check_integrity(self) -> None:
         chunks = list(self.chunks())
         assert self.n_chunks == len(chunks)
         assert self.n_tokens == sum(len(chunk.span) for chunk in chunks)
         if self.queue.is_idle:
-            movable = sum(len(chunk.span) for chunk in chunks if not chunk.run.origin.blended)
-            assert {len(matcher) for matcher in self._matchers} == {movable}, (
-                "a matcher knows other tokens than the index"
-            )
+            in_matchers = Counter[Matcher]()
+            for chunk in chunks:
+                for matcher, part in self._parts(chunk.run.origin, chunk.span):
+                    in_matchers[matcher] += len(part)
+            for matcher in [*self._matchers, *([] if self._staying is None else [self._staying])]:
+                assert len(matcher) == in_matchers[matcher], "a matcher knows other tokens than the index"
             inexact = [run for run in self.runs.values() if not run.origin.exact]
             self._settled.check_integrity(
                 {run.id: sum(len(chunk.span) for chunk in run.chunks.values()) for run in inexact}
@@ -334,3 +384,8 @@ def spans_of(chunk_matches: Sequence[ChunkMatch]) -> tuple[Span, ...]:
 def content_of(digest: str, tokens: Tokens, span: Span) -> int:
     """A hash of a chunk's tokens, by which an eviction policy recognises a chunk that is stored again."""
     return hash((digest, np.ascontiguousarray(tokens[span.start : span.end]).tobytes()))
+
+
+def _why(run: Run) -> Why:
+    """Why text of a run is not reused elsewhere, where it may not move."""
+    return Why.SHALLOW if run.origin.is_movable else Why.NOT_DONATED

@@ -1,4 +1,4 @@
-"""Which chunk is evicted: S3-FIFO, with a share for blended KV."""
+"""Which chunk is evicted: S3-FIFO, with a share for KV that may not move."""
 
 from collections import OrderedDict
 from collections.abc import Hashable
@@ -7,8 +7,8 @@ from typing import Generic, TypeVar
 from blendhub.hub.index.namespace_index import Chunk
 
 K = TypeVar("K", bound=Hashable)
-BLENDED_SHARE = 0.25
-"""A share of a full arena's chunks. Blended KV serves repetitions of one whole prompt; other KV serves any prompt."""
+STAYING_SHARE = 0.25
+"""A share of a full arena's chunks. KV that stays serves repetitions of one prompt; other KV serves any prompt."""
 
 
 class S3FIFO(Generic[K]):
@@ -108,28 +108,28 @@ class S3FIFO(Generic[K]):
 
 
 class EvictionOrder:
-    """The order in which a hub evicts: blended KV goes first while it takes more than its share.
+    """The order in which a hub evicts: KV that may not move goes first while it takes more than its share.
 
-    Each prompt that is blended is stored anew, so that in a single order a burst of such prompts would evict the text
-    that all of them reuse.
+    Each prompt that is blended, or that may not donate, is stored anew, so that in a single order a burst of such
+    prompts would evict the text that all of them reuse.
     """
 
     def __init__(self) -> None:
-        self._blended: S3FIFO[Chunk] = S3FIFO()
+        self._staying: S3FIFO[Chunk] = S3FIFO()
         self._others: S3FIFO[Chunk] = S3FIFO()
 
     def of(self, chunk: Chunk) -> S3FIFO[Chunk]:
         """The order that a chunk belongs to."""
-        return self._blended if chunk.run.origin.blended else self._others
+        return self._others if chunk.run.origin.is_movable else self._staying
 
     def evict(self) -> Chunk | None:
-        orders = [self._others, self._blended]
-        if len(self._blended) > BLENDED_SHARE * len(self):
+        orders = [self._others, self._staying]
+        if len(self._staying) > STAYING_SHARE * len(self):
             orders.reverse()
         return next((chunk for order in orders if (chunk := order.evict()) is not None), None)
 
     def __len__(self) -> int:
-        return len(self._blended) + len(self._others)
+        return len(self._staying) + len(self._others)
 
     def __contains__(self, chunk: Chunk) -> bool:
         return chunk in self.of(chunk)

@@ -17,7 +17,7 @@ import msgspec
 from blendhub.contracts import RunKey, SharedStore, Store, StoredRun
 from blendhub.core.errors import InvalidInput, StoreAway
 from blendhub.core.layout import Namespace
-from blendhub.core.spans import Span
+from blendhub.core.spans import Position, Span
 from blendhub.core.tokens import Tokens
 from blendhub.hub.index.namespace_index import Chunk, Origin, Run
 from blendhub.hub.limits import MOST_WAITING_SAVES
@@ -33,12 +33,12 @@ class RunDescription(msgspec.Struct, frozen=True):
 
     namespace: Namespace
     exact: bool
-    blended: bool = False
+    movable_from: Position
     ratio: float = 0.0
 
     @property
     def origin(self) -> Origin:
-        return Origin(self.exact, self.blended, self.ratio)
+        return Origin(self.exact, self.movable_from, self.ratio)
 
 
 class StoreWriter:

@@ -12,6 +12,7 @@ from vllm.v1.request import Request
 from blendhub.core.bounded import put_last
 from blendhub.core.errors import InvalidInput, OptionError
 from blendhub.core.layout import Namespace, Variant
+from blendhub.core.spans import NOWHERE
 from blendhub.outcome.reasons import Why
 from blendhub.vllm.decision import Refusal
 from blendhub.vllm.messages import Adapter, LoadedAdapter
@@ -40,6 +41,8 @@ class Terms(msgspec.Struct, frozen=True):
     ratio: float
     """The share of moved text that is recomputed."""
     stores: bool
+    movable_from: int = 0
+    """The position in the prompt from which on its KV may be moved into other prompts."""
     explains: bool = False
     audit: bool = False
     """Whether the request asks for an audit."""
@@ -104,6 +107,9 @@ class Admission:
             mode=mode,
             ratio=self._settings.recompute_ratio if overrides.recompute_ratio is None else overrides.recompute_ratio,
             stores=self._stores and overrides.store and not _why_unsupported(request),
+            movable_from=self._settings.policy.min_donor_context
+            if overrides.donate or self._settings.donors == "all"
+            else NOWHERE,
             explains=overrides.explain,
             audit=overrides.audit,
             settles=overrides.settled and mode in MOVING and not refusal,

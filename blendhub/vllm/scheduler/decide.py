@@ -4,11 +4,15 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from blendhub.client.wire import Found
 from blendhub.core.spans import Match, Span, join, total
 from blendhub.outcome.reasons import NotReused, Why
 from blendhub.vllm.decision import Choice, Decision, Refusal
 from blendhub.vllm.settings import ReusePolicy
 from blendhub.vllm.spans import clipped
+
+MOST_RECOMPUTED = 0.8
+"""A larger share of what a load covers is not recomputed, holes included, unless the operator's ratio is larger."""
 
 
 class Pace(NamedTuple):
@@ -61,23 +65,14 @@ class EngineLimits(NamedTuple):
 
 
 def decide(
-    matches: Sequence[Match],
-    n_tokens: int,
-    local: int,
-    policy: ReusePolicy,
-    blending: BlendTerms,
-    limits: EngineLimits,
-    on_the_way: int = 0,
+    found: Found, n_tokens: int, local: int, policy: ReusePolicy, blending: BlendTerms, limits: EngineLimits
 ) -> Choice:
-    """Which KV a prompt of ``n_tokens`` reuses, where vLLM has the first ``local`` tokens.
-
-    ``on_the_way``: tokens that ``matches`` lacks, because they are still being read from the store.
-    """
+    """Which KV a prompt of ``n_tokens`` reuses, where vLLM has the first ``local`` tokens."""
     blend, holes, ratio, usual_ratio = blending
     n_positions, pace, has_scratch = limits
     # The last token is always left to the engine, which needs its logits.
     whole = Span(min(local, n_tokens - 1), n_tokens - 1)
-    reachable, unused = _reach(matches, n_positions, blend=blend)
+    reachable, unused = _reach(found, n_positions, blend=blend)
     usable = _within(reachable, whole)
     unmoved = [match for match in usable if not match.moved]
     # A request that asks for more than usual knows what that costs: it must not be refused for it.
@@ -86,7 +81,7 @@ def decide(
     # Without holes and moved text, as in the last of these, nothing is recomputed.
     for claimed in (usable, unmoved, _unbroken(unmoved, whole.start)):
         best = _claim(claimed, whole.start, ratio, holes)
-        obstacle = _too_much(best, judged, policy) or _too_slow(best, judged, pace)
+        obstacle = _too_much(best, judged) or _too_slow(best, judged, pace)
         if not has_scratch and best.recomputes:
             obstacle = Refusal(
                 Why.NO_SCRATCH,
@@ -99,7 +94,7 @@ def decide(
     reused = total(best.exact) + total(best.settled) + total(best.moved)
     is_enough = reused >= policy.min_reused_tokens
     if not is_enough:
-        refusal = _too_little(matches, local, reused, policy, blend=blend, on_the_way=on_the_way, obstacle=refusal)
+        refusal = _too_little(found, local, reused, policy, blend=blend, obstacle=refusal)
     in_reach = len(reachable) if holes else len(_unbroken(reachable, local))
     for number, match in enumerate(reachable):
         if number >= in_reach:
@@ -108,16 +103,16 @@ def decide(
             # Without moved text nothing is too much; what is left was too little.
             is_dear = refusal.why in (Why.TOO_MUCH, Why.TOO_SLOW, Why.NO_SCRATCH) and (match.moved or is_enough)
             unused.append(NotReused(match.span, refusal.why if is_dear else Why.TOO_LITTLE))
-    if matches and matches[-1].span.end >= n_tokens:
+    if found.matches and found.matches[-1].span.end >= n_tokens:
         unused.append(NotReused(Span(n_tokens - 1, n_tokens), Why.LAST))
     return Choice(best if is_enough else None, refusal, tuple(unused))
 
 
-def _reach(matches: Sequence[Match], n_positions: int | None, *, blend: bool) -> tuple[list[Match], list[NotReused]]:
-    """The parts of matches that a request may use, and the reasons of the other parts."""
+def _reach(found: Found, n_positions: int | None, *, blend: bool) -> tuple[list[Match], list[NotReused]]:
+    """The parts of matches that a request may use, and the reasons of all other text that is stored."""
     reachable: list[Match] = []
-    unused: list[NotReused] = []
-    for match in matches:
+    unused = [NotReused(text.span, text.why if blend else Why.NOTHING_EXACT) for text in found.staying]
+    for match in found.matches:
         if not (match.exact or blend):
             unused.append(NotReused(match.span, Why.NOTHING_EXACT))
             continue
@@ -130,45 +125,44 @@ def _reach(matches: Sequence[Match], n_positions: int | None, *, blend: bool) ->
 
 
 def _too_little(
-    matches: Sequence[Match],
-    local: int,
-    reused: int,
-    policy: ReusePolicy,
-    *,
-    blend: bool,
-    on_the_way: int,
-    obstacle: Refusal | None,
+    found: Found, local: int, reused: int, policy: ReusePolicy, *, blend: bool, obstacle: Refusal | None
 ) -> Refusal:
     """Why nothing is reused where only ``reused`` tokens could be."""
-    if on_the_way:
+    if found.on_the_way:
         return Refusal(
             Why.ON_THE_WAY,
-            f"{on_the_way} tokens of this prompt were still being read from the store when the lookup had to answer, "
-            f"and {reused} others could be reused; lookup_timeout_s says how long it may take",
+            f"{found.on_the_way_tokens} tokens of this prompt were still being read from the store when the lookup had "
+            f"to answer, and {reused} others could be reused; lookup_timeout_s says how long it may take",
         )
     if obstacle:
         return obstacle
-    if not matches and not local:
+    is_stored = bool(found.matches or found.staying)
+    if not is_stored and not local:
         return Refusal(Why.NOTHING_STORED, "nothing of this prompt is stored")
-    if matches and not blend and not any(match.exact for match in matches):
+    if is_stored and not blend and not any(match.exact for match in found.matches):
         return Refusal(
             Why.NOTHING_EXACT,
             "nothing exact is stored of this prompt: what is stored stands elsewhere, and this request moves no text",
+        )
+    if found.staying and not found.matches:
+        first, n_tokens = found.staying[0], total(text.span for text in found.staying)
+        return Refusal(
+            Why.SHALLOW if first.why is Why.SHALLOW else Why.NOT_DONATED,
+            f"{n_tokens} tokens are not moved: {first.why.sentence}",
         )
     beyond = f" beyond the {local} in vLLM's own cache" if local else ""
     least = policy.min_reused_tokens
     return Refusal(Why.TOO_LITTLE, f"{reused} tokens could be reused{beyond}; policy.min_reused_tokens is {least}")
 
 
-def _too_much(claim: Decision, ratio: float, policy: ReusePolicy) -> Refusal | None:
+def _too_much(claim: Decision, ratio: float) -> Refusal | None:
     """Whether the share of tokens to recompute is so large that blending does not pay."""
     if not claim.moved:
         return None
     share = claim.recomputed_at(ratio) / (claim.end - claim.start)
-    if share <= policy.max_recompute_share:
+    if share <= max(MOST_RECOMPUTED, ratio):
         return None
-    most = policy.max_recompute_share
-    return Refusal(Why.TOO_MUCH, f"blending would recompute {share:.0%}, policy.max_recompute_share is {most:.0%}")
+    return Refusal(Why.TOO_MUCH, f"blending would recompute {share:.0%} of what it covers, with the holes in it")
 
 
 def _too_slow(claim: Decision, ratio: float, pace: Pace | None) -> Refusal | None:

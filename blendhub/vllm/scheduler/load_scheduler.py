@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 
 from blendhub.client.hub_client import PendingLookup
+from blendhub.client.wire import Found
 from blendhub.core.errors import BlendHubError, DeadlineExceeded, PeerGone
 from blendhub.outcome.reasons import Why
 from blendhub.vllm.decision import Choice, Refusal
@@ -259,7 +260,7 @@ class LoadScheduler:
     def _choice(self, state: RequestState, has_scratch: bool, *, moves: bool = True) -> Choice:
         """What to reuse of what was found."""
         return decide(
-            state.matches,
+            state.found or Found(),
             state.request.num_tokens,
             state.engine_tokens,
             self._settings.policy,
@@ -267,5 +268,4 @@ class LoadScheduler:
                 state.can_blend and moves, state.terms.fills_holes, state.terms.ratio, self._settings.recompute_ratio
             ),
             EngineLimits(self._n_positions, self._queue.pace(), has_scratch),
-            state.found.on_the_way_tokens if state.found else 0,
         )

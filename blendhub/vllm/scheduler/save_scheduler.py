@@ -14,7 +14,7 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from blendhub.client.hub_client import HubClient, Reservation
 from blendhub.core.errors import AdapterReplaced, BlendHubError, DeadlineExceeded
 from blendhub.core.layout import MIN_SAVED_TOKENS
-from blendhub.core.spans import Span
+from blendhub.core.spans import NOWHERE, Span
 from blendhub.vllm.hub_executor import HubExecutor
 from blendhub.vllm.messages import NULL_BLOCK, SaveJob, StepPlan
 from blendhub.vllm.scheduler.admission import Admission
@@ -271,7 +271,7 @@ class SaveScheduler:
             span=span,
             variant=request.terms.variant,
             exact=kind == "exact",
-            blended=kind == "blended",
+            movable_from=NOWHERE if kind == "blended" else request.terms.movable_from,
             ratio=0.0 if kind == "exact" else request.ratio,
             run=run,
         )

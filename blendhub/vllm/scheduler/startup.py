@@ -108,15 +108,6 @@ def lines(facts: StartupFacts, arena: ArenaProgress) -> list[Line]:
                 f"{_gib_for(facts.max_model_len, facts.namespace):.1f}, which takes as much of /dev/shm",
             )
         )
-    ratio, most = facts.settings.recompute_ratio, facts.settings.policy.max_recompute_share
-    if facts.blends and facts.settings.mode in ("blend", "contiguous") and ratio > most:
-        composed.append(
-            Line(
-                logging.WARNING,
-                f"BlendHub: recompute_ratio {ratio} is above policy.max_recompute_share {most}: moved text is refused "
-                "as too_much, unless much exact text stands beside it; lower the one or raise the other",
-            )
-        )
     return composed
 
 
@@ -145,9 +136,10 @@ class ArenaWatch:
 def _what_is_reused(facts: StartupFacts) -> str:
     if facts.role == "kv_producer":
         return "text is stored, and none reused, as kv_role says"
+    text = "text" if facts.settings.donors == "all" else "text of trusted donors"
     kinds: dict[Mode, str] = {
-        "blend": "text is reused anywhere" if facts.blends else "exact prefixes are reused",
-        "contiguous": "text is reused up to the first token that is not stored, as the mode says"
+        "blend": f"{text} is reused anywhere" if facts.blends else "exact prefixes are reused",
+        "contiguous": f"{text} is reused up to the first token that is not stored, as the mode says"
         if facts.blends
         else "exact prefixes are reused",
         "exact": "exact prefixes are reused, as the mode says",

@@ -99,10 +99,9 @@ def _jobs(arguments: argparse.Namespace, settings: dict[str, Any]) -> list[Job]:
         )
     engine, host = read_object("--engine", arguments.engine), PluginHost.discover()
     check_settings({KEY: settings}, host, None)
-    # Without limits that would refuse to blend.
-    free = {"audit_share": 0, "mode": "blend", "policy": {**settings.get("policy", {}), "max_recompute_share": 1.0}}
     served = {
-        name: settings | free | {"selector": selector_of(name, settings)} for name in arguments.selectors.split(",")
+        name: settings | {"audit_share": 0, "mode": "blend", "selector": selector_of(name, settings)}
+        for name in arguments.selectors.split(",")
     }
     for measured in served.values():
         check_settings({KEY: measured}, host, None)

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from typing import NamedTuple, cast
 
 from blendhub.contracts import RunKey
-from blendhub.core.layout import DEFAULT_MATCHERS, MIN_SAVED_TOKENS, KVLayout, Namespace
-from blendhub.core.spans import Match, Span, gaps
+from blendhub.core.layout import DEFAULT_MATCHERS, MIN_DONOR_CONTEXT, MIN_SAVED_TOKENS, KVLayout, Namespace
+from blendhub.core.spans import NOWHERE, Match, Span, gaps
 from blendhub.core.tokens import Tokens
 from blendhub.framework.host import PluginHost
 from blendhub.hub.index.match_queues import MatchThreads
@@ -48,12 +48,13 @@ class Slots:
 class Replay:
     """One namespace of a hub, with the default matchers, whose arena has so many slots."""
 
-    def __init__(self, host: PluginHost, slots: int) -> None:
+    def __init__(self, host: PluginHost, slots: int, min_donor_context: int = MIN_DONOR_CONTEXT) -> None:
         layout = KVLayout(layers=1, kv_heads=1, key_dim=1, value_dim=1, dtype="int8", chunk_tokens=CHUNK_TOKENS)
         namespace = Namespace(model="played", layout=layout, matchers=DEFAULT_MATCHERS)
         self.index = NamespaceIndex(namespace, host, MatchThreads(ALL_AT_ONCE))
         self.cache = Cache(cast(Arena, Slots(slots * namespace.slot_bytes)))
         self.slots = slots
+        self._movable_from = min_donor_context
         self.reused = Reused()
         """The sums over all prompts that were played."""
         self._ids = itertools.count(1)
@@ -85,12 +86,12 @@ class Replay:
         approximate = next((match.span.start for match in matches if not match.exact), n)
         for gap in gaps(Span(0, n), (match.span for match in matches)):
             if gap.end <= approximate:
-                self._store_run(tokens, gap, Origin())
+                self._store_run(tokens, gap, Origin(movable_from=self._movable_from))
             elif gap.end == n or len(gap) >= MIN_SAVED_TOKENS:
-                self._store_run(tokens, gap, Origin(exact=False))
+                self._store_run(tokens, gap, Origin(exact=False, movable_from=self._movable_from))
         moved = [match.span for match in matches if match.moved]
         if moved:
-            self._store_run(tokens, Span(moved[0].start, moved[-1].end), Origin(exact=False, blended=True))
+            self._store_run(tokens, Span(moved[0].start, moved[-1].end), Origin(exact=False, movable_from=NOWHERE))
 
     def _store_run(self, tokens: Tokens, span: Span, origin: Origin) -> None:
         namespace = self.index.namespace

@@ -1,0 +1,76 @@
+"""Which stored KV may move. Text that stays is found behind its whole prefix only; a lookup says where it stands."""
+
+import numpy as np
+import pytest
+
+from blendhub.core.spans import NOWHERE, Span
+from blendhub.outcome.reasons import NotReused, Why
+from tests.hub.hub_direct import CHUNK, tokens
+from tests.hub.test_settled import kinds
+
+SHALLOW = 3 * CHUNK
+"""KV with fewer tokens before it stays."""
+TEXT = tokens(1, 5 * CHUNK)
+ELSEWHERE = np.concatenate([tokens(2, 40), TEXT, tokens(3, 10)])
+
+
+@pytest.fixture
+def member(hub):
+    member = hub.join()
+    member.store(TEXT, movable_from=SHALLOW)
+    return member
+
+
+def test_shallow_text_is_an_exact_prefix_and_elsewhere_the_lookup_says_that_it_is_shallow(hub, member):
+    assert kinds(member.lookup(TEXT)) == [(0, len(TEXT), "exact")]
+    found = member.lookup(ELSEWHERE)
+    assert kinds(found) == [(40 + SHALLOW, 40 + len(TEXT), "moved")]
+    assert found.staying == (NotReused(Span(40, 40 + SHALLOW), Why.SHALLOW),)
+    hub.state.check_integrity()
+
+
+def test_a_shallow_text_that_is_computed_deeper_is_a_donor_from_then_on(member):
+    prompt = np.concatenate([tokens(4, SHALLOW), TEXT])
+    member.store(prompt, movable_from=SHALLOW)
+    found = member.lookup(ELSEWHERE)
+    assert kinds(found) == [(40, 40 + len(TEXT), "moved")] and not found.staying
+
+
+def test_what_was_not_donated_stays_until_a_request_that_may_donate_computes_it(hub):
+    member = hub.join()
+    member.store(TEXT, movable_from=NOWHERE)
+    assert kinds(member.lookup(TEXT)) == [(0, len(TEXT), "exact")]
+    found = member.lookup(ELSEWHERE)
+    assert not found.matches and found.staying == (NotReused(Span(40, 40 + len(TEXT)), Why.NOT_DONATED),)
+    # The stranger's copy does not stand in the way of the trusted one.
+    assert member.store(TEXT, movable_from=0).span == Span(0, len(TEXT))
+    assert kinds(member.lookup(ELSEWHERE)) == [(40, 40 + len(TEXT), "moved")]
+    assert member.reserve(TEXT, movable_from=NOWHERE).lease is None, "what a stranger stores is there already"
+    hub.state.check_integrity()
+
+
+def test_what_was_computed_behind_blended_kv_and_not_donated_is_settled_and_does_not_move(hub):
+    member = hub.join()
+    member.store(TEXT, Span(2 * CHUNK, len(TEXT)), exact=False, movable_from=NOWHERE, ratio=0.5)
+    assert kinds(member.lookup(TEXT, settled=0.5)) == [(2 * CHUNK, len(TEXT), "settled")]
+    assert not member.lookup(ELSEWHERE, settled=0.0).matches
+
+
+def test_the_store_keeps_what_may_move(make_hub, tmp_path):
+    hub = make_hub(64, tmp_path / "store")
+    hub.join().store(TEXT, movable_from=SHALLOW)
+    hub.restart()
+    member = hub.join()
+    assert member.read(TEXT) == len(TEXT)
+    found = member.lookup(ELSEWHERE, wait_s=5.0)
+    assert kinds(found) == [(40 + SHALLOW, 40 + len(TEXT), "moved")]
+    assert found.staying == (NotReused(Span(40, 40 + SHALLOW), Why.SHALLOW),)
+
+
+def test_evicted_text_that_stays_is_no_reason_any_more(make_hub):
+    hub = make_hub(8)
+    member = hub.join()
+    member.store(TEXT, movable_from=NOWHERE)
+    member.store(tokens(5, 8 * CHUNK))
+    assert not member.lookup(ELSEWHERE).staying
+    hub.state.check_integrity()
