@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from blendhub.core.layout import MIN_SAVED_TOKENS
 from blendhub.core.spans import NOWHERE, Span
 from blendhub.outcome.reasons import NotReused, Why
 from tests.hub.hub_direct import CHUNK, tokens
@@ -74,3 +75,18 @@ def test_evicted_text_that_stays_is_no_reason_any_more(make_hub):
     member.store(tokens(5, 8 * CHUNK))
     assert not member.lookup(ELSEWHERE).staying
     hub.state.check_integrity()
+
+
+def test_a_short_beginning_that_stays_is_computed_once_with_what_is_behind_it(member):
+    """It was a hole too short to be stored, which every prompt computed anew."""
+    text, before, other = tokens(7, 8 * CHUNK), tokens(4, 4 * CHUNK), tokens(5, 4 * CHUNK)
+    for stored in (text, before, other):
+        member.store(stored, movable_from=SHALLOW)
+    # Where it would stay once more, no more is computed than that.
+    assert kinds(member.lookup(np.concatenate([before[:40], text[SHALLOW - 20 :]])))[1][0] == 60
+    document, begins = text[SHALLOW - 20 :], len(before) + 20 + MIN_SAVED_TOKENS
+    prompt = np.concatenate([before, document])
+    assert kinds(member.lookup(prompt))[1:] == [(begins, len(prompt), "moved")]
+    member.store(prompt, Span(0, begins), movable_from=SHALLOW)
+    matches = member.lookup(np.concatenate([other, document])).matches
+    assert [(match.span.start, match.moved) for match in matches[:2]] == [(0, False), (len(other), True)]

@@ -222,7 +222,8 @@ class NamespaceIndex:
         if self._staying is None or max(map(len, gaps(Span(0, len(tokens)), used)), default=0) < MIN_SAVED_TOKENS:
             return StoredText(matches, [])
         stored = ((match.span, self.runs.get(match.run)) for match in self._staying.match(tokens))
-        staying = [NotReused(gap, _why(run)) for span, run in stored if run for gap in gaps(span, used)]
+        whys = [(span, Why.SHALLOW if run.origin.is_movable else Why.NOT_DONATED) for span, run in stored if run]
+        staying = [NotReused(gap, why) for span, why in whys for gap in gaps(span, used)]
         return StoredText(matches, staying)
 
     def match(self, tokens: Tokens, settled: float | None = None) -> list[Match]:
@@ -234,7 +235,20 @@ class NamespaceIndex:
         if settled is not None:
             answers.append(self._settled.match(tokens, settled))
         # A run may have been dropped since its matcher looked.
-        return combine([[match for match in answer if match.run in self.runs] for answer in answers])
+        return [*self._begin_later(combine([[m for m in answer if m.run in self.runs] for answer in answers]))]
+
+    def _begin_later(self, matches: Iterable[Match]) -> Iterator[Match]:
+        """Where only the first tokens of a text stay, they are a hole. If that is too short to be stored, the match
+        behind it begins later: one prompt computes both, and each later one moves them.
+        """
+        end = 0
+        for match in matches:
+            run = self.runs.get(match.run)
+            was_cut = run is not None and match.moved and 0 < match.source_start == run.origin.movable_from <= end
+            if was_cut and 0 < match.span.start - end < MIN_SAVED_TOKENS < len(match.span):
+                match = match.part(match.span.start + MIN_SAVED_TOKENS, match.span.end)
+            yield match
+            end = match.span.end
 
     def cut_at_chunks(self, matches: Iterable[Match], skip_prefix: int = 0) -> list[ChunkMatch]:
         """The matches after ``skip_prefix``, cut at chunk borders; chunks that were dropped meanwhile are left out.
@@ -384,8 +398,3 @@ def spans_of(chunk_matches: Sequence[ChunkMatch]) -> tuple[Span, ...]:
 def content_of(digest: str, tokens: Tokens, span: Span) -> int:
     """A hash of a chunk's tokens, by which an eviction policy recognises a chunk that is stored again."""
     return hash((digest, np.ascontiguousarray(tokens[span.start : span.end]).tobytes()))
-
-
-def _why(run: Run) -> Why:
-    """Why text of a run is not reused elsewhere, where it may not move."""
-    return Why.SHALLOW if run.origin.is_movable else Why.NOT_DONATED
