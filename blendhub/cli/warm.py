@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from blendhub.cli.warming.prompts import Context, Contexts, Corpus, Document, read_corpus
 from blendhub.cli.warming.server import Server
 from blendhub.core.errors import InvalidInput, OptionError, reason_of
+from blendhub.core.layout import MIN_DONOR_CONTEXT
 
 J = TypeVar("J")
 R = TypeVar("R")
@@ -29,15 +30,17 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "warm",
         help="compute a corpus before users ask about it",
-        description="Have a server compute every document of a corpus and store its KV, alone and in the company of "
-        "others, so that the first question to it is answered from stored KV. Started again, the command computes only "
-        "what is not stored. Exits with 3 if some documents could not be computed or did not fit.",
+        description="Have a server compute every document of a corpus behind others and store its KV, for the first "
+        "question to move. Started again, the command computes only what is not stored. Exits with 3 if some documents "
+        "could not be computed, have too little text before them, or did not fit.",
     )
     add = parser.add_argument
     add("--server", required=True, metavar="URL", help="vLLM's server with BlendHub, such as http://localhost:8000")
     add("--data", required=True, metavar="PATH", help="a file of JSON lines, a text, a folder of texts, or -")
     add("--system", type=Path, metavar="FILE", help="the system text before the documents of your service")
     add("--concurrency", type=int, default=8, metavar="N", help="requests at a time (default 8)")
+    text = f"the server's policy.min_donor_context (default {MIN_DONOR_CONTEXT})"
+    add("--min-donor-context", type=int, default=MIN_DONOR_CONTEXT, metavar="N", help=text)
     add("--cache-salt", default="", metavar="SALT", help="the salt of the requests that will ask")
     parser.set_defaults(run=run)
 
@@ -45,13 +48,16 @@ def add_parser(commands: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     if arguments.concurrency < 1:
         raise OptionError(f"--concurrency {arguments.concurrency} should be at least 1")
+    if arguments.min_donor_context < 0:
+        raise OptionError(f"--min-donor-context {arguments.min_donor_context} should be at least 0")
     try:
         system = arguments.system.read_text(encoding="utf-8").strip("\n") if arguments.system else ""
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidInput(f"--system {arguments.system} cannot be read: {reason_of(error)}") from None
     corpus = read_corpus(arguments.data)
     server = Server(arguments.server, os.environ.get("VLLM_API_KEY", ""), arguments.cache_salt)
-    warming = Warming(server, Contexts(server, system), arguments.concurrency)
+    contexts = Contexts(server, system, arguments.min_donor_context)
+    warming = Warming(server, contexts, arguments.concurrency)
     try:
         warming.compute(corpus)
     except KeyboardInterrupt:
@@ -63,13 +69,18 @@ def run(arguments: argparse.Namespace) -> int:
     )
     if corpus.left_out:
         print(f"{len(corpus.left_out):,} documents are left out; the first one: {corpus.left_out[0]}")
+    if warming.shallow:
+        print(
+            f"{warming.shallow:,} documents have fewer than {contexts.least} tokens before them, which is all that the "
+            "corpus and --system have: prompts reuse them only behind the same text."
+        )
     missing = warming.missing()
     if missing:
         print(
             f"{missing} of the first {len(warming.first)} contexts are not stored any more: not all fits. "
             "hub.arena_gib enlarges the arena; hub.store keeps what it evicts."
         )
-    return WARNING if missing or corpus.left_out else 0
+    return WARNING if missing or warming.shallow or corpus.left_out else 0
 
 
 class Warming:
@@ -78,6 +89,8 @@ class Warming:
     def __init__(self, server: Server, contexts: Contexts, concurrency: int) -> None:
         self.computed = self.tokens = self.stored = 0
         """Contexts that were computed, their tokens, and contexts that were stored already."""
+        self.shallow = 0
+        """Documents with too little text before them to be moved."""
         self.first: list[Context] = []
         self._server = server
         self._contexts = contexts
@@ -87,13 +100,15 @@ class Warming:
 
     def compute(self, corpus: Corpus) -> None:
         """Compute all documents; those that the server refuses are noted in the corpus."""
-        alone: list[Context] = []
-        for place, result in zip(corpus.documents.values(), self._each(self._alone, corpus.documents), strict=True):
+        texts: list[Context] = []
+        for place, result in zip(corpus.documents.values(), self._each(self._begin, corpus.documents), strict=True):
             if isinstance(result, InvalidInput):
                 corpus.left_out.append(f"{place}: {result}")
             elif result.text:
-                alone.append(result)
-        for level in self._contexts.in_company(alone):
+                texts.append(result)
+        companies, contexts = self._contexts.in_company(texts)
+        self.shallow = sum(context.before < self._contexts.least for context in contexts)
+        for level in (companies, contexts):
             list(self._each(self._compute, level))
 
     def missing(self) -> int:
@@ -105,11 +120,12 @@ class Warming:
                 return len(left)
             time.sleep(0.2)
 
-    def _alone(self, document: Document) -> Context | InvalidInput:
-        """The document's first context, or why the server refuses it."""
+    def _begin(self, document: Document) -> Context | InvalidInput:
+        """The document alone, or why the server refuses it; a conversation is computed."""
         try:
             context = self._contexts.alone(document)
-            self._compute(context)
+            if not context.text:
+                self._compute(context)
         except InvalidInput as error:
             return error
         return context

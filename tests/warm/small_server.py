@@ -1,4 +1,7 @@
-"""A server that answers as vLLM's with BlendHub does, over a real hub; a token is a word, and nothing is computed."""
+"""A server that answers as vLLM's with BlendHub does, over a real hub, and trusts only requests that say ``donate``.
+
+A token is a word, and nothing is computed.
+"""
 
 import json
 import threading
@@ -8,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from blendhub.core.layout import KVLayout, Namespace, Variant
-from blendhub.core.spans import Span
+from blendhub.core.layout import MIN_DONOR_CONTEXT, KVLayout, Namespace, Variant
+from blendhub.core.spans import NOWHERE, Span, total
 from blendhub.hub.embedded import HubInThread
 
 LAYOUT = KVLayout(layers=1, kv_heads=1, key_dim=4, value_dim=4, dtype="float16", chunk_tokens=64)
-LONGEST = 400
+LONGEST = 1000
 
 
 class SmallServer(ThreadingHTTPServer):
@@ -62,6 +65,11 @@ class SmallServer(ThreadingHTTPServer):
         params = {"blendhub": report} if self.has_blendhub else {}
         return 200, {"id": "a", "usage": {"prompt_tokens": len(tokens)}, "kv_transfer_params": params}
 
+    def moves(self, text: str) -> bool:
+        """Whether all of a text has a donor."""
+        tokens = np.asarray(self._tokens(f"elsewhere {text}"), np.uint32)
+        return total(match.span for match in self._client.preview(tokens).matches) == len(tokens) - 1
+
     def _tokens(self, prompt: Any) -> list[int]:
         if not isinstance(prompt, str):
             said = [f"<begin> {message['role']}: {message['content']} <end>" for message in prompt]
@@ -72,8 +80,10 @@ class SmallServer(ThreadingHTTPServer):
     def _complete(self, prompt: Any, tokens: np.ndarray, body: dict[str, Any]) -> dict[str, int]:
         variant = Variant(cache_salt=body.get("cache_salt", ""))
         exact = self._client.preview(tokens, variant=variant).exact_tokens
-        if body["kv_transfer_params"]["blendhub"]["store"]:
-            reserved = self._client.reserve(tokens, Span(0, len(tokens)), variant)
+        settings = body["kv_transfer_params"]["blendhub"]
+        if settings["store"]:
+            movable_from = MIN_DONOR_CONTEXT if settings["donate"] else NOWHERE
+            reserved = self._client.reserve(tokens, Span(0, len(tokens)), variant, movable_from=movable_from)
             if reserved.right:
                 self._client.commit(reserved.right, reserved.span.end)
                 self.computed.append(prompt)

@@ -1,4 +1,4 @@
-"""What ``blendhub warm`` does: documents are read, stand in two contexts, and are computed by a server.
+"""What ``blendhub warm`` does: documents are read, and a server computes each behind others.
 
 Nothing here knows vLLM's code: the server is asked by HTTP.
 """

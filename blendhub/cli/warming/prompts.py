@@ -1,8 +1,9 @@
-"""The documents of a corpus, and the prompts in which they are computed: alone, and in the company of others."""
+"""The documents of a corpus, and the prompts in which they are computed: each in the company of others."""
 
 import random
 import sys
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,8 +18,8 @@ BETWEEN = "\n\n"
 SPARE_TOKENS = 16
 """Room for an answer, and for the tokens that texts have more where they are joined."""
 
-COMPANY_TOKENS = 1024
-"""The most tokens before a document in company: more would cost loads, and changes its KV little."""
+MOST_COMPANIES = 8
+"""Companies are computed for this alone; all documents behind a single one would all lean on its texts."""
 
 
 class Message(msgspec.Struct, frozen=True):
@@ -77,26 +78,31 @@ class Context(NamedTuple):
     """A prompt to compute."""
 
     prompt: Prompt
-    text: str
-    """The document at its end that it is computed for; empty for a conversation."""
     tokens: int
-    """The number of the document's tokens."""
+    """The number of tokens that nothing else computes: those of the text at the end, or of a conversation."""
+    text: str = ""
+    """The text at the end; empty for a conversation."""
+    before: int = 0
+    """The least number of tokens before the text."""
 
 
 class Contexts:
     """Makes prompts as a server reads them: in its model's chat template, if it has one."""
 
-    def __init__(self, server: Server, system: str) -> None:
+    def __init__(self, server: Server, system: str, least: int) -> None:
+        """``least``: the tokens that should stand before a document."""
+        self.least = least
         self._server = server
         self._system = system
+        self._system_tokens = server.count(system) if system else 0
         self._has_template = True
         try:
             frame = server.count(self._prompt("x"))
         except InvalidInput:
             self._has_template = False
             frame = server.count(self._prompt("x"))
-        self._most = (server.longest - frame - SPARE_TOKENS) // 2
-        """The most tokens of a document: a prompt holds two."""
+        self._most = (server.longest - frame - SPARE_TOKENS - least) // 2
+        """The most tokens of a document: a prompt holds one behind others, of which the last one may be as long."""
 
     def alone(self, document: Document) -> Context:
         """A document behind the system text, or a conversation as it is; raises InvalidInput if it is too long."""
@@ -104,37 +110,60 @@ class Contexts:
             messages = [msgspec.to_builtins(message) for message in document.messages]
             if self._system and messages[0]["role"] != "system":
                 messages.insert(0, {"role": "system", "content": self._system})
-            return Context(messages, "", self._server.count(messages))
+            return Context(messages, self._server.count(messages))
         tokens = self._server.count(document.text)
         if tokens > self._most:
             raise InvalidInput(
-                f"it has {tokens:,} tokens, and only documents of at most {self._most:,} fit twice into a prompt: "
+                f"it has {tokens:,} tokens; behind others only documents of at most {self._most:,} fit into a prompt: "
                 "split it, or start vLLM with a larger --max-model-len"
             )
-        return Context(self._prompt(document.text), document.text, tokens)
+        return Context(self._prompt(document.text), tokens, document.text, self._system_tokens)
 
-    def in_company(self, alone: Sequence[Context]) -> Iterator[list[Context]]:
-        """Each document behind others that are drawn by chance. What the contexts of one list begin with is computed
-        by the lists before, so that only the documents themselves are new.
+    def in_company(self, alone: Sequence[Context]) -> tuple[list[Context], list[Context]]:
+        """The companies of documents, and each document behind one of these, which is to be computed before it."""
+        companies = companies_of([context.tokens for context in alone], self.least)
+        contexts = [self._behind(company, context, alone) for company, context in zip(companies, alone, strict=True)]
+        together = [
+            self._behind(company[:-1], alone[company[-1]], alone)._replace(tokens=sum(alone[n].tokens for n in company))
+            for company in dict.fromkeys(companies)
+            if company
+        ]
+        return together, contexts
 
-        Documents that are added change the context of no other.
-        """
-        paths: list[list[int]] = [[]]
-        for number in range(1, len(alone)):
-            drawn = random.Random(alone[number].text).randrange(number)
-            longer = [*paths[drawn], drawn]
-            fits = sum(alone[other].tokens for other in longer) <= min(COMPANY_TOKENS, self._most)
-            paths.append(longer if fits else [drawn])
-        paths[0] = [1] if len(alone) > 1 else []
-        for length in sorted({len(path) for path in paths} - {0}):
-            level = [(path, alone[number]) for number, path in enumerate(paths) if len(path) == length]
-            yield [
-                context._replace(prompt=self._prompt(BETWEEN.join([*(alone[n].text for n in path), context.text])))
-                for path, context in level
-            ]
+    def _behind(self, company: Sequence[int], context: Context, alone: Sequence[Context]) -> Context:
+        texts = [alone[number].text for number in company]
+        before = context.before + sum(alone[number].tokens for number in company)
+        return context._replace(prompt=self._prompt(BETWEEN.join([*texts, context.text])), before=before)
 
     def _prompt(self, content: str) -> Prompt:
         if not self._has_template:
             return BETWEEN.join(filter(None, (self._system, content)))
         system = [{"role": "system", "content": self._system}] if self._system else []
         return [*system, {"role": "user", "content": content}]
+
+
+def companies_of(lengths: Sequence[int], least: int) -> list[tuple[int, ...]]:
+    """For each document, some that follow each other, with at least so many tokens or all that there are.
+
+    Documents that are added change the company of no other, unless it was too small.
+    """
+    starts, numbers_of_starts, tokens = [0], [], 0
+    for number, length in enumerate(lengths):
+        if tokens >= least > 0:
+            starts.append(number)
+            tokens = 0
+        tokens += length
+        numbers_of_starts.append(len(starts))
+    companies = []
+    for number, n_starts in enumerate(numbers_of_starts):
+        # What begins at an earlier start ends before the document.
+        earlier = min(n_starts - 1, MOST_COMPANIES)
+        start = starts[random.Random(number).randrange(earlier)] if earlier else starts[:2][-1]
+        company: list[int] = []
+        for other in chain(range(start, len(lengths)), range(start)):
+            if sum(lengths[n] for n in company) >= least:
+                break
+            if other != number:
+                company.append(other)
+        companies.append(tuple(company))
+    return companies

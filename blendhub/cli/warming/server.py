@@ -42,10 +42,10 @@ class Server:
         return self._ask("POST", "/tokenize", {"model": self.model, **what}, lambda answer: int(answer["count"]))
 
     def compute(self, prompt: Prompt, *, store: bool = True) -> int:
-        """Compute a prompt, behind nothing blended; returns how many of its tokens were not reused."""
+        """Compute a prompt, behind nothing blended; others may move what is stored. Returns how much was not reused."""
         what, path = ("prompt", "completions") if isinstance(prompt, str) else ("messages", "chat/completions")
         body = {"model": self.model, what: prompt, "max_tokens": 1, "temperature": 0}
-        body["kv_transfer_params"] = {"blendhub": {"mode": "exact", "store": store}}
+        body["kv_transfer_params"] = {"blendhub": {"mode": "exact", "store": store, "donate": store}}
         if self._salt:
             body["cache_salt"] = self._salt
         n_tokens, params = self._ask(
