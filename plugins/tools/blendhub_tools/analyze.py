@@ -10,6 +10,7 @@ import msgspec
 
 from blendhub.contracts import Command
 from blendhub.core.errors import InvalidInput, OptionError, reason_of
+from blendhub.core.layout import MIN_DONOR_CONTEXT
 from blendhub.framework.host import PluginHost
 from blendhub_tools.analysis.analyzer import Analyzer, play
 from blendhub_tools.analysis.findings import USUAL_KV_BYTES, collect
@@ -19,6 +20,8 @@ from blendhub_tools.analysis.report import as_text
 from blendhub_tools.analysis.tokenizing import Encoder, Pretrained, as_bytes, refuse
 
 ARENAS_GIB = "4,16,64,256,1024"
+BYTES_A_TOKEN = 4
+"""About so many, of most texts."""
 INTERRUPTED = 130
 """The exit code that shells know for Ctrl-C."""
 
@@ -56,7 +59,8 @@ class Analyze(Command):
             kv_bytes = encoder.kv_bytes()
         chunk_bytes = CHUNK_TOKENS * (kv_bytes or USUAL_KV_BYTES)
         arenas = [max(int(gib * 2**30 / chunk_bytes), 1) for gib in _gib(arguments.arena_gib)]
-        analyzer = Analyzer(PluginHost.discover(), arenas, arguments.vllm_cache_tokens)
+        border = MIN_DONOR_CONTEXT * (BYTES_A_TOKEN if arguments.bytes else 1)
+        analyzer = Analyzer(PluginHost.discover(), arenas, arguments.vllm_cache_tokens, border)
         if sys.stderr.isatty() and signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
             # Started by hand below something that ignores Ctrl-C, as a script may.
             signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -2,8 +2,10 @@
 
 import json
 import os
+import random
 import re
 import signal
+import string
 import subprocess
 import sys
 from pathlib import Path
@@ -65,7 +67,13 @@ def test_logs_of_token_ids_need_no_tokenizer(analyze):
     ids = list(range(1000, 1500))
     code, shown, _ = analyze(f"{[1, *ids]}\n{[2, 3, *ids]}\n")
     assert code == 0 and "2 prompts with 1,003 tokens (token ids)" in shown
-    assert "anywhere, by the hub             49." in shown
+    assert "anywhere, by the hub             24." in shown, "what stands behind 256 tokens is reused"
+
+
+def test_a_byte_is_a_quarter_of_a_token_for_the_text_before_a_donor(analyze):
+    text = "".join(random.Random(1).choices(string.ascii_letters, k=1500))
+    code, shown, _ = analyze(f"1{text}\n23{text}\n", "--bytes")
+    assert code == 0 and "anywhere, by the hub             15." in shown, "what stands behind 1,024 bytes is reused"
 
 
 def test_broken_lines_do_not_stop_an_analysis(analyze):

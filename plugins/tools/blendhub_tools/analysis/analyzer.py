@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
+from blendhub.core.layout import MIN_DONOR_CONTEXT
 from blendhub.core.tokens import Tokens
 from blendhub.framework.host import PluginHost
 from blendhub_tools.analysis.formats import Prompt
@@ -14,12 +15,18 @@ from blendhub_tools.analysis.tokenizing import Encoder, encode
 class Analyzer:
     """An arena of each size, and a prefix cache beside them, to which all prompts are played."""
 
-    def __init__(self, host: PluginHost, arenas: Sequence[int], vllm_cache_tokens: int | None = None) -> None:
+    def __init__(
+        self,
+        host: PluginHost,
+        arenas: Sequence[int],
+        vllm_cache_tokens: int | None = None,
+        min_donor_context: int = MIN_DONOR_CONTEXT,
+    ) -> None:
         """``arenas``: sizes in chunks; the largest that can be played is added. ``vllm_cache_tokens``: the size of
         vLLM's own cache; None: as large as the largest arena.
         """
         sizes = sorted({*(size for size in arenas if size < MOST_SLOTS), MOST_SLOTS})
-        self.arenas = [Replay(host, size) for size in sizes]
+        self.arenas = [Replay(host, size, min_donor_context) for size in sizes]
         self.prefix_cache = PrefixCache(vllm_cache_tokens or MOST_SLOTS * CHUNK_TOKENS)
         self.prompts = self.tokens = self.prefix_tokens = 0
         """The prompts, their tokens, and those of them that a prefix cache alone reuses."""

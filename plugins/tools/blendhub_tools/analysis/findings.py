@@ -98,7 +98,7 @@ def collect(
 
 def verdict(prefix: float, exact: float, anywhere: float) -> str:
     """One sentence that says whether a hub will help."""
-    shares = f"{anywhere:.0%} of the prompt tokens were seen before; a prefix cache would reuse {prefix:.0%}"
+    shares = f"{anywhere:.0%} of the prompt tokens could be reused; a prefix cache would reuse {prefix:.0%}"
     if anywhere < WORTH_IT:
         return f"BlendHub would not help here: {shares}."
     if anywhere - prefix < WORTH_IT:
