@@ -118,6 +118,7 @@ dist: setup ## Build the wheel and the source distribution of every package, int
 bench: setup ## Run all benchmarks; results go to build/bench
 	@mkdir -p build/bench
 	$(BIN)/python -m benchmarks.matchers --json build/bench/matchers.json
+	$(BIN)/python -m benchmarks.decay --json build/bench/decay.json
 	$(BIN)/python -m benchmarks.hub --json build/bench/hub.json
 	$(BIN)/python -m benchmarks.fleet --json build/bench/fleet.json
 	$(BIN)/python -m benchmarks.ttft --json build/bench/ttft.json
