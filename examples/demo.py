@@ -99,8 +99,8 @@ def start_engine(blendhub: dict[str, Any]) -> Engine:
 
 
 def ask_all(engines: Engines, model: Path, n_prompts: int) -> dict[str, list[Answer]]:
-    """Show all documents twice, then ask each question in three ways in turn: whatever else the machine does meets all
-    ways alike. The answers of each way, question by question.
+    """Show all documents, until all may move, then ask each question in three ways in turn: whatever else the machine
+    does meets all ways alike. The answers of each way, question by question.
     """
     from transformers import AutoTokenizer
 
@@ -108,9 +108,7 @@ def ask_all(engines: Engines, model: Path, n_prompts: int) -> dict[str, list[Ans
     writer, reader, wait_until_shared = engines
     prompts = list(islice(biographies(), 1 + n_prompts))
     cases = [case_of(Chat(tokenizer), ONE_WORD, *prompt) for prompt in prompts]
-    # What a prompt begins with has too little text before it to be moved: another prompt has it further behind.
-    seen = [*visits(cases), *visits(cases, "again")]
-    for tokens in progress(seen, "show it every document twice", sys.stdout):
+    for tokens in progress(visits(cases, until_deep=True), "show it the documents", sys.stdout):
         writer.one(tokens)
     wait_until_shared()
 

@@ -20,7 +20,13 @@ from harness.engines.engine import transfer_config
 from harness.engines.tiny_model import TIMED, make_tiny_model
 from harness.engines.words import add_tokenizer, numbered
 
-SETTINGS = {"hub": {"arena_gib": 1.0, "metrics": ""}, "recompute_ratio": 0.15, "audit_share": 0.0}
+SETTINGS = {
+    "hub": {"arena_gib": 1.0, "metrics": ""},
+    "recompute_ratio": 0.15,
+    # Documents are computed alone.
+    "policy": {"min_donor_context": 0},
+    "audit_share": 0.0,
+}
 PLAIN, BLENDHUB = None, transfer_config(SETTINGS)
 """vLLM with its prefix cache, and with BlendHub."""
 LOADED = 0.8

@@ -13,9 +13,9 @@ from blendhub_tools.advice.outcomes import Outcome
 from benchmarks.quality.serving import PLAIN, Serving
 from benchmarks.quality.workloads import LONGEST, WORKLOADS, Case, Chat, Tokens, first_cases, visits
 from benchmarks.timing import progress
+from blendhub.core.layout import MIN_DONOR_CONTEXT
 from blendhub.vllm.settings import Settings
 from harness.engines import Answer, Engine
-from harness.engines.real_model import make_real_model
 
 RATIOS = (0.05, 0.15, 0.3)
 OPTIONS: dict[str, Any] = PLAIN | forced.OPTIONS
@@ -51,42 +51,40 @@ class Way(msgspec.Struct, frozen=True):
 
 
 FULL = Way("full", 1.0, mode="off")
-REUSE = Way("reuse", 0.0)
+COLD = Way("reuse", 0.0)
+"""What all ways are compared with: text is reused as it was computed once, though it may have stood first."""
 
 
-def run(questions: int, workloads: Sequence[str] = tuple(WORKLOADS)) -> Iterator[Outcome]:
+def run(model: Path, questions: int, workloads: Sequence[str] = tuple(WORKLOADS)) -> Iterator[Outcome]:
     from transformers import AutoTokenizer
 
-    model = str(make_real_model())
     chat = Chat(AutoTokenizer.from_pretrained(model))
     for name in workloads:
         cases = first_cases(name, chat, questions)
-        before, again = visits(cases), visits(cases, "again")
+        before, steady = visits(cases), visits(cases, until_deep=True)
         with tempfile.TemporaryDirectory(prefix="blendhub-quality-") as place:
-            serving = Serving(model, Path(place), sum(map(len, before + again)), max_model_len=LONGEST, **OPTIONS)
+            serving = Serving(str(model), Path(place), sum(map(len, steady)), max_model_len=LONGEST, **OPTIONS)
+            workload = Workload(name, cases)
             with serving.storing() as keeper:
-                workload = Workload(name, cases)
-                store(keeper, before)
+                workload.store(keeper, before, mode="exact")
                 yield workload.measure(keeper, FULL)
-                yield workload.measure(keeper, REUSE)
+                yield workload.measure(keeper, COLD)
+            with serving.storing(policy={"min_donor_context": MIN_DONOR_CONTEXT}) as keeper:
+                workload.store(keeper, steady)
                 for selector in SELECTORS:
                     with serving.choosing({"name": selector.name, "options": selector.options}) as engine:
                         apart, probed = selector.reads_question, selector.probe_layers / serving.layers
+                        if selector.name == Settings().selector.name:
+                            yield workload.measure(engine, Way(selector.name, 0.0))
+                            yield workload.measure(engine, Way(selector.name, 0.15, "settled", probed=probed))
                         for ratio in RATIOS:
                             yield workload.measure(engine, Way(selector.name, ratio, apart=apart, probed=probed))
-                        if selector.name == Settings().selector.name:
-                            yield workload.measure(engine, Way(selector.name, 0.15, "settled", probed=probed))
-                # Last, as it stores more. The default comes first.
-                if again:
-                    store(keeper, again)
-                    with serving.choosing({"name": SELECTORS[0].name}) as engine:
-                        yield workload.measure(engine, Way(SELECTORS[0].name, 0.15, "warm", apart=True))
 
 
-def store(engine: Engine, prompts: Sequence[Tokens]) -> None:
-    for prompt in progress(prompts, "compute the documents"):
-        engine.one(prompt, mode="exact")
-        engine.forget()
+def computed_tokens(prompt: Tokens, answer: Answer) -> int:
+    """How many tokens of a prompt were computed."""
+    anew = sum(answer.report.get(f"{fate}_tokens", 0) for fate in ("recomputed", "hole"))
+    return len(prompt) - answer.cached + anew
 
 
 def reported(answer: Answer) -> dict[str, Any]:
@@ -103,10 +101,20 @@ class Workload:
         self.name = name
         self.cases = cases
         self._full: list[list[Answer]] = []
+        self._times_computed = 0.0
+
+    def store(self, engine: Engine, visits: Sequence[Tokens], **asked: Any) -> None:
+        """Have the text of the cases computed as these visits do it."""
+        computed = 0
+        for prompt in progress(visits, f"{self.name}: compute the documents"):
+            computed += computed_tokens(prompt, engine.one(prompt, **asked))
+            engine.forget()
+        documents = {tuple(piece) for case in self.cases for piece in case.pieces}
+        self._times_computed = computed / sum(map(len, documents))
 
     def measure(self, engine: Engine, way: Way) -> Outcome:
         """Measure full prefill first. The first question of each case is asked alone, so that its time can be taken."""
-        outcome = Outcome(way.selector, way.state, way.ratio, workload=self.name)
+        outcome = Outcome(way.selector, way.state, way.ratio, workload=self.name, times_computed=self._times_computed)
         for number, case in enumerate(progress(self.cases, f"{self.name}: {way.selector} {way.ratio:g} {way.state}")):
             engine.forget()
             answers = self._ask(engine, way, number, case)

@@ -11,8 +11,10 @@ SETTINGS: dict[str, Any] = {
     "lookup_timeout_s": 30.0,
     # An audited request is answered from exact KV.
     "audit_share": 0.0,
+    # Benchmarks compute documents alone, or behind little text.
+    "policy": {"min_donor_context": 0},
 }
-"""What every engine has whose answers or times are compared."""
+"""What every engine has whose answers or times are compared, unless it says otherwise."""
 
 
 class Serving:
@@ -28,16 +30,16 @@ class Serving:
         self._arena_gib = shape.arena_gib(stored_tokens, str(options.get("dtype")))
         self._endpoint = f"ipc://{place}/hub.sock"
 
-    def storing(self) -> contextlib.AbstractContextManager[Engine]:
-        """Its hub ends with it. It learns, but has nothing to choose: what moved is computed anew, all or nothing."""
+    def storing(self, **settings: Any) -> contextlib.AbstractContextManager[Engine]:
+        """Its hub ends with it."""
         hub = {"arena_gib": self._arena_gib, "metrics": "", "listen": [{"endpoint": self._endpoint}]}
-        return self._engine({"hub": hub, "selector": {"name": "first_k"}})
+        return self._engine({"hub": hub} | settings)
 
     def choosing(self, selector: dict[str, Any]) -> contextlib.AbstractContextManager[Engine]:
         return self._engine({"endpoint": self._endpoint, "selector": selector})
 
     def _engine(self, settings: dict[str, Any]) -> Engine:
-        return Engine(self._model, settings | SETTINGS, **self._options)
+        return Engine(self._model, SETTINGS | settings, **self._options)
 
 
 class Shape:

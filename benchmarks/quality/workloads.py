@@ -7,11 +7,12 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import combinations, islice
+from itertools import combinations, count, islice
 from typing import Any, TypeAlias
 
 from benchmarks.quality.people import TextQuestion, older, people
 from benchmarks.quality.sources import Dialogue, Request, Turn, dialogues, manual, requests, shuffled
+from blendhub.core.layout import MIN_DONOR_CONTEXT
 
 Tokens: TypeAlias = list[int]
 QUESTIONS = 4
@@ -31,7 +32,14 @@ class Chat:
         self._tokenizer = tokenizer
 
     def pieces(self, messages: Sequence[tuple[str, str]], begun: str = "") -> list[Tokens]:
-        """Messages as pairs of role and content; ``begun`` is how the answer begins. Each piece is tokenized apart."""
+        """Messages as pairs of role and content; ``begun`` is how the answer begins. Each piece is tokenized apart.
+
+        A model that has learned no chat gets paragraphs, behind the token with which its texts begin.
+        """
+        if not self._tokenizer.chat_template:
+            paragraphs = "\n\n".join(content for _, content in messages)
+            first, *others = f"{paragraphs}\n{begun}".split(CUT)
+            return [self._tokenizer.encode(first), *map(self.tokens, others)]
         said = [{"role": role, "content": content} for role, content in messages]
         text: str = self._tokenizer.apply_chat_template(said, tokenize=False, add_generation_prompt=True)
         return [self.tokens(piece) for piece in (text + begun).split(CUT)]
@@ -66,14 +74,31 @@ class Case:
         return [token for piece in self.pieces for token in piece]
 
 
-def visits(cases: Sequence[Case], seed: str = "visits") -> list[Tokens]:
+def visits(cases: Sequence[Case], until_deep: bool = False) -> list[Tokens]:
     """The prompts in which the text of these cases was computed before: every document once, among those of others.
 
-    Another ``seed`` gives the documents other neighbours. Text that stood in one prompt has no other visit.
+    ``until_deep``: again and again, in other company each time, until each document has stood behind so much text that
+    its KV may move. Text that stood in one prompt has no other visit.
     """
     if cases[0].earlier:
-        return [case.earlier for case in cases] if seed == "visits" else []
-    rng = random.Random(seed)
+        return [case.earlier for case in cases]
+    prompts: list[Tokens] = []
+    shallow = {tuple(document) for case in cases for document in case.pieces[1:]}
+    for number in count():
+        if number and not (until_deep and shallow):
+            break
+        for visit in _round_of_visits(cases, random.Random(f"visits {number}")):
+            prompt: Tokens = []
+            for piece in visit:
+                if len(prompt) >= MIN_DONOR_CONTEXT:
+                    shallow.discard(tuple(piece))
+                prompt += piece
+            prompts.append(prompt)
+    return prompts
+
+
+def _round_of_visits(cases: Sequence[Case], rng: random.Random) -> Iterator[list[Tokens]]:
+    """The header and the documents of each visit."""
     slots = max(len(case.pieces) for case in cases) - 1
     # A document goes so many cases further: neighbours part, and each finds those of other cases at its new place.
     further = [1 + number % max(1, len(cases) - 1) for number in range(slots)]
@@ -82,15 +107,15 @@ def visits(cases: Sequence[Case], seed: str = "visits") -> list[Tokens]:
     for home, case in enumerate(cases):
         for number, document in enumerate(case.pieces[1:]):
             together[(home + further[number]) % len(cases)].append(document)
-    prompts: list[Tokens] = []
     for documents in together:
         rng.shuffle(documents)
-        visit: Tokens = []
+        visit = [cases[0].pieces[0]]
         for document in documents:
-            if not visit or len(visit) + len(document) > LONGEST:
-                prompts.append(visit := [*cases[0].pieces[0]])
-            visit += document
-    return prompts
+            if sum(map(len, visit)) + len(document) > LONGEST:
+                yield visit
+                visit = [cases[0].pieces[0]]
+            visit.append(document)
+        yield visit
 
 
 def first_cases(workload: str, chat: Chat, questions: int) -> list[Case]:
@@ -128,16 +153,20 @@ def of_manual(chat: Chat) -> Iterator[Case]:
     rng.shuffle(sections)
     while len(sections) >= 8:
         chosen = [sections.pop() for _ in range(rng.randint(4, 8))]
-        questions = []
-        for number, (title, section) in enumerate(rng.sample(chosen, min(QUESTIONS, len(chosen)))):
-            words = section.split()
-            begin = rng.randrange(len(words) // 2)
-            passage = " ".join(words[begin : begin + 10])
-            explain = TextQuestion(f"What does the manual say about {title}?", f"About {title}, the manual says", "")
-            resume = TextQuestion("Continue this passage of the manual.", passage, "")
-            questions.append(explain if number % 2 else resume)
+        asked = enumerate(rng.sample(chosen, min(QUESTIONS, len(chosen))))
+        questions = [about_section(*section, rng)[number % 2] for number, section in asked]
         documents = [f"Section of {title}:\n\n{section}" for title, section in chosen]
         yield case_of(chat, "You answer questions about the Python manual.", documents, questions)
+
+
+def about_section(title: str, section: str, rng: random.Random) -> tuple[TextQuestion, TextQuestion]:
+    words = section.split()
+    begin = rng.randrange(len(words) // 2)
+    passage = " ".join(words[begin : begin + 10])
+    return (
+        TextQuestion("Continue this passage of the manual.", passage, ""),
+        TextQuestion(f"What does the manual say about {title}?", f"About {title}, the manual says", ""),
+    )
 
 
 def tools(chat: Chat) -> Iterator[Case]:

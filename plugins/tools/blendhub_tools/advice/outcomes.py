@@ -31,6 +31,8 @@ class Outcome(msgspec.Struct):
     first_token_s: list[float] = []
     workload: str = ""
     """The texts and tasks that the real model is asked about."""
+    times_computed: float = 0.0
+    """How often each document had been computed before, as the mean of its tokens."""
 
     def note(self, table: Sequence[Sequence[float | None]], recomputed: float) -> None:
         """Add a case: the scores of each of its questions, None in columns where the question does not count."""
