@@ -108,12 +108,25 @@ def test_documents_and_questions_of_text_stand_in_the_chat_template(template, tm
     begin, end = (["<s>", "user", ":"], ["</s>", "model", ":"]) if template else (["<s>"], [])
     said = ["Rome", "is", "in", "Italy", ".", "Anna", "lives", "in", "Rome", ".", "Where", "does", "Anna", "live", "?"]
     assert prompts.asked == [[WORDS[word] for word in (*begin, *said, *end)]]
-    assert prompts.documents == [[WORDS[word] for word in (*begin, *said[at : at + 5])] for at in (0, 5)]
+    assert prompts.documents == sorted([WORDS[word] for word in said[at : at + 5]] for at in (0, 5))
+    assert all(visit[: len(begin)] == [WORDS[word] for word in begin] for visit in prompts.visits(3))
 
 
 def test_token_ids_are_asked_as_they_are():
     prompts = Prompts(None, [Question([[5, 6], [7]], [8])])
     assert prompts.asked == [[5, 6, 7, 8]] and prompts.documents == [[7], [5, 6]]
+
+
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=8), st.integers(0, 60))
+def test_every_document_stands_behind_enough_text_once_in_prompts_no_longer_than_needed(lengths, context):
+    documents = [[number] * length for number, length in enumerate(lengths)]
+    prompts = Prompts(None, [Question([*documents], [99])])
+    visits = [*prompts.visits(context)]
+    for document in documents:
+        places = [(visit, at) for visit in visits for at in range(len(visit))]
+        assert any(at >= context and visit[at : at + len(document)] == document for visit, at in places)
+    longest = max(len(prompts.asked[0]), context + max(lengths))
+    assert all(len(visit) <= longest for visit in visits)
 
 
 def test_a_right_answer_is_whole_words_of_what_was_said():

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from blendhub.core.layout import MIN_DONOR_CONTEXT
 from blendhub.system.served_vllm import transfer_config
 from blendhub_tools.advice.judge import LOGPROBS, judge
 from blendhub_tools.advice.outcomes import Outcome
@@ -66,7 +67,7 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 class Engine:
-    """vLLM with BlendHub. Documents are stored one by one, as other prompts would have left them."""
+    """vLLM with BlendHub. Documents are computed among others, as prompts leave them in a service after a while."""
 
     def __init__(self, job: Job) -> None:
         from vllm import LLM
@@ -81,6 +82,7 @@ class Engine:
         self._n_logprobs = min(LOGPROBS, self._llm.model_config.get_vocab_size())
         self._full: list[Answer] = []
         self._unmoved = ""
+        self._times_computed = 0.0
 
     @property
     def served(self) -> Served:
@@ -97,11 +99,14 @@ class Engine:
         )
 
     def store(self) -> None:
-        """Compute each document alone, and wait until the longest, which comes last, is found at another place."""
-        self._first_tokens(self._prompts.documents, {"mode": "off"})
+        """Compute each document behind others, and wait until the longest is found at another place."""
+        context = self._job.settings.get("policy", {}).get("min_donor_context", MIN_DONOR_CONTEXT)
+        documents, visits = self._prompts.documents, [*self._prompts.visits(context)]
+        self._times_computed = sum(map(len, visits)) / sum(map(len, documents))
+        self._first_tokens(visits, {"mode": "off"})
         until = time.monotonic() + STORED_WITHIN_S
         while time.monotonic() < until:
-            (report,) = self._first_tokens([2 * self._prompts.documents[-1]], {"store": False})
+            (report,) = self._first_tokens([2 * documents[-1]], {"store": False})
             if report.get("moved_tokens"):
                 return
             time.sleep(0.1)
@@ -109,7 +114,7 @@ class Engine:
 
     def in_full(self) -> Iterator[Part]:
         """Full prefill's answers, which all others are compared with."""
-        yield from self._asked(Outcome("full", "", 1.0), FULL)
+        yield from self._asked(Outcome("full", "", 1.0, times_computed=self._times_computed), FULL)
 
     def blended(self, ratio: float) -> Iterator[Part]:
         # KV that was blended at another ratio is no measure of this one.

@@ -86,8 +86,9 @@ def card(job: Job, data: Path, served: Served, measured: Sequence[Measured], adv
     yield f"- **measured**: {datetime.now(UTC):%Y-%m-%d}, {versions}"
     yield ""
     yield (
-        "Every document was computed alone, and is reused at another place. Each answer is made to say full prefill's "
-        f"own tokens. *First token* and *{job.tokens} tokens*: the share of the answers in which greedy decoding says "
+        f"Each document was computed {full.times_computed:.1f} times, once at least behind so much text that its KV "
+        "may move, and is reused at another place. Each answer is made to say full prefill's own tokens. "
+        f"*First token* and *{job.tokens} tokens*: the share of the answers in which greedy decoding says "
         "these, too. *Nats lost*: how much less likely full prefill's answer is. *Won back*: the share of what is lost "
         "at ratio 0. *KL*: of the first token. *Right*: the share of full prefill's right answers that stay as they "
         "are. In brackets: 95% intervals."

@@ -1,6 +1,7 @@
 """Files of questions to several documents, in the shapes that are published; and the prompts made of them."""
 
 import json
+import random
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
@@ -119,9 +120,26 @@ class Prompts:
         """Whether the template's place is filled: token ids stand as they are given."""
         begin, end = self._frame() if is_text else ([], [])
         self.asked = [[*begin, *self._body(question), *end] for question in questions]
+        self._begin = begin
         documents = {tuple(self._tokens(text, BETWEEN)) for question in questions for text in question.documents}
-        self.documents = [[*begin, *document] for document in sorted(documents, key=len) if document]
-        """Each document alone, the longest last."""
+        self.documents = sorted(map(list, documents - {()}), key=lambda text: (len(text), text))
+        """The longest last."""
+
+    def visits(self, context: int) -> Iterator[list[int]]:
+        """Prompts in which each document stands behind at least so many tokens of others: only then its KV moves."""
+        documents = random.Random(0).sample(self.documents, len(self.documents))
+        room, at = max(map(len, self.asked)) - len(self._begin), 0
+        while at < len(documents):
+            before, text = at, list[int]()
+            while len(text) < context:
+                before -= 1
+                text = documents[before % len(documents)] + text
+            text = text[len(text) - context :] + documents[at]
+            at += 1
+            while at < len(documents) and len(text) + len(documents[at]) <= room:
+                text += documents[at]
+                at += 1
+            yield self._begin + text
 
     def _frame(self) -> tuple[list[int], list[int]]:
         """The tokens that the chat template puts before and behind the words of a user."""
