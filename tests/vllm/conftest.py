@@ -16,6 +16,7 @@ from harness.engines.tiny_model import make_tiny_model
 SETTINGS: dict[str, Any] = {
     "hub": {"arena_gib": 0.25, "metrics": ""},
     "policy": {"min_donor_context": 0},
+    "recompute_ratio": 0.15,
     "lookup_timeout_s": 10.0,
     "audit_share": 0.0,
 }

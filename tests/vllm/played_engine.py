@@ -42,7 +42,7 @@ BLOCK = 16
 HOST = PluginHost.discover()
 LAYOUT = KVLayout(layers=1, kv_heads=1, key_dim=4, value_dim=4, dtype="float32", chunk_tokens=32)
 NAMESPACE = Namespace(model="m", layout=LAYOUT)
-SETTINGS = Settings(policy=ReusePolicy(min_reused_tokens=16, min_donor_context=0))
+SETTINGS = Settings(recompute_ratio=0.15, policy=ReusePolicy(min_reused_tokens=16, min_donor_context=0))
 FACTS = StartupFacts(
     settings=SETTINGS, blends=True, role="kv_both", max_model_len=4096, namespace=NAMESPACE, finds_prefixes=True
 )

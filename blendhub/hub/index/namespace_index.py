@@ -172,20 +172,14 @@ class NamespaceIndex:
         self._nbytes = 0
         made = [(choice, host.create("matcher", choice.name, choice.options)) for choice in namespace.matchers]
         self._matchers: list[Matcher] = [matcher for _, matcher in made]
-        prefixes = (
-            partial(host.create, "matcher", choice.name, choice.options)
-            for choice, matcher in made
-            if matcher.reach == "prefix"
-        )
-        self._settled = SettledMatches(next(prefixes, None))
+        new_like = {  # the first of each
+            matcher.reach == "prefix": partial(host.create, "matcher", choice.name, choice.options)
+            for choice, matcher in reversed(made)
+        }
+        self._settled = SettledMatches(new_like.get(True))
         self._staying: Matcher | None = None
         """A matcher that finds text which may not move, so that a lookup can say so; made when it is needed."""
-        moving = (
-            partial(host.create, "matcher", choice.name, choice.options)
-            for choice, matcher in made
-            if matcher.reach != "prefix"
-        )
-        self._new_staying = next(moving, None)
+        self._new_staying = new_like.get(False)
 
     @property
     def nbytes(self) -> int:
