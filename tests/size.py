@@ -9,11 +9,11 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 
 BOUNDS = {
-    "blendhub/": 19_500,
+    "blendhub/": 19_600,
     "blendhub/testing/": 5_000,
     "plugins/": 9_500,
-    "tests/, plugins/*/tests/": 21_100,
-    "benchmarks/, harness/, examples/": 6_120,
+    "tests/, plugins/*/tests/": 21_500,
+    "benchmarks/, harness/, examples/": 6_700,
 }
 """The most lines of Python in these folders. A folder's files count in the row that names it most closely."""
 
