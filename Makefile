@@ -129,6 +129,7 @@ bench: setup ## Run all benchmarks; results go to build/bench
 	$(BIN)/python -m benchmarks.load --json build/bench/load.json
 	$(BIN)/python -m benchmarks.agents --json build/bench/agents.json
 	$(BIN)/python -m benchmarks.service --json build/bench/service.json
+	$(BIN)/python -m benchmarks.hijack --json build/bench/hijack.json
 	@# The published rows of other projects need a large model: docs/ascend.md names their presets.
 	for where in first middle last; do \
 		$(BIN)/python -m benchmarks.holes --preset $$where --json build/bench/holes_$$where.json || exit 1; \
