@@ -36,7 +36,8 @@ class Service:
         """The KV before these tokens with theirs, and what the last layer says at the last of them."""
         from transformers import DynamicCache
 
-        cache, n = DynamicCache(), len(embedded)
+        cache: Any = DynamicCache()
+        n = len(embedded)
         for layer, (keys, values) in enumerate(before or ()):
             cache.update(keys.expand(n, -1, -1, -1), values.expand(n, -1, -1, -1), layer)
         said = self._model(inputs_embeds=embedded, past_key_values=cache).last_hidden_state[:, -1]
