@@ -29,7 +29,8 @@ def test_only_the_kv_of_trusted_requests_moves(engine, texts):
     again = engine.one([*stranger_s, *texts.new(9)], store=False).report
     assert again["exact_tokens"] == len(stranger_s), "it is a prefix like any other"
     engine.forget()
-    engine.one([*texts.new(90), *document], donate=True)
+    again = engine.one([*stranger_s, *texts.new(9)], donate=True).report
+    assert again["exact_tokens"] == len(stranger_s), "the stranger's copy, which does not keep it from being a donor"
     engine.forget()
     assert engine.one(elsewhere, store=False).report["moved_tokens"] == 300
 

@@ -20,9 +20,11 @@ from tests.vllm.played_engine import BLOCK, TEXT, played_engine, text
 PROMPT = 100
 
 
-@given(matches_of(PROMPT), st.none() | st.integers(0, PROMPT), st.integers(1, 20))
-def test_what_is_not_stored_is_stored(matches, first, min_tokens):
-    covered = {p for match in matches if match.exact or first is not None for p in positions([match.span])}
+@given(matches_of(PROMPT), st.none() | st.integers(0, PROMPT), st.integers(1, 20), st.booleans())
+def test_what_is_not_stored_is_stored(matches, first, min_tokens, donates):
+    """Of what a trusted request finds exactly, the hub may have a stranger's copy only."""
+    kept = [match for match in matches if (not donates if match.exact else first is not None)]
+    covered = {position for match in kept for position in positions([match.span])}
     stretches, stretch = [], []
     for position in range(PROMPT + 1):
         if stretch and (position in covered or position in (first, PROMPT)):
@@ -43,6 +45,7 @@ def test_what_is_not_stored_is_stored(matches, first, min_tokens):
         settled_span=None,
         loaded_by_other=None,
         prompt_end=PROMPT,
+        terms=StandIn(donates=donates),
     )
     saved = spans_to_save(request, min_tokens, stores_blended=True, keeps_windows=False)
     assert list(saved) == expected

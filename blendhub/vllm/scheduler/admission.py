@@ -43,6 +43,8 @@ class Terms(msgspec.Struct, frozen=True):
     stores: bool
     movable_from: int = 0
     """The position in the prompt from which on its KV may be moved into other prompts."""
+    donates: bool = False
+    """Whether others' KV may not move, so that the hub may lack what has an exact copy."""
     explains: bool = False
     audit: bool = False
     """Whether the request asks for an audit."""
@@ -110,6 +112,7 @@ class Admission:
             movable_from=self._settings.policy.min_donor_context
             if overrides.donate or self._settings.donors == "all"
             else NOWHERE,
+            donates=overrides.donate and self._settings.donors == "trusted",
             explains=overrides.explain,
             audit=overrides.audit,
             settles=overrides.settled and mode in MOVING and not refusal,

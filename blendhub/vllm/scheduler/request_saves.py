@@ -32,7 +32,9 @@ def spans_to_save(
         unmoved = [match.span for match in request.matches if not match.moved]
         if lacking := list(gaps(request.blended, unmoved)):
             yield SavedSpan(Span(lacking[0].start, lacking[-1].end), "blended")
-    stored = [match.span for match in request.matches if match.exact or first is not None]
+    # A trusted request offers all that is exact: the hub says of what it has a copy that may move.
+    keeps_exact = not request.terms.donates
+    stored = [match.span for match in request.matches if (keeps_exact if match.exact else first is not None)]
     # What earlier requests blended is no text that could be moved.
     stored += [span for span in (request.settled_span, request.loaded_by_other) if span]
     if keeps_windows and request.engine_tokens:

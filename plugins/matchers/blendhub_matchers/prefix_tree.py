@@ -85,7 +85,8 @@ class Node:
             self.n_chosen += held.end - held.start
 
     def _choose(self, held: Held) -> None:
-        """Name it for the positions where no run is named that is as good."""
+        """Name it for the positions where no run is named, or one that is no better: the newest of exact ones, as a
+        second one is stored only where the first may not move."""
         chosen, span = self.chosen, Span(held.start, held.end)
         if not chosen or chosen[-1].end <= held.start:  # mostly: nodes grow at their ends
             chosen.append(held)
@@ -96,7 +97,7 @@ class Node:
         last = bisect_right(chosen, held.end, key=_start)
         kept: list[Held] = []
         for earlier in chosen[first:last]:
-            kept += _without(earlier, span) if held.exact > earlier.exact else [earlier]
+            kept += _without(earlier, span) if held.exact else [earlier]
         free = gaps(span, [Span(part.start, part.end) for part in kept])
         joined: list[Held] = []
         for part in sorted([*kept, *(held._replace(start=gap.start, end=gap.end) for gap in free)]):
