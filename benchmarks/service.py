@@ -112,7 +112,8 @@ def rows(asked: Sequence[Asked], settings: Sequence[dict[str, Any]]) -> Iterator
     for number, chosen in enumerate(settings, 1):
         suffix, how = "" if number == 1 else f"_{number}", json.dumps(chosen) if chosen else "default settings"
         for kind in ("", *dict.fromkeys(question.kind for question in asked)):
-            right = [q for q in asked if kind in ("", q.kind) and q.is_right(q.answers[0])]
+            of_kind = [question for question in asked if kind in ("", question.kind)]
+            right = [question for question in of_kind if question.is_right(question.answers[0])]
             kept = [question.is_right(question.answers[number]) for question in right]
             what = f"{how}: share of vLLM's own {len(kept)} right answers{kind and f' about a {kind}'} that stay right"
             id = "_".join(filter(None, ["service_kept", kind]))
