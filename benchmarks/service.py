@@ -53,12 +53,11 @@ class Asked(msgspec.Struct):
     kind: str
     prompt: Tokens
     right: Tokens
-    """Empty if nobody knows: vLLM's own answer counts."""
+    """Empty if nobody knows."""
     answers: list[Said] = []
 
     def is_right(self, answer: Said) -> bool:
-        right = self.right or self.answers[0].tokens
-        return answer.tokens[: len(right)] == right
+        return bool(self.right) and answer.tokens[: len(self.right)] == self.right
 
 
 def library() -> list[Document]:

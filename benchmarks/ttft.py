@@ -21,12 +21,14 @@ from harness.engines.tiny_model import TIMED, make_tiny_model
 
 TURNS, ANSWER_TOKENS, STEP_TOKENS = 6, 16, 512
 OPTIONS: dict[str, Any] = {"max_model_len": 8192, "max_num_batched_tokens": 4608, "max_num_seqs": 128}
-WAYS: dict[str, tuple[str, str, dict[str, Any], float]] = {
+WAYS: dict[str, tuple[str, str, dict[str, Any], float | None]] = {
     "exact": ("exact prefix, all but the question of 64 tokens", "hkvd", {"mode": "exact"}, 0.05),
     "moved_none": ("only the holes between moved documents computed", "hkvd", {"recompute_ratio": 0.0}, 0.10),
     "moved_first_k": ("moved documents, the first 16 tokens of each recomputed", "first_k", {}, 0.18),
     "moved_hkvd_15": ("moved documents, 15% recomputed by deviation", "hkvd", {"recompute_ratio": 0.15}, 0.28),
+    "moved_default_05": ("moved documents, 5% by the default selector", "default", {"recompute_ratio": 0.05}, 0.20),
     "moved_default_15": ("moved documents, 15% by the default selector", "default", {"recompute_ratio": 0.15}, 0.22),
+    "moved_default_30": ("moved documents, 30% by the default selector", "default", {"recompute_ratio": 0.3}, None),
     "moved_all": ("moved documents, everything recomputed", "hkvd", {"recompute_ratio": 1.0}, 1.20),
 }
 """What is asked, of the engine with which selector, in which way, and the bar."""

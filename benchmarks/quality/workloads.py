@@ -162,9 +162,9 @@ def of_manual(chat: Chat) -> Iterator[Case]:
 def about_section(title: str, section: str, rng: random.Random) -> tuple[TextQuestion, TextQuestion]:
     words = section.split()
     begin = rng.randrange(len(words) // 2)
-    passage = " ".join(words[begin : begin + 10])
+    passage, following = " ".join(words[begin : begin + 10]), " ".join(words[begin + 10 : begin + 13])
     return (
-        TextQuestion("Continue this passage of the manual.", passage, ""),
+        TextQuestion("Continue this passage of the manual.", passage, f" {following}"),
         TextQuestion(f"What does the manual say about {title}?", f"About {title}, the manual says", ""),
     )
 
