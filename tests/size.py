@@ -13,7 +13,7 @@ BOUNDS = {
     "blendhub/testing/": 5_000,
     "plugins/": 9_500,
     "tests/, plugins/*/tests/": 21_500,
-    "benchmarks/, harness/, examples/": 6_700,
+    "benchmarks/, harness/, examples/": 6_800,
 }
 """The most lines of Python in these folders. A folder's files count in the row that names it most closely."""
 
