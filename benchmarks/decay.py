@@ -26,8 +26,9 @@ BORDERS = (MIN_DONOR_CONTEXT, 0)
 
 class Course(NamedTuple):
     computed: list[int]
+    """The number of tokens of each prompt that are computed."""
     tokens: list[int]
-    """Of each prompt: the tokens that are computed, and all."""
+    """The number of tokens of each prompt."""
     until_donors: int
     """The number of prompts until nearly all documents have a donor for nearly all of their tokens."""
 

@@ -11,6 +11,8 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 
+from blendhub.outcome.agreement import wilson
+
 Better: TypeAlias = Literal["higher", "lower"]
 
 
@@ -63,6 +65,12 @@ def row(
     if len(values) > 1:
         spread = spread or (min(values), max(values))
     return Row(id, what, value, unit, bar, better, ok, spread)
+
+
+def share_row(id: str, what: str, values: Sequence[bool], bar: float | None = None, better: Better = "higher") -> Row:
+    """How many of these values are true, as a share with its 95% interval."""
+    n, count = len(values), sum(values)
+    return row(id, f"{what}: {count} of {n}", "share", [count / n] if n else [], bar, better, wilson(count, n))
 
 
 def finish(benchmark: str, rows: Sequence[Row], packages: str, json: Path | None, details: Any = None) -> None:

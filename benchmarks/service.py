@@ -17,9 +17,8 @@ from benchmarks.quality.people import TextQuestion, people
 from benchmarks.quality.serving import PLAIN
 from benchmarks.quality.sources import manual, requests, shuffled
 from benchmarks.quality.workloads import Chat, Tokens, about_section, case_of
-from benchmarks.report import Row, finish, parser, row
+from benchmarks.report import Row, finish, parser, row, share_row
 from benchmarks.timing import progress
-from blendhub.outcome.agreement import wilson
 from harness.engines import Engine
 from harness.engines.real_model import MODELS, NoRealModel, make_real_model
 
@@ -53,7 +52,7 @@ class Asked(msgspec.Struct):
     kind: str
     prompt: Tokens
     right: Tokens
-    """Empty if nobody knows."""
+    """How a right answer begins; empty where none is known."""
     answers: list[Said] = []
 
     def is_right(self, answer: Said) -> bool:
@@ -114,11 +113,11 @@ def rows(asked: Sequence[Asked], settings: Sequence[dict[str, Any]]) -> Iterator
             of_kind = [question for question in asked if kind in ("", question.kind)]
             right = [question for question in of_kind if question.is_right(question.answers[0])]
             kept = [question.is_right(question.answers[number]) for question in right]
-            what = f"{how}: share of vLLM's own {len(kept)} right answers{kind and f' about a {kind}'} that stay right"
+            what = f"{how}: share of vLLM's own right answers{kind and f' about a {kind}'} that stay right"
             id = "_".join(filter(None, ["service_kept", kind]))
-            yield _share(f"{id}{suffix}", what, kept, None if kind else 0.95)
+            yield share_row(f"{id}{suffix}", what, kept, None if kind else 0.95)
         same = [question.answers[0].tokens == question.answers[number].tokens for question in asked]
-        yield _share(f"service_same{suffix}", f"{how}: share of all answers that are the same text ({len(same)})", same)
+        yield share_row(f"service_same{suffix}", f"{how}: share of all answers that are the same text", same)
         times = [question.answers[number].seconds / question.answers[0].seconds for question in late]
         what = f"{how}: time of a question in the second half, relative to vLLM's own"
         yield row(f"service_time{suffix}", what, "x", times, 0.70, "lower")
@@ -126,11 +125,6 @@ def rows(asked: Sequence[Asked], settings: Sequence[dict[str, Any]]) -> Iterator
             ours, theirs = (sum(question.answers[at].computed for question in part) for at in (number, 0))
             what = f"{how}: tokens computed{when}, relative to vLLM's own {theirs:,}"
             yield row(f"service_{id}{suffix}", what, "x", [ours / theirs], better="lower")
-
-
-def _share(id: str, what: str, values: Sequence[bool], bar: float | None = None) -> Row:
-    interval = wilson(sum(values), len(values))
-    return row(id, what, "share", [sum(values) / len(values)] if values else [], bar, spread=interval)
 
 
 def main() -> None:

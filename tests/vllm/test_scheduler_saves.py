@@ -22,7 +22,7 @@ PROMPT = 100
 
 @given(matches_of(PROMPT), st.none() | st.integers(0, PROMPT), st.integers(1, 20), st.booleans())
 def test_what_is_not_stored_is_stored(matches, first, min_tokens, donates):
-    """Of what a trusted request finds exactly, the hub may have a stranger's copy only."""
+    """The hub may have only a stranger's copy of what a trusted request finds exactly."""
     kept = [match for match in matches if (not donates if match.exact else first is not None)]
     covered = {position for match in kept for position in positions([match.span])}
     stretches, stretch = [], []
