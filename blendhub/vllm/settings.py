@@ -10,6 +10,7 @@ from msgspec import Meta
 from blendhub.core.errors import OptionError, PluginError
 from blendhub.core.layout import DEFAULT_MATCHERS, MIN_DONOR_CONTEXT
 from blendhub.core.plugin_choice import PluginChoice
+from blendhub.core.spans import NOWHERE
 from blendhub.framework.host import PluginHost
 from blendhub.framework.options import did_you_mean, parse_options
 from blendhub.hub.config import DEFAULT_TRANSPORT, HubConfig, HubPlacement
@@ -144,8 +145,6 @@ class RequestSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 REPORTED = {"engine_tokens", "reason"}
 """Keys that only a report has: proxies hand the report of the engine that computed a prompt to the one that answers."""
-NOWHERE = 2**31
-"""Behind every prompt: all KV is what the model alone computes."""
 
 EXTRA = "kv_connector_extra_config"
 OWNER = f"{EXTRA}.{KEY}"
@@ -248,6 +247,7 @@ def read_request(params: Mapping[str, Any] | None) -> RequestSettings:
             )
     overrides = (params or {}).get(KEY)
     if isinstance(overrides, Mapping) and not REPORTED.isdisjoint(overrides):
+        # A report without it says that all KV is what the model alone computes.
         overrides = {"approximate_from": overrides.get("approximate_from", NOWHERE)}
     return parse_options(f"kv_transfer_params.{KEY}", RequestSettings, overrides)
 

@@ -11,10 +11,11 @@ from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
 from vllm.v1.request import Request
 
 from blendhub.core.layout import KVLayout, Namespace
+from blendhub.core.spans import NOWHERE
 from blendhub.vllm.model_support import ModelSupport
 from blendhub.vllm.plugin import register
 from blendhub.vllm.scheduler.admission import Admission, text_end
-from blendhub.vllm.settings import NOWHERE, Settings
+from blendhub.vllm.settings import Settings
 
 register()
 LAYOUT = KVLayout(layers=2, kv_heads=1, key_dim=4, value_dim=4, dtype="float32")
