@@ -36,7 +36,7 @@ MOST_GIB, GIB = 4, 2**30
 ROWS: dict[str, tuple[str, str, float | None, Better]] = {
     "load_vs_dma": ("a load with rotation, to the rate of one pinned copy", "x", 0.90, "higher"),
     "save_vs_dma": ("a save, to the rate of one pinned copy", "x", 0.90, "higher"),
-    "half_skipped": ("a load of a chunk with half of it skipped, to all of it", "of its time", 0.60, "lower"),
+    "half_skipped": ("a load of four chunks with half of them skipped, to all of them", "of its time", 0.60, "lower"),
     "both_ways": ("loads and saves at once, to loads alone", "x its rate", 1.5, "higher"),
     "load_gb_s": ("a load with rotation", "GB/s", None, "higher"),
     "save_gb_s": ("a save", "GB/s", None, "higher"),
@@ -67,7 +67,8 @@ def main() -> None:
     measured: Measured = {}
     if hasattr(torch, options.on) and torch.get_device_module(options.on).is_available():
         for part in parts:
-            measured |= part()
+            with torch.inference_mode():  # as an engine's worker runs
+                measured |= part()
             torch.get_device_module(options.on).empty_cache()
     rows = [
         row(
@@ -147,10 +148,10 @@ def over_the_bus(on: str, chunks: int, repeats: int) -> Measured:
 
 
 def half_skipped(on: str, repeats: int) -> Measured:
-    bench = Bench(on, 1)
+    bench = Bench(on, 4)
     jobs = {
         "all": lambda: bench.load(bench.segments).wait(),
-        "half": lambda: bench.load(bench.segments, CHUNK // 2).wait(),
+        "half": lambda: bench.load(bench.segments, 2 * CHUNK).wait(),
     }
     timed = in_turn(jobs, 10 * repeats, partial(seconds_on, on))
     bench.device.close()
