@@ -1,8 +1,14 @@
-"""What only an engine on a GPU can tell: start-up checks of other kinds of models, and times to first token."""
+"""What only an engine on a GPU can tell: times to first token, saves beside decoding, start-up checks of other models.
 
-from collections.abc import Callable, Iterator, Mapping
+Rows come one by one, the most wanted first, so that a run that is cut off has told something.
+"""
+
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,7 +16,9 @@ import torch
 from benchmarks.hardware_check import SETTINGS, start_row
 from benchmarks.report import Row, row
 from benchmarks.texts import Sizes, Texts
-from benchmarks.timing import ratios
+from benchmarks.timing import in_turn, ratios
+from harness.engines import Engine
+from harness.engines.shapes import GPT_OSS
 
 MIXTURE = {
     "architectures": ["Qwen3MoeForCausalLM"],
@@ -22,6 +30,8 @@ MIXTURE = {
     "decoder_sparse_step": 1,
     "mlp_only_layers": [],
 }
+WINDOWS = GPT_OSS | {"head_dim": 64, "sliding_window": 128, "torch_dtype": "bfloat16"}
+DUMMY = {"load_format": "dummy"}
 CHECKS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "proofs_moe_bf16": ("a mixture of experts in bfloat16", MIXTURE, {}),
     "proofs_fp8": ("a model with weights of 8-bit floats", {}, {"quantization": "fp8"}),
@@ -30,13 +40,11 @@ CHECKS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {},
         {"kv_cache_dtype": "fp8", "arrange": ["benchmarks.gpu_engine:small_scales"]},
     ),
+    **{f"proofs_gpt_oss_{n}": ("gpt-oss, whose windows have sinks", WINDOWS, DUMMY) for n in range(1, 6)},
 }
-"""Rows about the start of an engine: the kind of model, changes to its configuration, options of the engine."""
-CONTEXT = 32_768
-FIRST_TOKENS = {
-    "ttft_full_s": ("time to first token of a full prefill, model of 8B", "s"),
-    "ttft_moved_15": ("of moved documents, 15% recomputed, to that of a full prefill", "x the time"),
-}
+"""Rows about the start of an engine: the kind of model, changes to its configuration, options of the engine. The checks
+of gpt-oss hang on rounding, so they run five times."""
+CONTEXTS = (2048, 8192, 32_768)
 LARGE = {
     "hidden_size": 4096,
     "num_hidden_layers": 36,
@@ -46,20 +54,92 @@ LARGE = {
     "vocab_size": 151_936,
 }
 """The shape of a model of 8B; its weights are vLLM's dummies, because only times are measured."""
-DOCUMENTS, STEP = 15, 8192
-"""The documents of a prompt, and the tokens of an engine's step."""
-ROUNDS = 3
+DOCUMENTS, DOCUMENT_TOKENS, STEP = 15, 512, 8192
+"""The most documents of a prompt, the least tokens of one, and the tokens of an engine's step."""
+ROUNDS, STREAMS = 3, 32
 SMALL_SCALE = 2.0**-5
+PINNED_S = 120
 
-StartEngine = Callable[..., AbstractContextManager[Any]]
+StartEngine = Callable[..., AbstractContextManager[Engine]]
 """Takes changes to the model's configuration as ``model``, and options of the engine."""
 
 
-def rows(start: StartEngine, context: int = CONTEXT, large: Mapping[str, int] = LARGE) -> list[Row]:
+def rows(start: StartEngine, contexts: Sequence[int] = CONTEXTS, large: Mapping[str, int] = LARGE) -> Iterator[Row]:
     if not find_spec("vllm"):
-        why = "vllm is not installed: no engine was started"
-        return [row(id, why, "", [], better="lower") for id in (*CHECKS, *FIRST_TOKENS)]
-    return [*_checks(start), *_first_tokens(start, context, large)]
+        yield row("engines", "vllm is not installed: no engine was started", "", [])
+        return
+    for part in (_first_tokens(start, contexts, large), _decoding_beside_saves(start), _checks(start)):
+        try:
+            yield from part
+        except Exception as error:  # whatever an engine ends with belongs into the report
+            yield Row(part.__name__.strip("_"), f"not measured: {error}", None, "", None, "lower", False, None)
+
+
+def _first_tokens(start: StartEngine, contexts: Sequence[int], large: Mapping[str, int]) -> Iterator[Row]:
+    """Prompts in turn without reuse, and with documents in a new order, as BlendHub does by default."""
+    longest = max(contexts)
+    # Keys and values of 16 bits in heads of 128 items; the arena also has room for chunks that are not full.
+    kv_bytes = sum(contexts) * large["num_hidden_layers"] * large["num_key_value_heads"] * 2 * 2 * 128
+    settings = SETTINGS | {"hub": {"arena_gib": 0.25 + 1.5 * kv_bytes / 2**30, "metrics": ""}}
+    options = {"max_model_len": longest + STEP, "max_num_batched_tokens": STEP, "gpu_memory_utilization": 0.6}
+    model = {**large, "max_position_embeddings": longest + STEP}
+    with start(model=model, settings=settings, load_format="dummy", **options) as engine:
+        yield start_row("engine_large", "start-up checks of a model of 8B", engine.log)
+        for context in contexts:
+            count = min(DOCUMENTS, context // DOCUMENT_TOKENS - 1)
+            texts = Texts(context, Sizes(count, context // (count + 1), 32, 32, 1000))
+            texts.store(engine)
+            _wait_until_pinned(engine)
+            reports = list[dict[str, Any]]()
+
+            def first_token_s(texts: Texts = texts, reports: list[dict[str, Any]] = reports, **asked: Any) -> float:
+                engine.forget()
+                answer = engine.one(texts.shuffled(), store=False, **asked)
+                reports.append(answer.report)
+                return answer.first_token_s
+
+            ways = {"full": {"mode": "off"}, "moved": {}, "moved_15": {"recompute_ratio": 0.15}}
+            timed = in_turn(ways, ROUNDS, lambda asked, ask=first_token_s: ask(**asked))  # type: ignore[misc]
+            moved, computed = (reports[-1].get(name) for name in ("moved_tokens", "recomputed_tokens"))
+            at = f"{context // 1024}k"
+            what = f"time to first token of a full prefill, model of 8B, {context:,} tokens"
+            yield row(f"ttft_full_{at}", what, "s", timed["full"], better="lower")
+            what = f"of moved documents ({moved} tokens moved, {computed} recomputed at 15%), to a full prefill"
+            yield row(
+                f"ttft_moved_{at}", f"{what}, by default", "x", ratios(timed["moved"], timed["full"]), 1.05, "lower"
+            )
+            yield row(
+                f"ttft_moved_15_{at}", f"{what}, 15%", "x", ratios(timed["moved_15"], timed["full"]), None, "lower"
+            )
+        failed = sum(count for name, count in engine.counts().items() if name.startswith("saves_failed"))
+        yield row("saves_failed", "saves that failed in this engine", "", [failed], 0, "lower")
+        _profile(engine, texts.shuffled())
+
+
+def _profile(engine: Engine, prompt: list[int]) -> None:
+    """What the host and the GPU do while the longest prompt is blended, as a table beside the report."""
+    engine.forget()
+    engine.call("inside", "benchmarks.gpu_engine:begin_profile")
+    engine.one(prompt, store=False)
+    table = engine.call("inside", "benchmarks.gpu_engine:end_profile")
+    place = Path(os.environ.get("OUT") or "build") / "gpu-engine-check"
+    place.mkdir(parents=True, exist_ok=True)
+    (place / "profile.txt").write_text(table)
+
+
+def _decoding_beside_saves(start: StartEngine) -> Iterator[Row]:
+    """A model with windows frees blocks while requests run, so its steps must follow the saves of these blocks."""
+    with start(model=WINDOWS, max_num_seqs=2 * STREAMS, **DUMMY) as engine:
+        texts = Texts(3, Sizes(vocabulary=1000))
+
+        def longest_gap_s(**asked: Any) -> float:
+            streams = [texts.new(16) for _ in range(STREAMS)]
+            return engine.beside(streams, 64, texts.new(1500), mode="off", **asked).longest_gap_s
+
+        ways = {"stored": {"store": True}, "not_stored": {"store": False}}
+        timed = in_turn(ways, ROUNDS, lambda asked: longest_gap_s(**asked))
+    what = f"longest gap of {STREAMS} streams while a prompt is stored, to that without storing; a model with windows"
+    yield row("decode_beside_saves", what, "x", ratios(timed["stored"], timed["not_stored"]), None, "lower")
 
 
 def _checks(start: StartEngine) -> Iterator[Row]:
@@ -68,41 +148,31 @@ def _checks(start: StartEngine) -> Iterator[Row]:
             with start(model=model, **options) as engine:
                 engine.one([10, 11, 12])
                 yield start_row(id, f"start-up checks of {kind}", engine.log)
-        except Exception as error:  # whatever an engine ends with belongs into the report
+        except Exception as error:
             yield row(id, f"no engine with {kind} starts: {error}", "", [], better="lower")
 
 
-def _first_tokens(start: StartEngine, context: int, large: Mapping[str, int]) -> list[Row]:
-    """Times of prompts of about ``context`` tokens, in turn without reuse and with documents in a new order."""
-    length = context // (DOCUMENTS + 1)
-    texts = Texts(1, Sizes(DOCUMENTS, length, 32, 32, 1000))
-    # Keys and values of 16 bits in heads of 128 items; the arena also has room for chunks that are not full.
-    kv_bytes = context * large["num_hidden_layers"] * large["num_key_value_heads"] * 2 * 2 * 128
-    settings = SETTINGS | {"hub": {"arena_gib": 0.25 + 1.5 * kv_bytes / 2**30, "metrics": ""}}
-    options = {"max_model_len": context + STEP, "max_num_batched_tokens": STEP, "gpu_memory_utilization": 0.6}
-    model = {**large, "max_position_embeddings": context + STEP}
-    answers: dict[str, list[Any]] = {"off": [], "blend": []}
-    values: dict[str, list[float]] = {}
-    why = ""
-    try:
-        with start(model=model, settings=settings, load_format="dummy", **options) as engine:
-            texts.store(engine)
-            for _ in range(ROUNDS + 1):
-                for mode, of_mode in answers.items():
-                    engine.forget()
-                    of_mode.append(engine.one(texts.shuffled(), mode=mode, recompute_ratio=0.15, store=False))
-        report = answers["blend"][-1].report
-        if report.get("moved_tokens") != DOCUMENTS * length:
-            raise RuntimeError(f"text was not reused where it had moved: {report}")
-        full, moved = ([answer.first_token_s for answer in of_mode[1:]] for of_mode in answers.values())
-        # The first round warms up.
-        values = {"ttft_full_s": full, "ttft_moved_15": ratios(moved, full)}
-    except Exception as error:
-        why = f"not measured: {error}: "
-    return [
-        row(id, f"{why}{what}, {context:,} tokens", unit, values.get(id, []), better="lower")
-        for id, (what, unit) in FIRST_TOKENS.items()
-    ]
+def _wait_until_pinned(engine: Engine) -> None:
+    """KV of memory that is not pinned yet takes a slower way."""
+    until = time.monotonic() + PINNED_S
+    while not any(words in engine.log for words in ("are pinned", "could not be pinned")) and time.monotonic() < until:
+        time.sleep(0.5)
+
+
+PROFILES: list[torch.profiler.profile] = []
+"""The one under way, in the process of an engine."""
+
+
+def begin_profile() -> None:
+    PROFILES.append(torch.profiler.profile())
+    PROFILES[0].start()
+
+
+def end_profile() -> str:
+    profile = PROFILES.pop()
+    profile.stop()
+    by = "cuda_time_total" if torch.cuda.is_available() else "cpu_time_total"
+    return str(profile.key_averages().table(sort_by=by, row_limit=60, max_name_column_width=90))
 
 
 def small_scales() -> None:

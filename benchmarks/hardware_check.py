@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from itertools import chain
@@ -50,11 +50,11 @@ def check(
     *,
     tests_in: str | None = None,
     benchmark: Sequence[str] = (),
-    engine: Callable[[], Sequence[Row]] = lambda: (),
+    engine: Callable[[], Iterable[Row]] = lambda: (),
 ) -> int:
     """0 only if every test passed and every bar was met. ``machine`` says what the report names, ``tests_in`` is the
     folder of the plugin, ``benchmark`` a module and its arguments; each may be left out. ``engine`` says how an engine
-    of this machine starts and blends.
+    of this machine starts and blends; the report is written anew with each of its rows.
     """
     unavailable = plugin.probe()
     if unavailable:
@@ -75,13 +75,19 @@ def check(
         "details": plugin.details(),
         "tests": _counts(tests) if tests.exists() else None,
         "benchmark": json.loads(rows.read_text()) if rows.exists() else None,
-        "engine": [msgspec.structs.asdict(row) for row in engine()],
+        "engine": [],
     }
     missing = (tests_in and not report["tests"]) or (benchmark and not report["benchmark"])
-    report["ok"] = not missing and _is_good(report)
-    (target / "report.json").write_text(json.dumps(report, indent=2) + "\n")
-    for told in report["engine"]:
-        print(f"{told['id']}: {told['what']}", "" if told["value"] is None else f"= {told['value']:.3g}")
+
+    def write() -> None:
+        report["ok"] = not missing and _is_good(report)
+        (target / "report.json").write_text(json.dumps(report, indent=2) + "\n")
+
+    write()
+    for told in engine():
+        print(f"{told.id}: {told.what}", "" if told.value is None else f"= {told.value:.3g}", flush=True)
+        report["engine"].append(msgspec.structs.asdict(told))
+        write()
     print(f"{machine()}: tests {report['tests']}; {'all is well' if report['ok'] else 'SOMETHING FELL SHORT'}")
     print(f"the report is {target / 'report.json'}")
     return 0 if report["ok"] else 1
@@ -105,16 +111,18 @@ def _is_good(report: dict[str, Any]) -> bool:
     return all(row["ok"] for row in barred) and all(row["ok"] is not False for row in report["engine"])
 
 
-def rows(needed: str, start: StartEngine) -> list[Row]:
+def rows(needed: str, start: StartEngine) -> Iterator[Row]:
     """``needed`` is the package that serves this machine's accelerator in vLLM."""
     if not find_spec(needed):
         why = f"{needed} is not installed: no engine was started"
-        return [row(START_ID, why, "share", [], 1.0), row(BLEND_ID, why, "norm", [], ROUNDING, "lower")]
+        yield row(START_ID, why, "share", [], 1.0)
+        yield row(BLEND_ID, why, "norm", [], ROUNDING, "lower")
+        return
     try:
         with start() as engine:
-            return [*rows_of(engine)]
+            yield from rows_of(engine)
     except Exception as error:  # whatever an engine ends with belongs into the report
-        return [_fell_short(START_ID, f"no engine with BlendHub starts, or it ended: {error}")]
+        yield _fell_short(START_ID, f"no engine with BlendHub starts, or it ended: {error}")
 
 
 def rows_of(engine: Any) -> Iterator[Row]:

@@ -26,7 +26,7 @@ def died():
     ],
 )
 def test_rows_say_why_no_engine_was_started_and_one_that_died_makes_the_report_bad(needed, n_rows, ok, words):
-    rows = hardware_check.rows(needed, died)
+    rows = [*hardware_check.rows(needed, died)]
     assert [row.ok for row in rows] == [ok] * n_rows and all(words in row.what for row in rows)
     report = GOOD | {"engine": [{"ok": row.ok} for row in rows]}
     assert hardware_check._is_good(report) == (ok is None)

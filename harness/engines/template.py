@@ -15,24 +15,28 @@ from harness.engines import host
 IMPORTED = (
     "vllm.entrypoints.llm",
     "vllm.model_executor.models.qwen3",
-    "vllm.v1.worker.cpu_model_runner",
-    "vllm.v1.worker.cpu_worker",
     "vllm.model_executor.layers.quantization.online.base",
-    "vllm.v1.attention.backends.cpu_attn",
     "vllm.v1.core.sched.async_scheduler",
-    "vllm.utils.cpu_triton_utils",
     "compressed_tensors.quantization",
     "blendhub.vllm.connector",
     "blendhub.vllm.scheduler.connector_scheduler",
     "blendhub.vllm.worker.connector_worker",
     "blendhub.hub.embedded",
-    "blendhub_cpu.device",
     "blendhub_matchers.rolling_hash",
     "blendhub_matchers.prefix",
     "blendhub_selectors.attended",
     "blendhub_transports.zmq_transport",
 )
 """The modules that engines of this repository import at their start. Absent packages are left out."""
+
+ON_A_CPU = (
+    "vllm.v1.worker.cpu_model_runner",
+    "vllm.v1.worker.cpu_worker",
+    "vllm.v1.attention.backends.cpu_attn",
+    "vllm.utils.cpu_triton_utils",
+    "blendhub_cpu.device",
+)
+"""Only where vLLM serves on a CPU: the runner for CPUs replaces vLLM's copies to the device when it is imported."""
 
 OTHERS = ("vllm", "compressed_tensors")
 """Packages of which not every version has all of these modules."""
@@ -46,7 +50,7 @@ def main(address: str) -> None:
     try:
         for module in line.recv():
             importlib.import_module(module)
-        for module in IMPORTED:
+        for module in [*IMPORTED, *(ON_A_CPU if is_build_for_cpus() else ())]:
             import_if_there(module)
     except Exception as error:
         line.send(RuntimeError(f"{type(error).__name__}: {error}"))
@@ -83,14 +87,18 @@ def import_if_there(module: str) -> None:
             raise
 
 
+def is_build_for_cpus() -> bool:
+    import torch
+
+    return torch.version.cuda is None and torch.version.hip is None
+
+
 def look_at_models_here() -> None:
     """Have vLLM import the class of a model in the engine's process, which needs it anyway.
 
     It would start another interpreter for each class that it has not seen before, so that this one initializes no CUDA.
     """
-    import torch
-
-    if torch.version.cuda is None:
+    if is_build_for_cpus():
         registry: Any = importlib.import_module("vllm.model_executor.models.registry")
         registry._run_in_subprocess = lambda look: look()
 

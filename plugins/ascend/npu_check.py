@@ -5,6 +5,7 @@ The report names the versions of all that takes part, so that it can be sent as 
 
 import os
 import sys
+from collections.abc import Iterator
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -32,7 +33,7 @@ def _cann() -> str | None:
     return found[0].read_text() if found else None
 
 
-def engine() -> list[Row]:
+def engine() -> Iterator[Row]:
     return rows("vllm_ascend", partial(engine_of_the_checkout, gpu_memory_utilization=0.3))
 
 

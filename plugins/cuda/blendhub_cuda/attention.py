@@ -67,7 +67,7 @@ class CudaAttention(ChosenAttention):
     def attend(self, layer: int, queries: torch.Tensor, output: torch.Tensor) -> None:
         keys, values, rules, shape, constants = self._layers[layer]
         tiles, n_heads = self._tiles[shape], keys.shape[1]
-        grid = (len(tiles), n_heads * -(-rules.heads // n_heads // shape.heads))
+        grid = (n_heads * -(-rules.heads // n_heads // shape.heads), len(tiles))
         attend_chosen[grid](
             output, *output.stride()[:2], queries, *queries.stride()[:2],
             keys, *_strides(keys), values, *_strides(values),
@@ -87,7 +87,8 @@ class CudaAttention(ChosenAttention):
 def tiles_of(prompts: npt.NDArray[np.int64], positions: npt.NDArray[np.int64], tokens: int) -> npt.NDArray[np.int32]:
     """Cut tokens in tiles, each of one prompt. The tokens of a prompt stand together, in ascending positions.
 
-    Only the last tile of each prompt may have room to spare, however short the spans of chosen tokens are.
+    Only the last tile of each prompt may have room to spare, however short the spans of chosen tokens are. Tiles with
+    the most keys come first: a GPU that ends with them would wait for the last ones.
     """
     edges = [0, *(np.flatnonzero(np.diff(prompts)) + 1).tolist(), len(prompts)]
     tiles = [np.zeros((0, TILE_WORDS.value), np.int64)]
@@ -95,7 +96,8 @@ def tiles_of(prompts: npt.NDArray[np.int64], positions: npt.NDArray[np.int64], t
         first = np.arange(start, end, tokens)
         last = np.minimum(first + tokens, end) - 1
         tiles.append(np.stack([prompts[first], first, last + 1 - first, positions[first], positions[last]], 1))
-    return np.concatenate(tiles).astype(np.int32)
+    joined = np.concatenate(tiles).astype(np.int32)
+    return joined[np.argsort(-joined[:, -1], kind="stable")]
 
 
 def tile_shape(group: int, width: int) -> TileShape:

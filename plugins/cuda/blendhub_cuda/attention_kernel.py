@@ -15,12 +15,14 @@ TILE_WORDS = tl.constexpr(5)
 first and its last position."""
 
 CHANGING = ["table_stride", "scale", "key_scale", "value_scale"]
+LOG2_E = tl.constexpr(1.4426950408889634)
+"""Scores are scaled so that GPUs, which compute powers of 2, need no product for each power of e."""
 
 
 @triton.jit
-def _read(addresses, mask, DTYPE: tl.constexpr, AS: tl.constexpr):
+def _read(addresses, mask, MASKED: tl.constexpr, DTYPE: tl.constexpr, AS: tl.constexpr):
     """Items of pages, as the type in which they are multiplied. ``DTYPE``: that of 8-bit floats, which are integers."""
-    items = tl.load(addresses, mask=mask, other=0)
+    items = tl.load(addresses, mask=mask, other=0) if MASKED else tl.load(addresses)
     if DTYPE != "":
         items = decode(items, DTYPE)
     return items.to(AS)
@@ -40,19 +42,25 @@ def _walk(
     for first in range(start, end, KEYS):
         at = first + tl.arange(0, KEYS)
         there = at < end
-        block = tl.load(entries + at // BLOCK_SIZE, mask=there, other=0).to(tl.int64)
+        if MASKED:
+            block = tl.load(entries + at // BLOCK_SIZE, mask=there, other=0).to(tl.int64)
+        else:
+            block = tl.load(entries + at // BLOCK_SIZE).to(tl.int64)
         rows = keys + block * key_block + at % BLOCK_SIZE * key_token
-        read = _read(rows[None, :] + columns[:, None], there[None, :] & (columns < WIDTH)[:, None], DTYPE, AS)
+        mask = there[None, :] & (columns < WIDTH)[:, None]
+        read = _read(rows[None, :] + columns[:, None], mask, MASKED or WIDTH < MAIN, DTYPE, AS)
         scores = tl.dot(queries, read, input_precision="ieee")
         if REST:
-            more = _read(rows[None, :] + rest[:, None], there[None, :] & (rest < WIDTH)[:, None], DTYPE, AS)
+            more = _read(rows[None, :] + rest[:, None], there[None, :], MASKED, DTYPE, AS)
             scores += tl.dot(queries_rest, more, input_precision="ieee")
-        scores *= scale
         if SOFT_CAP > 0:
-            # tanh by exp, which all backends of Triton have.
-            folded = tl.exp(-2 * tl.abs(scores) / SOFT_CAP)
-            size = SOFT_CAP * (1 - folded) / (1 + folded)
+            # tanh by powers, which all backends of Triton have.
+            scores *= scale
+            folded = tl.exp2(-2 * LOG2_E / SOFT_CAP * tl.abs(scores))
+            size = SOFT_CAP * LOG2_E * (1 - folded) / (1 + folded)
             scores = tl.where(scores < 0, -size, size)
+        else:
+            scores *= scale * LOG2_E
         if MASKED:
             seen = there[None, :] & (at[None, :] <= positions[:, None])
             if WINDOW:
@@ -63,16 +71,17 @@ def _walk(
         # Not tl.max and tl.sum: the interpreter runs those only where all of Triton was imported for it.
         higher = tl.maximum(highest, tl.reduce(scores, 1, tl.standard._elementwise_max))
         # A row that has seen no key yet keeps minus infinity, of which no difference may be taken.
-        base = tl.where(higher == float("-inf"), 0.0, higher)
-        part = tl.exp(scores - base[:, None])
-        fade = tl.exp(highest - base)
+        base = tl.where(higher == float("-inf"), 0.0, higher) if MASKED else higher
+        part = tl.exp2(scores - base[:, None])
+        fade = tl.exp2(highest - base)
         total = total * fade + tl.reduce(part, 1, tl.standard._sum_combine)
         if LATENT:
             taken = tl.trans(read)
         else:
             places = values + block * value_block + at % BLOCK_SIZE * value_token
-            mask = there[:, None] & (value_columns < VALUE_WIDTH)[None, :]
-            taken = _read(places[:, None] + value_columns[None, :], mask, DTYPE, AS)
+            value_mask = there[:, None] & (value_columns < VALUE_WIDTH)[None, :]
+            at_value = places[:, None] + value_columns[None, :]
+            taken = _read(at_value, value_mask, MASKED or VALUE_WIDTH < VALUE_COLUMNS, DTYPE, AS)
         weights = weights * fade[:, None] + tl.dot(part.to(AS), taken, input_precision="ieee")
         highest = higher
     return weights, total, highest
@@ -88,19 +97,21 @@ def attend_chosen(
     VALUE_WIDTH: tl.constexpr, VALUE_COLUMNS: tl.constexpr, LATENT: tl.constexpr, DTYPE: tl.constexpr,
     WINDOW: tl.constexpr, CHUNK: tl.constexpr, SOFT_CAP: tl.constexpr, SINKS: tl.constexpr,
 ):  # fmt: skip
-    """Tiles are on axis 0; on axis 1 heads of keys, each as often as its ``GROUP`` of query heads fills programs.
+    """On axis 0 are heads of keys, each as often as its ``GROUP`` of query heads fills programs; tiles are on axis 1.
+
+    GPUs begin with axis 0, so all heads of a tile run together; the first tiles should be those that take longest.
 
     A program has ``HEADS`` heads of ``TOKENS`` tokens, in ``ROWS`` rows. A key has ``WIDTH`` items: the first ``MAIN``,
     and ``REST`` more. ``LATENT``: the values are the first items of the keys. ``WINDOW`` or ``CHUNK`` 0: without it.
     """
     SLICES: tl.constexpr = (GROUP + HEADS - 1) // HEADS
     AS: tl.constexpr = queries.dtype.element_ty
-    tile = tiles + tl.program_id(0) * TILE_WORDS
+    tile = tiles + tl.program_id(1) * TILE_WORDS
     prompt, first, count = tl.load(tile), tl.load(tile + 1), tl.load(tile + 2)
     least, last = tl.load(tile + 3), tl.load(tile + 4)
-    key_number = tl.program_id(1) // SLICES
+    key_number = tl.program_id(0) // SLICES
     row = tl.arange(0, ROWS)
-    token, in_group = row // HEADS, tl.program_id(1) % SLICES * HEADS + row % HEADS
+    token, in_group = row // HEADS, tl.program_id(0) % SLICES * HEADS + row % HEADS
     alive = (token < count) & (token < TOKENS) & (in_group < GROUP)
     query = tl.load(order + first + token, mask=alive, other=0).to(tl.int64)
     head = key_number * GROUP + in_group
@@ -113,7 +124,7 @@ def attend_chosen(
 
     weights = tl.full([ROWS, VALUE_COLUMNS], 0, tl.float32)
     if SINKS:
-        highest = tl.load(sinks + head, mask=alive, other=0).to(tl.float32)
+        highest = tl.load(sinks + head, mask=alive, other=0).to(tl.float32) * LOG2_E
         total = tl.full([ROWS], 1, tl.float32)
     else:
         highest = tl.full([ROWS], float("-inf"), tl.float32)

@@ -90,7 +90,7 @@ def _angles(plane, positions, alive, half, HALF_COLUMNS: tl.constexpr, TABLE_ALI
 
 @triton.jit(do_not_specialize=CHANGING)
 def copy_tokens(
-    base, planes, table, columns, first_row, n_rows, n_tokens, moved,
+    base: tl.int64, planes: tl.int64, table: tl.int64, columns, first_row, n_rows, n_tokens, moved,
     TOKENS: tl.constexpr, BLOCK_SIZE: tl.constexpr, KINDS: tl.constexpr, HEADS: tl.constexpr,
     KEY_WIDTH: tl.constexpr, KEY_COLUMNS: tl.constexpr, VALUE_WIDTH: tl.constexpr, VALUE_COLUMNS: tl.constexpr,
     DTYPE: tl.constexpr, ITEM: tl.constexpr, ALIGN: tl.constexpr, TO_PAGES: tl.constexpr,
@@ -98,6 +98,7 @@ def copy_tokens(
 ):  # fmt: skip
     """Copy a batch from rows to pages, and rotate moved keys, or from pages to rows. Tiles are on axis 0, planes on 1.
 
+    Addresses are annotated, because Triton passes small numbers in 32 bits, and a heap may begin at small addresses.
     ``KINDS`` 2: planes alternate between keys and values; 1: all are keys. ``HALF_COLUMNS`` 0: nothing is rotated.
     """
     tokens = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)

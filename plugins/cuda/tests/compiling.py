@@ -15,7 +15,8 @@ import triton
 from blendhub_cuda import CudaOptions, attention, attention_kernel, kernels
 from blendhub_cuda.device import CudaDevice
 from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
+from triton.compiler import ASTSource, make_backend
+from triton.runtime.jit import create_function_from_signature
 
 from blendhub.contracts import AttentionRules, PagedLayer, PageFormat, Rotation
 from blendhub.core.layout import KVLayout
@@ -39,7 +40,6 @@ ATTENTIONS: dict[str, tuple[int, int, str, AttentionRules]] = {
     "wide heads": (2, 256, "bfloat16", AttentionRules(8, 0.1)),
 }
 """Heads of keys, their width, the dtype in the pages, and the rules of a layer."""
-TYPES = {torch.bfloat16: "*bf16", torch.int32: "*i32", torch.int8: "*i8"}
 
 
 class Compiling:
@@ -53,22 +53,17 @@ class Compiling:
         return self.compile
 
     def compile(self, *given: Any, **constants: Any) -> None:
-        options = {name: constants.pop(name) for name in ("num_warps", "num_stages") if name in constants}
-        names = self.kernel.arg_names
-        signature = {name: _type(value) for name, value in zip(names, given, strict=False)}
-        signature |= dict.fromkeys(constants, "constexpr")
-        values = {(names.index(name),): value for name, value in constants.items()}
+        """Numbers are small, as addresses of a heap may be: Triton passes a number in as few bits as it needs."""
+        smallest = [min(value, 48) if isinstance(value, int) else value for value in given]
         what = {True: "load", False: "save", None: "attend"}[constants.get("TO_PAGES")]
-        for target, made in self.made.items():
-            source = ASTSource(self.kernel, signature, constexprs=values)
-            kernel = triton.compile(source, target=TARGETS[target], options=options)
+        for name, made in self.made.items():
+            backend = make_backend(TARGETS[name])
+            bind = create_function_from_signature(self.kernel.signature, self.kernel.params, backend)
+            bound, specialization, options = bind(*smallest, **constants)
+            options, *packed = self.kernel._pack_args(backend, options, bound, specialization, None)
+            source = ASTSource(self.kernel, *packed)
+            kernel = triton.compile(source, target=TARGETS[name], options=options.__dict__)
             made[what] = {"shared": kernel.metadata.shared, "accesses": _accesses(kernel.asm.get("ptx", ""))}
-
-
-def _type(value: Any) -> str:
-    if isinstance(value, torch.Tensor):
-        return TYPES[value.dtype]
-    return "fp32" if isinstance(value, float) else "i64"
 
 
 def _accesses(ptx: str) -> dict[int, int]:
