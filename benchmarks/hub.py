@@ -1,4 +1,4 @@
-"""How far the hub is from what its parts cost alone: round trips, lookups, growth.
+"""How far the hub is from what its parts cost alone: round trips, lookups, growth. And the planning of a transfer.
 
 The floor of a request is a bare ZeroMQ echo, without protocol, state or checks. The hub and the echo run in processes
 of their own; every ratio is taken in turn.
@@ -23,7 +23,7 @@ from benchmarks.timing import in_turn, progress, ratios, seconds
 from blendhub import PluginHost, Span
 from blendhub.client import wire
 from blendhub.client.hub_client import HubClient
-from blendhub.contracts import Envelope
+from blendhub.contracts import Envelope, Segment
 from blendhub.core.layout import DEFAULT_MATCHERS, KVLayout, Namespace
 from blendhub.hub.config import HubConfig
 from blendhub.hub.embedded import HubInProcess
@@ -43,6 +43,7 @@ def main() -> None:
         rows += round_trips(client, echo, blocks=40 // scale)
         rows += lookups(client, echo, repeats=200 // scale)
     rows += growth(10_000 // scale, MOST_SLOTS_OF_AN_ARENA // scale)
+    rows += planning(repeats=400 // scale)
     finish("hub", rows, "numpy pyzmq msgspec blendhub-transports", options.json)
 
 
@@ -92,6 +93,19 @@ def growth(few: int, many: int) -> Iterator[Row]:
     yield row("scale_lookup", what, "x", ratios(taken["many"], taken["few"]), 1.3, "lower")
     what = f"memory a chunk of {LAYOUT.chunk_tokens} tokens, all told, without its KV"
     yield row("bytes_per_chunk", what, "bytes", [grown / many], better="lower")
+
+
+def planning(repeats: int) -> Iterator[Row]:
+    """What the Python of a device costs a chunk that is loaded, before the bus copies it: that of a model with 32
+    layers of 8 heads, in blocks of 16 tokens, staged as the CUDA device does."""
+    from blendhub.devices import BatchPlanner  # needs torch
+
+    layout = KVLayout(layers=32, kv_heads=8, key_dim=128, value_dim=128, dtype="bfloat16")
+    planner, blocks = BatchPlanner(layout, 16, 48 * 2**20), np.arange(256)
+    chunks = [Segment(Span(at, at + 256), at // 256 * layout.shard_bytes, 0, at + 1000) for at in range(0, 4096, 256)]
+    taken = in_turn({"plan": lambda: list(planner.batches(chunks, blocks))}, repeats, warm_up=10)
+    what = "planning the load of a chunk of 256 tokens, one of 16"
+    yield row("plan_us_per_chunk", what, "us", [1e6 * s / len(chunks) for s in taken["plan"]], better="lower")
 
 
 @contextlib.contextmanager

@@ -48,13 +48,13 @@ class CopyingMover(Mover):
             rows.copy_(page)
 
     def _parts(self, memory, batch):
-        at = batch.rows.at
+        at, spans = batch.rows.at, batch.spans(SETUP.block_size)
         for planes in self._planes[batch.first_layer : batch.first_layer + batch.n_layers]:
             for plane in planes:
                 _, heads, _, width = plane.shape
                 end = at + batch.rows.n_rows * heads * width * plane.itemsize
                 rows, row = memory[at:end].view(plane.dtype).view(-1, heads, width).transpose(0, 1), batch.rows.first
-                for block, slot, count in batch.spans:
+                for block, slot, count in spans:
                     yield plane[block, :, slot : slot + count], rows[:, row : row + count]
                     row += count
                 at = end

@@ -63,7 +63,7 @@ class Batch(NamedTuple):
     table: npt.NDArray[np.int32]
     """``[TABLE_ROWS, columns]``: the mover needs it in device memory."""
     n_tokens: int
-    spans: tuple[BlockSpan, ...]
+    n_spans: int
     moved: bool
     """Whether the keys are rotated. It is the same for all tokens of a batch."""
     first_layer: int
@@ -71,6 +71,12 @@ class Batch(NamedTuple):
     rows: Rows
     slices: tuple[Slice, ...] = ()
     """The contents of staging, which are rows of the segments only; empty: the mover uses the arena itself."""
+
+    def spans(self, block_size: int) -> list[BlockSpan]:
+        """The block spans, for movers that copy block by block."""
+        blocks, counts = self.table[SPAN_BLOCK:, : self.n_spans]
+        slots = self.table[SLOT, np.cumsum(counts) - counts] % block_size
+        return list(map(BlockSpan, blocks.tolist(), slots.tolist(), counts.tolist()))
 
 
 class BatchPlanner:
@@ -99,66 +105,57 @@ class BatchPlanner:
         there: they would take two copies a layer.
         """
         chunk_tokens, layers = self.layout.chunk_tokens, self.layout.layers
-        staged: list[Segment] = []
+        token_bytes = self.layout.key_row_bytes + self.layout.value_row_bytes
+        reached: list[list[Segment]] = []
+        staged: list[list[Segment]] = []
         n_tokens = 0
         for piece in segments:
             if len(piece.span) < chunk_tokens and reaches(piece.shard):
-                rows = Rows(piece.shard, piece.row, chunk_tokens)
-                yield self._batch([piece], block_ids)._replace(n_layers=layers, rows=rows)
+                reached.append([piece])
                 continue
             # Small pieces together, as many tokens as a chunk has at most; moved ones apart from the others.
-            if staged and (n_tokens + len(piece.span) > chunk_tokens or _is_moved(piece) != _is_moved(staged[0])):
-                yield from self._staged(staged, block_ids)
-                staged, n_tokens = [], 0
-            staged.append(piece)
             n_tokens += len(piece.span)
-        if staged:
-            yield from self._staged(staged, block_ids)
+            if not staged or n_tokens > chunk_tokens or _is_moved(piece) != _is_moved(staged[-1][0]):
+                staged.append([])
+                n_tokens = len(piece.span)
+            staged[-1].append(piece)
+        batches = self._batches_of([*reached, *staged], block_ids)
+        for (piece,), batch in zip(reached, batches, strict=False):
+            yield batch._replace(n_layers=layers, rows=Rows(piece.shard, piece.row, chunk_tokens))
+        for pieces, batch in zip(staged, batches, strict=True):
+            # About equally many layers at once, as staging allows.
+            n_parts = -(-layers // (self.staging_bytes // (batch.n_tokens * token_bytes)))
+            for first, end in itertools.pairwise(layers * number // n_parts for number in range(n_parts + 1)):
+                slices = tuple(self._slices(pieces, first, end))
+                yield batch._replace(first_layer=first, n_layers=end - first, slices=slices)
 
-    def _staged(self, pieces: Sequence[Segment], block_ids: npt.NDArray[np.int64]) -> Iterator[Batch]:
-        """About equally many layers at once, as staging allows."""
-        whole, layers = self._batch(pieces, block_ids), self.layout.layers
-        token_bytes = self.layout.key_row_bytes + self.layout.value_row_bytes
-        n_batches = -(-layers // (self.staging_bytes // (whole.n_tokens * token_bytes)))
-        for first, end in itertools.pairwise(layers * number // n_batches for number in range(n_batches + 1)):
-            slices = tuple(self._slices(pieces, first, end))
-            yield whole._replace(first_layer=first, n_layers=end - first, slices=slices)
-
-    def _batch(self, pieces: Sequence[Segment], block_ids: npt.NDArray[np.int64]) -> Batch:
-        """The pieces' tokens, without layers and slices."""
-        spans = tuple(span for piece in pieces for span in self._spans(piece, block_ids))
-        n_tokens = sum(len(piece.span) for piece in pieces)
-        table = np.zeros((TABLE_ROWS, _columns(n_tokens)), np.int32)
-        table[SLOT, :n_tokens] = _joined((span.block * self._block_size + span.slot, span.n_tokens) for span in spans)
-        table[POSITION, :n_tokens] = _joined((piece.span.start, len(piece.span)) for piece in pieces)
-        table[SOURCE, :n_tokens] = _joined((piece.source_start, len(piece.span)) for piece in pieces)
-        table[SPAN_BLOCK, : len(spans)] = [span.block for span in spans]
-        table[SPAN_COUNT, : len(spans)] = [span.n_tokens for span in spans]
-        return Batch(table, n_tokens, spans, _is_moved(pieces[0]), 0, 0, Rows(0, 0, n_tokens))
-
-    def _spans(self, piece: Segment, block_ids: npt.NDArray[np.int64]) -> Iterator[BlockSpan]:
-        at, size = piece.span.start, self._block_size
-        while at < piece.span.end:
-            number, slot = divmod(at, size)
-            count = min(size - slot, piece.span.end - at)
-            yield BlockSpan(int(block_ids[number]), slot, count)
-            at += count
+    def _batches_of(self, groups: Sequence[Sequence[Segment]], block_ids: npt.NDArray[np.int64]) -> Iterator[Batch]:
+        """A batch of each group of pieces, without layers and slices. NumPy computes the tables of all together."""
+        pieces = [(piece.span.start, piece.source_start, len(piece.span)) for group in groups for piece in group]
+        starts, sources, counts = np.array(pieces, np.int64).reshape(-1, 3).T
+        within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+        positions = np.repeat(starts, counts) + within
+        numbers, slots = np.divmod(positions, self._block_size)
+        blocks = block_ids[numbers].astype(np.int64)
+        tokens = np.stack([blocks * self._block_size + slots, positions, np.repeat(sources, counts) + within])
+        firsts = np.flatnonzero((within == 0) | (slots == 0))
+        spans = np.stack([blocks[firsts], np.diff(firsts, append=len(within))])
+        ends = list(itertools.accumulate(sum(len(piece.span) for piece in group) for group in groups))
+        first = first_span = 0
+        for group, end, end_span in zip(groups, ends, np.searchsorted(firsts, ends).tolist(), strict=True):
+            n_tokens, n_spans = end - first, end_span - first_span
+            table = np.zeros((TABLE_ROWS, _columns(n_tokens)), np.int32)
+            table[:SPAN_BLOCK, :n_tokens] = tokens[:, first:end]
+            table[SPAN_BLOCK:, :n_spans] = spans[:, first_span:end_span]
+            yield Batch(table, n_tokens, n_spans, _is_moved(group[0]), 0, 0, Rows(0, 0, n_tokens))
+            first, first_span = end, end_span
 
     def _slices(self, pieces: Sequence[Segment], first: int, end: int) -> Iterator[Slice]:
-        """The pieces' rows of these layers, in the order of staging; neighbours in the arena are joined."""
-        joined: Slice | None = None
-        for piece in self._rows(pieces, first, end):
-            if joined and joined.at + joined.nbytes == piece.at:
-                joined = joined._replace(nbytes=joined.nbytes + piece.nbytes)
-                continue
-            if joined:
-                yield joined
-            joined = piece
-        if joined:
-            yield joined
-
-    def _rows(self, pieces: Sequence[Segment], first: int, end: int) -> Iterator[Slice]:
+        """The pieces' rows of these layers, in the order of staging."""
         layout, staging_at = self.layout, 0
+        if len(pieces[0].span) == layout.chunk_tokens:
+            yield Slice(pieces[0].shard + layout.keys_at(first), 0, layout.keys_at(end - first))
+            return
         for layer in range(first, end):
             for begin, row_bytes in (
                 (layout.keys_at(layer), layout.key_row_bytes),
@@ -172,11 +169,6 @@ class BatchPlanner:
 
 def _is_moved(piece: Segment) -> bool:
     return piece.span.start != piece.source_start
-
-
-def _joined(ranges: Iterable[tuple[int, int]]) -> npt.NDArray[np.int64]:
-    """All numbers of ranges that are given by their first number and their count."""
-    return np.concatenate([np.arange(first, first + count) for first, count in ranges])
 
 
 def _columns(n_tokens: int) -> int:

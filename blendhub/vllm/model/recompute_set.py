@@ -35,15 +35,16 @@ class RecomputeSet:
     """
 
     def __init__(self, parts: Sequence[RequestTokens]) -> None:
-        owned = [(span, number) for number, part in enumerate(parts) for span in part.spans]
-        owned.sort(key=lambda pair: len(pair[0]))
+        spans = [span for part in parts for span in part.spans]
+        lengths = np.array([span.end - span.start for span in spans], np.int64)
+        order = np.argsort(lengths, kind="stable")
         self.parts = parts
-        self.spans = [span for span, _ in owned]
-        self.owners = np.array([number for _, number in owned], np.int64)
+        self.spans = [spans[number] for number in order.tolist()]
+        self.owners = np.repeat(np.arange(len(parts)), [len(part.spans) for part in parts])[order]
         """For each span, the number of its part."""
         self.positions = positions_of(self.spans)
         """For each token, its position in its prompt."""
-        self.token_owners = np.repeat(self.owners, [len(span) for span in self.spans])
+        self.token_owners = np.repeat(self.owners, lengths[order])
         """For each token, the number of its part."""
 
     def __len__(self) -> int:
@@ -81,4 +82,7 @@ class RecomputeSet:
 
 
 def positions_of(spans: Sequence[Span]) -> npt.NDArray[np.int64]:
-    return np.concatenate([np.arange(span.start, span.end, dtype=np.int64) for span in spans])
+    starts = np.array([span.start for span in spans], np.int64)
+    lengths = np.array([span.end for span in spans], np.int64) - starts
+    firsts = np.cumsum(lengths) - lengths
+    return np.arange(lengths.sum()) + np.repeat(starts - firsts, lengths)

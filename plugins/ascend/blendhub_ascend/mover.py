@@ -1,13 +1,13 @@
 """Moves a batch between staging and pages, in a stream: rotates keys, and writes or reads every layer's pages."""
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 
 from blendhub.core.layout import KVLayout
 from blendhub.devices import Angles, Batch, Mover, Pages, Planes, angles_between, pairs_of, torch_type
-from blendhub.devices.batches import POSITION, SLOT, SOURCE, SPAN_BLOCK, SPAN_COUNT, TABLE_ROWS
+from blendhub.devices.batches import POSITION, SLOT, SOURCE, SPAN_BLOCK, SPAN_COUNT, TABLE_ROWS, BlockSpan
 from blendhub_ascend.operators import Chip, as_bits, choose
 
 
@@ -19,29 +19,32 @@ class PageMover(Mover):
         """Keys and values as ``[blocks, tokens, heads, width]``."""
         self.operators = choose(chip, self._layers, fast_ops)
         self._layout = layout
+        self._block_size = self._layers[0].keys.shape[1]
 
     def rows_to_pages(self, memory: torch.Tensor, table: torch.Tensor, batch: Batch) -> None:
         keys, values = self._staged(memory, batch)
         columns = table.view(torch.int32).view(TABLE_ROWS, -1)[:, : batch.n_tokens]
         if batch.moved:
             self._rotate(keys, columns[SOURCE], columns[POSITION], batch)
+        spans = [] if self.operators.scatter else batch.spans(self._block_size)
         for layer, some_keys, some_values in zip(self._layers_of(batch), keys, values, strict=True):
             if self.operators.scatter:
                 self.operators.scatter(some_keys, some_values, layer.keys, layer.values, columns[SLOT])
             else:
-                for page, rows in _in_blocks(batch, layer, some_keys, some_values):
+                for page, rows in _in_blocks(spans, layer, some_keys, some_values):
                     page.copy_(rows)
 
     def pages_to_rows(self, memory: torch.Tensor, table: torch.Tensor, batch: Batch) -> None:
         keys, values = self._staged(memory, batch)
-        columns = table.view(torch.int32).view(TABLE_ROWS, -1)[:, : len(batch.spans)]
+        spans = batch.spans(self._block_size)
+        columns = table.view(torch.int32).view(TABLE_ROWS, -1)[:, : len(spans)]
         blocks, counts = columns[SPAN_BLOCK][:, None], columns[SPAN_COUNT]
-        gather = self.operators.gather if all(span.slot == 0 for span in batch.spans) else None
+        gather = self.operators.gather if all(span.slot == 0 for span in spans) else None
         for layer, some_keys, some_values in zip(self._layers_of(batch), keys, values, strict=True):
             if gather:
                 gather(some_keys, some_values, layer.keys, layer.values, blocks, counts)
             else:
-                for page, rows in _in_blocks(batch, layer, some_keys, some_values):
+                for page, rows in _in_blocks(spans, layer, some_keys, some_values):
                     rows.copy_(page)
 
     def _layers_of(self, batch: Batch) -> tuple[Planes, ...]:
@@ -81,7 +84,7 @@ class PageMover(Mover):
 
 
 def _in_blocks(
-    batch: Batch, layer: Planes, keys: torch.Tensor, values: torch.Tensor
+    spans: Sequence[BlockSpan], layer: Planes, keys: torch.Tensor, values: torch.Tensor
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Each block span in the pages, and its rows in staging; all as integers.
 
@@ -92,6 +95,6 @@ def _in_blocks(
         if not rows.shape[-1]:
             continue
         pages, staged, at = as_bits(plane), as_bits(rows), 0
-        for block, slot, count in batch.spans:
+        for block, slot, count in spans:
             yield pages[block, slot : slot + count], staged[at : at + count]
             at += count

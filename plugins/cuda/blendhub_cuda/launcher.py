@@ -60,7 +60,7 @@ class Launcher(Mover):
             "TABLE_ALIGN": gcd(ACCESS_BYTES, *table_aligns),
         }
         # Without tokens nothing runs, but kernels are compiled.
-        nothing = Batch(np.zeros((TABLE_ROWS, 0), np.int32), 0, (), False, 0, layout.layers, Rows(0, 0, 0))
+        nothing = Batch(np.zeros((TABLE_ROWS, 0), np.int32), 0, 0, False, 0, layout.layers, Rows(0, 0, 0))
         memory = torch.empty(1, dtype=torch.uint8, device=pages.place)
         self.rows_to_pages(memory, memory, nothing)
         self.pages_to_rows(memory, memory, nothing)
