@@ -231,8 +231,8 @@ def test_staging_mib_bounds_device_memory_and_its_error_names_a_sufficient_value
     harness.load(harness.chunks(0, 80))
 
 
-def test_pinning_holds_up_no_step_for_more_than_5_ms(monkeypatch):
-    """A step's calls of the accelerator wait for at most one part, and most of the time there is none to wait for."""
+def test_pinning_holds_up_no_call_for_more_than_5_ms_and_is_no_fraction_of_the_time(monkeypatch):
+    """A call of the accelerator waits for at most one part."""
     calls = []
 
     def register(runtime, memory):
@@ -247,4 +247,5 @@ def test_pinning_holds_up_no_step_for_more_than_5_ms(monkeypatch):
     sizes, begins, ends = zip(*calls, strict=True)
     assert sum(sizes) == 2**26 and max(sizes) / 2**31 <= 0.005
     for took, pause in zip(np.subtract(ends, begins), np.subtract(begins[1:], ends[:-1]), strict=False):
-        assert pause >= min(8 * took, 0.09)
+        assert pause >= 0.9 * took
+    assert ends[-1] - begins[0] < 5 * sum(np.subtract(ends, begins))

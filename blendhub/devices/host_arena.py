@@ -15,11 +15,6 @@ from blendhub.contracts import ArenaProgress
 from blendhub.devices.runtime import Runtime
 
 log = logging.getLogger(__name__)
-PAUSES = 9
-LONGEST_PAUSE_S = 0.1
-"""The pause after a part takes this many times as long as pinning it, up to a limit. Calls of the accelerator may wait
-while a part is pinned; with the pauses, an engine's step meets hardly more than one."""
-
 LOOK_S = 0.1
 """The time between two looks for more reserved memory."""
 
@@ -78,7 +73,8 @@ class HostArena:
                 return
             self._pinned.append(part)
             self._pinned_end = part.stop
-            self._is_stopped.wait(min(PAUSES * (time.monotonic() - started), LONGEST_PAUSE_S))
+            # Calls of the accelerator may wait for the part. The pause lets them all through before the next one.
+            self._is_stopped.wait(time.monotonic() - started)
         if not self._is_stopped.is_set():
             log.info("%d MiB of the arena's %d are pinned", self._pinned_end >> 20, self._progress().goal >> 20)
 

@@ -85,4 +85,5 @@ def positions_of(spans: Sequence[Span]) -> npt.NDArray[np.int64]:
     starts = np.array([span.start for span in spans], np.int64)
     lengths = np.array([span.end for span in spans], np.int64) - starts
     firsts = np.cumsum(lengths) - lengths
-    return np.arange(lengths.sum()) + np.repeat(starts - firsts, lengths)
+    positions: npt.NDArray[np.int64] = np.arange(lengths.sum()) + np.repeat(starts - firsts, lengths)
+    return positions
