@@ -40,15 +40,18 @@ class ChosenTokens(NamedTuple):
     prompts: npt.NDArray[np.int64]
     """The prompt of each token, which is a row of ``blocks``."""
     blocks: npt.NDArray[np.int32]
-    """``[prompts, blocks]``: the blocks of each prompt, at least up to its last chosen token."""
+    """``[prompts, blocks]``: the blocks of each prompt, at least up to its last chosen token, or as far as it is
+    readable."""
+    readable: npt.NDArray[np.bool_] | None = None
+    """``[prompts, positions]``: the tokens whose keys may be read, none behind these; None: all up to each token."""
 
 
 class ChosenAttention(ABC):
     """Attention of chosen tokens over the pages that the device is attached to.
 
     A token at position p attends to the keys of its prompt at positions <= p, as far as the layer's rules let it. Keys
-    of chosen tokens are in the pages before ``attend`` is called. All work is submitted to the engine's current stream,
-    and nothing waits for the device.
+    of chosen tokens are in the pages before ``attend`` is called, unless they are not readable. All work is submitted
+    to the engine's current stream, and nothing waits for the device.
     """
 
     @abstractmethod
@@ -56,8 +59,14 @@ class ChosenAttention(ABC):
         """The calls of ``attend`` until the next ``begin`` are of a forward over these tokens."""
 
     @abstractmethod
-    def attend(self, layer: int, queries: "torch.Tensor", output: "torch.Tensor") -> None:
-        """Write to ``output`` what each token takes from the values: ``[tokens, heads, width of a value]``.
+    def attend(
+        self, layer: int, queries: "torch.Tensor", output: "torch.Tensor", log_sums: "torch.Tensor | None" = None
+    ) -> None:
+        """Write to ``output`` what each token takes from the values: ``[tokens, heads, width of a value]``; 0 where it
+        sees no key.
 
-        ``queries`` are ``[tokens, heads, width of a key]``. Both may have any strides but the last.
+        ``queries`` are ``[tokens, heads, width of a key]``. Both may have any strides but the last. ``log_sums`` is
+        given where not all keys are readable: float32 ``[tokens, heads]``, for the logarithm of the sum of a token's
+        weights before they are divided by it; minus infinity where it sees no key. With it, parts of an attention are
+        put together.
         """

@@ -1,8 +1,10 @@
 """Attention of chosen tokens over the keys of their prompt, in plain torch: the reference for all other ways.
 
-It does not matter in which order tokens and keys are given.
+It does not matter in which order tokens and keys are given. Keys and values are as the model computed them, so scales
+mean nothing here. Computed in float32. Nothing waits for the device.
 """
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -10,7 +12,7 @@ import torch
 from blendhub.contracts import AttentionRules
 
 SLICE_BYTES = 2**26
-"""The most memory for the weights that are computed at a time."""
+"""The most memory for the products of queries and keys that are computed at a time."""
 
 
 class Keys(NamedTuple):
@@ -24,36 +26,90 @@ class Keys(NamedTuple):
     """``[keys, heads, width of a value]``"""
 
 
-def attend(
+class Attended(NamedTuple):
+    taken: torch.Tensor
+    """What tokens take from values: float32 ``[tokens, heads, width of a value]``; 0 where a token sees no key."""
+    log_sums: torch.Tensor
+    """The logarithm of the sum of a token's weights before they are divided by it: float32 ``[tokens, heads]``; minus
+    infinity where it sees no key."""
+
+
+def attend(queries: torch.Tensor, positions: torch.Tensor, keys: Keys, rules: AttentionRules) -> Attended:
+    """Tokens ``[n, heads, width]`` at these positions attend to the keys."""
+    n, heads, _ = queries.shape
+    width = keys.values.shape[-1]
+    taken = queries.new_empty((n, heads, width), dtype=torch.float32)
+    log_sums = queries.new_empty((n, heads), dtype=torch.float32)
+    for rows, columns, served, products in _products(queries, positions, keys.positions, keys.keys, rules):
+        sums = products.logsumexp(-1)
+        if rules.sinks is not None:
+            sums = torch.logaddexp(sums, rules.sinks[columns].float().view(len(sums), 1, -1))
+        weights = (products - sums.clamp_min(torch.finfo().min)[..., None]).exp()
+        values = keys.values[:, served].float().transpose(0, 1)
+        parts = (weights.flatten(1, 2) @ values).view(*weights.shape[:3], width)
+        taken[rows, columns] = parts.transpose(0, 1).flatten(1, 2)
+        log_sums[rows, columns] = sums.transpose(0, 1).flatten(1)
+    return Attended(taken, log_sums)
+
+
+def received(
     queries: torch.Tensor,
     positions: torch.Tensor,
-    keys: Keys,
+    key_positions: torch.Tensor,
+    keys: torch.Tensor,
     rules: AttentionRules,
-    received: torch.Tensor | None = None,
+    log_sums: torch.Tensor,
 ) -> torch.Tensor:
-    """What tokens ``[n, heads, width]`` at these positions take from the values: ``[n, heads, width of a value]``.
+    """The weight of each key, summed over tokens and heads: float32 ``[keys]``.
 
-    Keys and values are as the model computed them, so scales mean nothing here. ``received``: float32 ``[keys]``, to
-    which the weight of each key is added, summed over tokens and heads. Computed in float32. Nothing waits for the
-    device.
+    ``log_sums`` are those of all keys that the tokens attend to, of which these may be a part.
     """
-    n, heads, width = queries.shape
-    group = heads // keys.keys.shape[1]
-    result = queries.new_empty((n, heads, keys.values.shape[-1]), dtype=torch.float32)
-    step = max(1, SLICE_BYTES // (4 * group * max(1, len(keys.positions))))
-    for number in range(keys.keys.shape[1]):
-        heads_of_key = slice(number * group, (number + 1) * group)
-        of_keys, of_values = keys.keys[:, number].float(), keys.values[:, number].float()
-        sinks = None if rules.sinks is None else rules.sinks[heads_of_key].float()
-        for start in range(0, n, step):
-            rows = slice(start, start + step)
-            products = queries[rows, heads_of_key].float().reshape(-1, width) @ of_keys.T * rules.scale
-            hidden = ~_visible(positions[rows], keys.positions, rules)
-            weights = _weights(products.view(-1, group, len(of_keys)), hidden[:, None], rules.soft_cap, sinks)
-            result[rows, heads_of_key] = weights @ of_values
-            if received is not None:
-                received += weights.sum((0, 1))
-    return result
+    weights = torch.zeros(len(key_positions), device=queries.device)
+    for rows, columns, _, products in _products(queries, positions, key_positions, keys, rules):
+        sums = log_sums[rows, columns].unflatten(1, (len(products), -1)).transpose(0, 1)
+        weights += (products - sums.clamp_min(torch.finfo().min)[..., None]).exp().sum((0, 1, 2))
+    return weights
+
+
+def merged(parts: list[Attended]) -> Attended:
+    """What the tokens take from all keys, of which each part had some."""
+    log_sums = torch.stack([part.log_sums for part in parts])
+    total = log_sums.logsumexp(0)
+    shares = (log_sums - total.clamp_min(torch.finfo().min)).exp()
+    taken = torch.stack([part.taken for part in parts])
+    return Attended((taken * shares[..., None]).sum(0), total)
+
+
+def _products(
+    queries: torch.Tensor,
+    positions: torch.Tensor,
+    key_positions: torch.Tensor,
+    keys: torch.Tensor,
+    rules: AttentionRules,
+) -> Iterator[tuple[slice, slice, slice, torch.Tensor]]:
+    """Products ``[heads of keys, tokens, heads of queries for each, keys]`` of some tokens and heads at a time.
+
+    With them the slices of tokens, of heads of queries and of heads of keys. Keys that a token does not see have minus
+    infinity.
+    """
+    n, heads, _ = queries.shape
+    n_keys, n_heads = keys.shape[:2]
+    group = heads // n_heads
+    fitting = max(1, SLICE_BYTES // (4 * group * max(1, n_keys)))
+    n_rows = min(n, fitting) or 1
+    n_served = max(1, min(n_heads, fitting // n_rows))
+    for row in range(0, n, n_rows):
+        rows = slice(row, row + n_rows)
+        hidden = ~_visible(positions[rows], key_positions, rules)
+        for head in range(0, n_heads, n_served):
+            served = slice(head, min(head + n_served, n_heads))
+            columns = slice(served.start * group, served.stop * group)
+            asked = queries[rows, columns].float().unflatten(1, (-1, group)).transpose(0, 1)
+            products = asked.flatten(1, 2) @ keys[:, served].float().permute(1, 2, 0) * rules.scale
+            if rules.soft_cap:
+                products = rules.soft_cap * torch.tanh(products / rules.soft_cap)
+            products = products.unflatten(1, (asked.shape[1], group))
+            yield rows, columns, served, products.masked_fill_(hidden[:, None], -torch.inf)
 
 
 def _visible(positions: torch.Tensor, keys: torch.Tensor, rules: AttentionRules) -> torch.Tensor:
@@ -65,14 +121,3 @@ def _visible(positions: torch.Tensor, keys: torch.Tensor, rules: AttentionRules)
     if rules.chunk is not None:
         visible &= keys >= at // rules.chunk * rules.chunk
     return visible
-
-
-def _weights(products: torch.Tensor, hidden: torch.Tensor, soft_cap: float, sinks: torch.Tensor | None) -> torch.Tensor:
-    """Softmax over the keys of ``[tokens, heads, keys]``."""
-    if soft_cap:
-        products = soft_cap * torch.tanh(products / soft_cap)
-    products = products.masked_fill_(hidden, -torch.inf)
-    if sinks is None:
-        return products.softmax(-1)
-    with_sink = torch.cat([products, sinks[None, :, None].expand(len(products), -1, 1)], -1)
-    return with_sink.softmax(-1)[..., :-1]

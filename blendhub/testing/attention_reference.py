@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 from blendhub.contracts import AttentionRules, ChosenAttention, ChosenTokens, PagedLayer
@@ -22,7 +23,9 @@ class ReferenceAttention(ChosenAttention):
     def begin(self, tokens: ChosenTokens) -> None:
         self._tokens = tokens
 
-    def attend(self, layer: int, queries: torch.Tensor, output: torch.Tensor) -> None:
+    def attend(
+        self, layer: int, queries: torch.Tensor, output: torch.Tensor, log_sums: torch.Tensor | None = None
+    ) -> None:
         tokens, rules = self._tokens, self._rules[layer]
         # Tiles have two axes of tokens and two of width.
         keys, values = (plane.flatten(2, plane.ndim // 2).flatten(3) for plane in self._planes[layer])
@@ -30,7 +33,12 @@ class ReferenceAttention(ChosenAttention):
             mine = torch.from_numpy(tokens.prompts == prompt).to(queries.device)
             positions = torch.from_numpy(tokens.positions).to(queries.device)[mine]
             at = torch.arange(int(positions.max()) + 1, device=queries.device)
+            if tokens.readable is not None:
+                at = torch.from_numpy(np.flatnonzero(tokens.readable[prompt])).to(queries.device)
             place = blocks[at // self._block_size], slice(None), at % self._block_size
             own_keys = keys[place].float() * rules.key_scale
             own_values = own_keys[..., : rules.latent] if rules.latent else values[place].float() * rules.value_scale
-            output[mine] = attend(queries[mine], positions, Keys(at, own_keys, own_values), rules).to(output.dtype)
+            attended = attend(queries[mine], positions, Keys(at, own_keys, own_values), rules)
+            output[mine] = attended.taken.to(output.dtype)
+            if log_sums is not None:
+                log_sums[mine] = attended.log_sums

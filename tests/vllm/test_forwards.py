@@ -157,9 +157,14 @@ class Attention:
 
     def __init__(self, ranks):
         self.calls = []
+        self.reserved = 0
         self._ranks = ranks
 
+    def reserve(self, queries):
+        self.reserved += 1
+
     def received(self, queries):
+        assert self.reserved == len(self.calls) + 1, "no rank may begin before all have the memory"
         self.calls.append(len(queries))
         tokens = [query.asking.tokens[: query.stored[-1].end] for query in queries]
         return [torch.from_numpy(part.astype("float32")) / self._ranks.count for part in tokens]

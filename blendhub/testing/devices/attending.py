@@ -48,14 +48,16 @@ def check_attention(
     rules: AttentionRules = RULES,
     pages: AttentionPages = PAGES,
     dtype: torch.dtype = torch.float32,
+    n_readable: int = 0,
 ) -> None:
     """Compare what tokens of several prompts take from random keys and values, in pages of any order, in two layers.
 
-    The second layer has twice the scale. Queries and answers are parts of wider tensors, as engines have them.
+    ``n_readable``: two of three of the first so many keys are readable; 0: all are. The second layer has twice the
+    scale. Queries and answers are parts of wider tensors, as engines have them.
     """
     random, (layout, format, block_size) = torch.Generator().manual_seed(3), pages
     layout = msgspec.structs.replace(layout, layers=2)
-    needed = -(-max(max(positions) + 1 for positions in chosen) // block_size)
+    needed = -(-(n_readable or max(max(positions) + 1 for positions in chosen)) // block_size)
     n_blocks = len(chosen) * needed + 3
     blocks = torch.randperm(n_blocks, generator=random)[:-3].view(len(chosen), needed).numpy().astype(np.int32)
 
@@ -66,7 +68,8 @@ def check_attention(
     layers = [PagedLayer("layer", format, tuple(numbers(*shape, dtype=kind) for shape in shapes)) for _ in range(2)]
     prompts = np.repeat(np.arange(len(chosen)), [len(positions) for positions in chosen])
     any_order = np.random.default_rng(4).permutation(len(prompts))
-    tokens = ChosenTokens(np.concatenate(chosen)[any_order], prompts[any_order], blocks)
+    readable = np.random.default_rng(5).random((len(chosen), n_readable)) < 2 / 3 if n_readable else None
+    tokens = ChosenTokens(np.concatenate(chosen)[any_order], prompts[any_order], blocks, readable)
     others = ChosenTokens(tokens.positions[:1], tokens.prompts[:1], blocks[::-1].copy())
     if rules.sinks is not None:
         rules = rules._replace(sinks=rules.sinks.to(place))
@@ -74,21 +77,24 @@ def check_attention(
     queries = numbers(len(prompts), rules.heads, 2 * layout.key_dim, dtype=dtype)[..., : layout.key_dim]
     value_width = rules.latent or layout.value_dim
 
-    def answers(attention: ChosenAttention) -> torch.Tensor:
-        """The answers of both layers in the second of two forwards."""
+    def answers(attention: ChosenAttention) -> tuple[torch.Tensor, torch.Tensor]:
+        """The answers of both layers in the second of two forwards, and the logarithms of sums."""
         output = queries.new_full((len(layers), *queries.shape[:2], 2 * value_width), torch.nan)
+        log_sums = queries.new_zeros((len(layers), *queries.shape[:2]), dtype=torch.float32)
         attention.begin(others)
         attention.begin(tokens)
         for layer in range(len(layers)):
-            attention.attend(layer, queries, output[layer, ..., :value_width])
+            sums = log_sums[layer] if n_readable else None
+            attention.attend(layer, queries, output[layer, ..., :value_width], sums)
         assert output[..., value_width:].isnan().all(), "bytes behind the answers were written"
-        return output[..., :value_width].float()
+        return output[..., :value_width].float(), log_sums
 
     device.attach(layers, block_size, layout)
     attention = device.attention(of_layers, dtype)
     assert attention, "the device has no attention"
-    error = answers(attention) - answers(ReferenceAttention(layers, block_size, layout, of_layers))
-    assert error.abs().max() < TOLERANCE[dtype]
+    reference = ReferenceAttention(layers, block_size, layout, of_layers)
+    for actual, expected in zip(answers(attention), answers(reference), strict=True):
+        torch.testing.assert_close(actual, expected, rtol=0, atol=TOLERANCE[dtype])
 
 
 CHOSEN = [
@@ -136,6 +142,12 @@ class AttentionTests(DeviceTests):
             pages = AttentionPages(msgspec.structs.replace(LAYOUT, dtype=dtype), self.formats[0])
             self._check([spread_out(20, 100)], RULES._replace(key_scale=0.5, value_scale=2.0), pages)
 
+    @holds("``readable``")
+    def test_keys_that_are_not_readable_are_left_out(self) -> None:
+        """Of 90 keys, some of which tokens see none, and some of which stand behind all that is readable."""
+        for rules in (RULES, *OTHER_RULES):
+            self._check([spread_out(20, 200), [0, 1, 150]], rules, n_readable=90)
+
     @holds("Raises Unsupported where several groups are attached")
     def test_attention_over_several_groups_is_refused(self, make_harness: MakeHarness) -> None:
         setup = self.setup(key_dim=64, value_dim=64)
@@ -145,7 +157,12 @@ class AttentionTests(DeviceTests):
             harness.device.attention(rules, torch.float32)
 
     def _check(
-        self, chosen: list[list[int]], rules: AttentionRules = RULES, pages: AttentionPages | None = None
+        self,
+        chosen: list[list[int]],
+        rules: AttentionRules = RULES,
+        pages: AttentionPages | None = None,
+        n_readable: int = 0,
     ) -> None:
+        pages = pages or PAGES._replace(format=self.formats[0])
         with closing(self.create()) as device:
-            check_attention(device, self.torch_type, chosen, rules, pages or PAGES._replace(format=self.formats[0]))
+            check_attention(device, self.torch_type, chosen, rules, pages, n_readable=n_readable)

@@ -3,15 +3,20 @@
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from blendhub.core.errors import Unsupported
 from blendhub.core.spans import Span
-from blendhub.devices.chosen_attention import Keys, attend
+from blendhub.devices.chosen_attention import SLICE_BYTES, Attended, Keys, attend, merged, received
 from blendhub.vllm.model.engine_model import EngineModel, StopForward
 from blendhub.vllm.model.own_layers import rules_of
 from blendhub.vllm.model.pages import LayerPages, read_as_computed
+from blendhub.vllm.model.platform import Tensors
 from blendhub.vllm.model.recompute_set import RecomputeSet, RequestTokens
+
+SLICES_AT_ONCE = 4
+"""Products, their powers and two copies in float32 exist at a time."""
 
 
 class AttentionQuery(NamedTuple):
@@ -54,6 +59,17 @@ class AttentionProbe:
         self.model.forward_apart(attention.chosen, list(self.layers), attention)
         return attention.received
 
+    def memory(self, n_keys: int) -> int:
+        """About the most bytes that a probe of so many keys takes for a while beside its forward."""
+        layers = [self.layers[name] for name in (self.counted if self.model.attention else self.layers)]
+        copies = max(layer.layout.key_row_bytes + layer.layout.value_row_bytes for layer in layers)
+        return n_keys * copies + SLICES_AT_ONCE * SLICE_BYTES
+
+    def reserve(self, queries: Sequence[AttentionQuery]) -> None:
+        """Have the memory of a probe; raises if there is too little. It is free again, and torch keeps it at hand."""
+        most = max(query.stored[-1].end for query in queries)
+        torch.empty(self.memory(most), dtype=torch.uint8, device=self.model.device)
+
 
 def counted_layers(depths: Sequence[float], see_all: Sequence[bool]) -> set[int]:
     """For each depth the nearest layer without a window, which does not know what stands before it."""
@@ -66,37 +82,62 @@ def _sees_all(layer: Any) -> bool:
 
 
 class ProbeAttention:
-    """The attention of one probe, called by each layer in its turn."""
+    """The attention of one probe, called by each layer in its turn.
+
+    Tokens attend to stored keys in the pages, by the device if the model's forwards do, and to each other's.
+    """
 
     def __init__(self, probe: AttentionProbe, queries: Sequence[AttentionQuery]) -> None:
         self.chosen = RecomputeSet([query.asking for query in queries])
         self._probe = probe
         self._last = probe.model.layer_names[probe.last]
         self._prompts = [_Prompt(probe.model, query, self.chosen, number) for number, query in enumerate(queries)]
-        device = probe.model.device
-        self.received = [torch.zeros(query.stored[-1].end, device=device) for query in queries]
+        self.received = [torch.zeros(query.stored[-1].end, device=probe.model.device) for query in queries]
+        self._device = probe.model.attention
+        if self._device:
+            readable = np.zeros((len(queries), max(map(len, self.received))), np.bool_)
+            for row, query in zip(readable, queries, strict=True):
+                for span in query.stored:
+                    row[span.start : span.end] = True
+            probe.model.begin_attention(self._device, self.chosen, readable)
 
     def __call__(
         self, layer: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, output: torch.Tensor
     ) -> None:
-        name, probe = layer.layer_name, self._probe
+        name = layer.layer_name
+        rules = self._probe.rules[name]
+        in_pages = self._from_pages(name, query[: len(self.chosen)], value.shape[-1])
         for prompt, total in zip(self._prompts, self.received, strict=True):
-            places, rules = prompt.places, probe.rules[name]
-            slots = prompt.slots[probe.model.tables[name]]
-            stored_keys, stored_values = read_as_computed(probe.model, probe.layers[name], slots)
-            if rules.latent:
-                stored_values = stored_keys[..., : rules.latent]
-            both = (
-                torch.cat([old.to(new.dtype), new[places]]) for old, new in ((stored_keys, key), (stored_values, value))
-            )
-            keys = Keys(prompt.key_positions, *both)
-            received = torch.zeros(len(keys.positions), device=total.device) if name in probe.counted else None
-            taken = attend(query[places], prompt.positions, keys, rules, received)
-            output[places] = taken.to(output.dtype)
-            if received is not None:
-                total[prompt.stored] += received[: len(prompt.stored)]
+            places = prompt.places
+            beside = Keys(prompt.positions, key[places], value[places])
+            own = attend(query[places], prompt.positions, beside, rules._replace(sinks=None))
+            whole = merged([Attended(*(part[places] for part in in_pages)), own])
+            output[places] = whole.taken.to(output.dtype)
+            if name in self._probe.counted:
+                keys, _ = self._stored(name, prompt)
+                weights = received(query[places], prompt.positions, prompt.stored, keys, rules, whole.log_sums)
+                total[prompt.stored] += weights
         if name == self._last:
             raise StopForward
+
+    def _from_pages(self, name: str, queries: torch.Tensor, width: int) -> Attended:
+        """What all tokens take from the stored values."""
+        rules = self._probe.rules[name]
+        taken = queries.new_empty((*queries.shape[:2], width), dtype=torch.float32)
+        log_sums = taken.new_empty(taken.shape[:2])
+        if self._device:
+            self._device.attend(self._probe.model.layer_names.index(name), queries, taken, log_sums)
+            return Attended(taken, log_sums)
+        for prompt in self._prompts:
+            keys, values = self._stored(name, prompt)
+            latent = keys[..., : rules.latent] if rules.latent else values
+            attended = attend(queries[prompt.places], prompt.positions, Keys(prompt.stored, keys, latent), rules)
+            taken[prompt.places], log_sums[prompt.places] = attended
+        return Attended(taken, log_sums)
+
+    def _stored(self, name: str, prompt: "_Prompt") -> Tensors:
+        slots = prompt.slots[self._probe.model.tables[name]]
+        return read_as_computed(self._probe.model, self._probe.layers[name], slots)
 
 
 class _Prompt:
@@ -109,4 +150,3 @@ class _Prompt:
         stored = RecomputeSet([query.asking._replace(spans=query.stored)])
         self.stored = model.sent(stored.positions)
         self.slots = model.slots_of_tables(stored)
-        self.key_positions = torch.cat([self.stored, self.positions])

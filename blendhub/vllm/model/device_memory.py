@@ -16,6 +16,8 @@ class DeviceMemory:
 
     def __init__(self) -> None:
         self.kept_bytes = 0
+        self.probe_bytes = 0
+        """What a probe of the longest prompt takes for a while."""
 
     @contextmanager
     def counted(self, device: torch.device) -> Iterator[None]:
@@ -29,7 +31,7 @@ class DeviceMemory:
         if model.device.type == "cpu":
             return
         free, total = torch.get_device_module(model.device).mem_get_info(model.device)
-        brief = model.metadata_bytes
+        brief = max(model.metadata_bytes, self.probe_bytes)
         line = (
             f"of the device's {_mib(total)} MiB, BlendHub keeps {_mib(self.kept_bytes)} MiB and takes up to "
             f"{_mib(brief)} MiB for a while, which vLLM does not count; {_mib(free)} MiB are free"

@@ -163,11 +163,18 @@ class EngineModel:
             last: torch.Tensor = hidden[0] if isinstance(hidden, tuple) else hidden
             return last
 
-    def _over_pages(self, attention: ChosenAttention, chosen: RecomputeSet) -> Attend:
-        table = chosen.table(int(chosen.positions.max()) // self.block_size + 1)
+    def begin_attention(
+        self, attention: ChosenAttention, chosen: RecomputeSet, readable: npt.NDArray[np.bool_] | None = None
+    ) -> None:
+        """Have the device attend in a forward over these tokens, to readable keys; None: to all before them."""
+        n_keys = int(chosen.positions.max()) + 1 if readable is None else readable.shape[1]
         n_pages = self.block_size // self.page_sizes[self.layer_names[0]]
+        table = chosen.table(-(-n_keys // self.block_size))
         pages = np.stack([pages_in(row, n_pages) for row in table]).astype(np.int32)
-        attention.begin(ChosenTokens(chosen.positions, chosen.token_owners, pages))
+        attention.begin(ChosenTokens(chosen.positions, chosen.token_owners, pages, readable))
+
+    def _over_pages(self, attention: ChosenAttention, chosen: RecomputeSet) -> Attend:
+        self.begin_attention(attention, chosen)
         numbers = {name: number for number, name in enumerate(self.layer_names)}
 
         def attend(layer: Any, query: torch.Tensor, key: Any, value: Any, output: torch.Tensor) -> None:

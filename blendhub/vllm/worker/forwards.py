@@ -126,9 +126,12 @@ class Forwards:
     def _received(self, queries: Sequence[AttentionQuery]) -> Sequence[torch.Tensor]:
         """How much the positions of each prompt are attended to, in the whole model."""
         context = self._context
-        assert context.attention
+        attention = context.attention
+        assert attention
+        # A rank without the memory would leave the others waiting in the forward.
+        context.ranks.together(lambda: attention.reserve(queries))
         with torch.inference_mode():
-            mine = context.attention.received(queries)
+            mine = attention.received(queries)
             return torch.split(context.ranks.sum(torch.cat(mine)), [len(received) for received in mine])
 
     def _cost(self, spans: Sequence[Span], layer: int) -> int:

@@ -119,6 +119,7 @@ class WorkerStart:
             choose_attention(model, device, tolerance(layers[0]), ranks)
             if check.measures_attention:
                 attention = AttentionProbe(model, layers, selector.attended_layers)
+                self._memory.probe_bytes = attention.memory(model.config.model_config.max_model_len)
         context = BlendContext(model, layers, self._groups, device, selector, ranks, attention)
         timeout_s = self._settings.lookup_timeout_s
         return check, ConnectorWorker(context, self._host, self._engine_id, timeout_s)

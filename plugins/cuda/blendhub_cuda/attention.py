@@ -13,12 +13,16 @@ from blendhub.contracts import AttentionRules, ChosenAttention, ChosenTokens
 from blendhub.core.errors import Unsupported
 from blendhub.core.layout import KVLayout
 from blendhub.devices import Pages
+from blendhub.devices.chosen_attention import Attended, merged
 from blendhub_cuda.attention_kernel import TILE_WORDS, attend_chosen
 
 ROWS, KEYS = 128, 64
 """The rows of a tile, each a token's head, and the keys that a program multiplies with them at a time."""
-WIDE, ROWS_IF_WIDE, KEYS_IF_WIDE = 256, 64, 16
-"""Heads with more items than the first number leave room for fewer in a GPU's shared memory."""
+WIDE, ROWS_IF_WIDE = 256, 64
+"""Heads with more items than the first number leave room for fewer rows in a GPU's shared memory."""
+MOST_PARTS, PART_KEYS = 16, 1024
+"""Few tokens fill few programs. So keys that are readable in part are cut in so many parts at most, each with so many
+keys at least."""
 LEAST = 16
 """The least rows and columns of a product in Triton."""
 NOTHING = ChosenTokens(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros((1, 1), np.int32))
@@ -51,44 +55,73 @@ class CudaAttention(ChosenAttention):
             for planes, one in zip(pages.layers, rules, strict=True)
         ]
         # Without tokens nothing runs, but kernels are compiled.
-        self.begin(NOTHING)
-        for number, layer in enumerate(self._layers):
-            width, value_width = layer.constants["WIDTH"], layer.constants["VALUE_WIDTH"]
-            queries = torch.empty(0, layer.rules.heads, width, dtype=dtype, device=self._place)
-            self.attend(number, queries, queries[..., :value_width].contiguous())
+        for tokens in (NOTHING, NOTHING._replace(readable=np.zeros((1, 1), np.bool_))):
+            self.begin(tokens)
+            for number, layer in enumerate(self._layers):
+                width, value_width = layer.constants["WIDTH"], layer.constants["VALUE_WIDTH"]
+                queries = torch.empty(0, layer.rules.heads, width, dtype=dtype, device=self._place)
+                log_sums = (
+                    None if tokens.readable is None else queries.new_empty(queries.shape[:2], dtype=torch.float32)
+                )
+                self.attend(number, queries, queries[..., :value_width].contiguous(), log_sums)
 
     def begin(self, tokens: ChosenTokens) -> None:
         order = np.lexsort((tokens.positions, tokens.prompts))
         prompts, positions = tokens.prompts[order], tokens.positions[order]
         shapes = {layer.shape for layer in self._layers}
-        self._tiles = {shape: self._sent(tiles_of(prompts, positions, shape.tokens)) for shape in shapes}
+        self._readable, self._n_parts, self._part_keys = None, 1, 0
+        n_keys = None
+        if tokens.readable is not None:
+            n_keys = tokens.readable.shape[1]
+            self._readable = self._sent(tokens.readable, np.int8)
+            self._n_parts = max(1, min(MOST_PARTS, n_keys // PART_KEYS))
+            self._part_keys = -(-n_keys // self._n_parts // KEYS) * KEYS
+        tiles = {shape: tiles_of(prompts, positions, shape.tokens, n_keys) for shape in shapes}
+        self._tiles = {shape: self._sent(of_shape) for shape, of_shape in tiles.items()}
         self._order, self._positions, self._blocks = map(self._sent, (order, tokens.positions, tokens.blocks))
 
-    def attend(self, layer: int, queries: torch.Tensor, output: torch.Tensor) -> None:
+    def attend(
+        self, layer: int, queries: torch.Tensor, output: torch.Tensor, log_sums: torch.Tensor | None = None
+    ) -> None:
+        if log_sums is None:
+            self._launch(layer, queries, output[None], output)
+            return
+        taken = output.new_empty((self._n_parts, *output.shape), dtype=torch.float32)
+        sums = taken.new_empty(taken.shape[:-1])
+        self._launch(layer, queries, taken, sums)
+        whole = merged([Attended(*part) for part in zip(taken, sums, strict=True)])
+        output.copy_(whole.taken)
+        log_sums.copy_(whole.log_sums)
+
+    def _launch(self, layer: int, queries: torch.Tensor, taken: torch.Tensor, sums: torch.Tensor) -> None:
+        """``taken`` has a part on its first axis for each part of the keys."""
         keys, values, rules, shape, constants = self._layers[layer]
-        tiles, n_heads = self._tiles[shape], keys.shape[1]
-        grid = (n_heads * -(-rules.heads // n_heads // shape.heads), len(tiles))
+        tiles, n_heads, readable = self._tiles[shape], keys.shape[1], self._readable
+        grid = (n_heads * -(-rules.heads // n_heads // shape.heads), len(tiles), len(taken))
         attend_chosen[grid](
-            output, *output.stride()[:2], queries, *queries.stride()[:2],
+            taken, *taken.stride()[:3], sums, sums.stride(0), queries, *queries.stride()[:2],
             keys, *_strides(keys), values, *_strides(values),
             self._order, self._positions, tiles, self._blocks, self._blocks.stride(0),
-            self._positions if rules.sinks is None else rules.sinks,
-            rules.scale, rules.key_scale, rules.value_scale, **constants,
+            self._positions if readable is None else readable, 0 if readable is None else readable.stride(0),
+            self._part_keys, self._positions if rules.sinks is None else rules.sinks,
+            rules.scale, rules.key_scale, rules.value_scale, PARTLY=readable is not None, **constants,
         )  # fmt: skip
 
-    def _sent(self, numbers: npt.NDArray[Any]) -> torch.Tensor:
-        """The numbers as int32 on the GPU, without waiting for it."""
-        tensor = torch.from_numpy(numbers.astype(np.int32))
+    def _sent(self, numbers: npt.NDArray[Any], dtype: npt.DTypeLike = np.int32) -> torch.Tensor:
+        """The numbers as integers on the GPU, without waiting for it."""
+        tensor = torch.from_numpy(numbers.astype(dtype))
         if self._place.type != "cpu":
             tensor = tensor.pin_memory()
         return tensor.to(self._place, non_blocking=True)
 
 
-def tiles_of(prompts: npt.NDArray[np.int64], positions: npt.NDArray[np.int64], tokens: int) -> npt.NDArray[np.int32]:
+def tiles_of(
+    prompts: npt.NDArray[np.int64], positions: npt.NDArray[np.int64], tokens: int, n_keys: int | None = None
+) -> npt.NDArray[np.int32]:
     """Cut tokens in tiles, each of one prompt. The tokens of a prompt stand together, in ascending positions.
 
     Only the last tile of each prompt may have room to spare, however short the spans of chosen tokens are. Tiles with
-    the most keys come first: a GPU that ends with them would wait for the last ones.
+    the most keys come first: a GPU that ends with them would wait for the last ones. ``n_keys``: no prompt has more.
     """
     edges = [0, *(np.flatnonzero(np.diff(prompts)) + 1).tolist(), len(prompts)]
     tiles = [np.zeros((0, TILE_WORDS.value), np.int64)]
@@ -97,6 +130,8 @@ def tiles_of(prompts: npt.NDArray[np.int64], positions: npt.NDArray[np.int64], t
         last = np.minimum(first + tokens, end) - 1
         tiles.append(np.stack([prompts[first], first, last + 1 - first, positions[first], positions[last]], 1))
     joined = np.concatenate(tiles).astype(np.int32)
+    if n_keys is not None:
+        joined[:, -1] = np.minimum(joined[:, -1], n_keys - 1)
     return joined[np.argsort(-joined[:, -1], kind="stable")]
 
 
@@ -123,7 +158,7 @@ def _layer(keys: torch.Tensor, values: torch.Tensor, rules: AttentionRules, dtyp
         "GROUP": rules.heads // n_heads,
         "HEADS": shape.heads,
         "ROWS": shape.rows,
-        "KEYS": KEYS_IF_WIDE if width > WIDE else KEYS,
+        "KEYS": KEYS,
         "BLOCK_SIZE": block_size,
         "WIDTH": width,
         "MAIN": main,
@@ -136,8 +171,11 @@ def _layer(keys: torch.Tensor, values: torch.Tensor, rules: AttentionRules, dtyp
         "CHUNK": rules.chunk or 0,
         "SOFT_CAP": rules.soft_cap,
         "SINKS": rules.sinks is not None,
-        "num_warps": 8 if shape.rows * main >= ROWS * ROWS else 4,
-        "num_stages": 2,
+        "num_warps": 8 if shape.rows * main >= ROWS * 64 else 4,
+        # Measured on an H100. With three stages the table's entries are fetched ahead; wide heads leave no room for it.
+        # With half of a multiprocessor's registers, two programs take turns at products and powers.
+        "num_stages": 3 if main <= ROWS else 2,
+        **({"maxnreg": 128} if main == ROWS else {}),
     }
     return Layer(keys, keys if rules.latent else values, rules, shape, constants)
 

@@ -14,7 +14,16 @@ TILE_WORDS = tl.constexpr(5)
 """A tile as words of int32: its prompt, the place of its first query in ``order``, how many queries it has, and its
 first and its last position."""
 
-CHANGING = ["table_stride", "scale", "key_scale", "value_scale"]
+CHANGING = [
+    "out_part",
+    "sums_part",
+    "table_stride",
+    "readable_stride",
+    "part_keys",
+    "scale",
+    "key_scale",
+    "value_scale",
+]
 LOG2_E = tl.constexpr(1.4426950408889634)
 """Scores are scaled so that GPUs, which compute powers of 2, need no product for each power of e."""
 
@@ -31,10 +40,11 @@ def _read(addresses, mask, MASKED: tl.constexpr, DTYPE: tl.constexpr, AS: tl.con
 @triton.jit
 def _walk(
     start, end, queries, queries_rest, positions, weights, total, highest,
-    keys, values, entries, key_block, key_token, value_block, value_token, scale, value_scale,
+    keys, values, entries, readable, key_block, key_token, value_block, value_token, scale,
     KEYS: tl.constexpr, BLOCK_SIZE: tl.constexpr, WIDTH: tl.constexpr, MAIN: tl.constexpr, REST: tl.constexpr,
     VALUE_WIDTH: tl.constexpr, VALUE_COLUMNS: tl.constexpr, LATENT: tl.constexpr, DTYPE: tl.constexpr,
-    AS: tl.constexpr, WINDOW: tl.constexpr, CHUNK: tl.constexpr, SOFT_CAP: tl.constexpr, MASKED: tl.constexpr,
+    AS: tl.constexpr, WINDOW: tl.constexpr, CHUNK: tl.constexpr, SOFT_CAP: tl.constexpr, PARTLY: tl.constexpr,
+    MASKED: tl.constexpr,
 ):  # fmt: skip
     """Add what the queries take from the keys in ``[start, end)``; ``start`` is a multiple of ``KEYS``."""
     columns, rest = tl.arange(0, MAIN), MAIN + tl.arange(0, REST if REST else 1)
@@ -56,13 +66,15 @@ def _walk(
         if SOFT_CAP > 0:
             # tanh by powers, which all backends of Triton have.
             scores *= scale
-            folded = tl.exp2(-2 * LOG2_E / SOFT_CAP * tl.abs(scores))
-            size = SOFT_CAP * LOG2_E * (1 - folded) / (1 + folded)
+            folded = tl.exp2(tl.abs(scores) * (-2 * LOG2_E / SOFT_CAP))
+            size = (1 - folded) / (1 + folded) * (SOFT_CAP * LOG2_E)
             scores = tl.where(scores < 0, -size, size)
         else:
             scores *= scale * LOG2_E
         if MASKED:
             seen = there[None, :] & (at[None, :] <= positions[:, None])
+            if PARTLY:
+                seen &= (tl.load(readable + at, mask=there, other=0) != 0)[None, :]
             if WINDOW:
                 seen &= at[None, :] > positions[:, None] - WINDOW
             if CHUNK:
@@ -89,13 +101,14 @@ def _walk(
 
 @triton.jit(do_not_specialize=CHANGING)
 def attend_chosen(
-    out, out_token, out_head, queries, query_token, query_head, keys, key_block, key_token, key_head,
-    values, value_block, value_token, value_head, order, positions, tiles, table, table_stride, sinks,
+    out, out_part: tl.int64, out_token, out_head, sums, sums_part: tl.int64, queries, query_token, query_head,
+    keys, key_block, key_token, key_head, values, value_block, value_token, value_head,
+    order, positions, tiles, table, table_stride, readable, readable_stride, part_keys, sinks,
     scale, key_scale, value_scale,
     TOKENS: tl.constexpr, GROUP: tl.constexpr, HEADS: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, WIDTH: tl.constexpr, MAIN: tl.constexpr, REST: tl.constexpr,
     VALUE_WIDTH: tl.constexpr, VALUE_COLUMNS: tl.constexpr, LATENT: tl.constexpr, DTYPE: tl.constexpr,
-    WINDOW: tl.constexpr, CHUNK: tl.constexpr, SOFT_CAP: tl.constexpr, SINKS: tl.constexpr,
+    WINDOW: tl.constexpr, CHUNK: tl.constexpr, SOFT_CAP: tl.constexpr, SINKS: tl.constexpr, PARTLY: tl.constexpr,
 ):  # fmt: skip
     """On axis 0 are heads of keys, each as often as its ``GROUP`` of query heads fills programs; tiles are on axis 1.
 
@@ -124,8 +137,11 @@ def attend_chosen(
 
     weights = tl.full([ROWS, VALUE_COLUMNS], 0, tl.float32)
     if SINKS:
+        # Only the first part has the sink.
+        is_first = tl.program_id(2) == 0
         highest = tl.load(sinks + head, mask=alive, other=0).to(tl.float32) * LOG2_E
-        total = tl.full([ROWS], 1, tl.float32)
+        highest = tl.where(is_first, highest, float("-inf"))
+        total = tl.where(is_first, tl.full([ROWS], 1, tl.float32), 0.0)
     else:
         highest = tl.full([ROWS], float("-inf"), tl.float32)
         total = tl.full([ROWS], 0, tl.float32)
@@ -133,30 +149,38 @@ def attend_chosen(
     keys += key_number.to(tl.int64) * key_head
     values += key_number.to(tl.int64) * value_head
     entries = table + prompt.to(tl.int64) * table_stride
-    begin = 0
+    begin, end = 0, last + 1
     seen_by_all = (least + 1) // KEYS * KEYS
     if WINDOW:
         begin = tl.maximum(0, least - WINDOW + 1) // KEYS * KEYS
     if CHUNK:
         begin = tl.maximum(begin, least // CHUNK * CHUNK // KEYS * KEYS)
-    if WINDOW or CHUNK:
+    if PARTLY:
+        readable += prompt.to(tl.int64) * readable_stride
+        begin = tl.maximum(begin, tl.program_id(2) * part_keys)
+        end = tl.minimum(end, (tl.program_id(2) + 1) * part_keys)
+    if WINDOW or CHUNK or PARTLY:
         seen_by_all = begin
     else:
         weights, total, highest = _walk(
             begin, seen_by_all, own, own_rest, at, weights, total, highest,
-            keys, values, entries, key_block, key_token, value_block, value_token, scale * key_scale, value_scale,
+            keys, values, entries, readable, key_block, key_token, value_block, value_token, scale * key_scale,
             KEYS, BLOCK_SIZE, WIDTH, MAIN, REST, VALUE_WIDTH, VALUE_COLUMNS, LATENT, DTYPE, AS,
-            WINDOW, CHUNK, SOFT_CAP, False,
+            WINDOW, CHUNK, SOFT_CAP, PARTLY, False,
         )  # fmt: skip
     weights, total, highest = _walk(
-        seen_by_all, last + 1, own, own_rest, at, weights, total, highest,
-        keys, values, entries, key_block, key_token, value_block, value_token, scale * key_scale, value_scale,
+        seen_by_all, end, own, own_rest, at, weights, total, highest,
+        keys, values, entries, readable, key_block, key_token, value_block, value_token, scale * key_scale,
         KEYS, BLOCK_SIZE, WIDTH, MAIN, REST, VALUE_WIDTH, VALUE_COLUMNS, LATENT, DTYPE, AS,
-        WINDOW, CHUNK, SOFT_CAP, True,
+        WINDOW, CHUNK, SOFT_CAP, PARTLY, True,
     )  # fmt: skip
 
     answer = weights * (value_scale / tl.where(total > 0, total, 1))[:, None]
     value_columns = tl.arange(0, VALUE_COLUMNS)
-    places = out + query * out_token + head * out_head
+    places = out + tl.program_id(2) * out_part + query * out_token + head * out_head
     mask = alive[:, None] & (value_columns < VALUE_WIDTH)[None, :]
     tl.store(places[:, None] + value_columns[None, :], answer.to(out.dtype.element_ty), mask=mask)
+    if PARTLY:
+        heads = tl.num_programs(0) // SLICES * GROUP
+        base = tl.where(total > 0, highest + tl.log2(tl.where(total > 0, total, 1)), float("-inf"))
+        tl.store(sums + tl.program_id(2) * sums_part + query * heads + head, base / LOG2_E, mask=alive)

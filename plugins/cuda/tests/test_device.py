@@ -8,7 +8,7 @@ from typing import Any
 import blendhub_cuda
 import pytest
 import torch
-from blendhub_cuda import CudaOptions
+from blendhub_cuda import CudaOptions, attention
 from blendhub_cuda.device import CudaDevice
 from blendhub_cuda.runtime import CudaRuntime, kernels_use_host_addresses
 from msgspec.structs import replace
@@ -64,10 +64,10 @@ def test_the_probe_explains_why_the_device_is_unavailable(monkeypatch, cuda, hip
     assert reason in unavailable.reason and unavailable.command == command
 
 
-def check(chosen, rules, pages, dtype=torch.float32):
+def check(chosen, rules, pages, dtype=torch.float32, n_readable=0):
     runtime, place = (CudaRuntime, "cuda") if HAS_GPU else (lambda place: DeferredRuntime(), "cpu")
     with closing(CudaDevice(CudaOptions(), runtime)) as device:
-        check_attention(device, place, chosen, rules, pages, dtype)
+        check_attention(device, place, chosen, rules, pages, dtype, n_readable)
 
 
 @pytest.mark.slow
@@ -75,6 +75,14 @@ def check(chosen, rules, pages, dtype=torch.float32):
 def test_heads_share_keys_and_values_may_be_narrower(group, width, value_width):
     pages = AttentionPages(replace(LAYOUT, key_dim=width, value_dim=value_width), block_size=128)
     check([spread_out(20, 130)], AttentionRules(2 * group, 0.2), pages)
+
+
+@pytest.mark.slow
+def test_readable_keys_are_cut_in_parts(monkeypatch):
+    monkeypatch.setattr(attention, "PART_KEYS", 64)
+    sinks = torch.tensor([0.5, -1.0, 2.0, 9.0])
+    for rules in (RULES, RULES._replace(window=37, sinks=sinks)):
+        check([spread_out(9, 700), [3, 690]], rules, AttentionPages(), n_readable=500)
 
 
 @pytest.mark.slow
