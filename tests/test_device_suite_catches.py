@@ -10,7 +10,7 @@ from blendhub_cpu.device import CpuDevice
 from msgspec.structs import replace
 
 from blendhub.contracts import AttentionRules, ChosenAttention, Device, Transfer
-from blendhub.core.errors import Unsupported
+from blendhub.core.errors import InvalidInput
 from blendhub.testing import AttentionTests, DeviceSuite
 from blendhub.testing.attention_reference import ReferenceAttention
 from tests.suite_runs import proofs
@@ -35,10 +35,10 @@ class Sound(CpuDevice):
         super()._close()
         self.attached = []
 
-    def attention(self, rules: Sequence[AttentionRules], dtype: torch.dtype) -> ChosenAttention:
-        if len(self.attached) > 1:
-            raise Unsupported("there are several groups")
-        attention: ChosenAttention = self.attends(*self.attached[0], rules)
+    def attention(self, rules: Sequence[AttentionRules], dtype: torch.dtype, group: int = 0) -> ChosenAttention:
+        if group not in range(len(self.attached)):
+            raise InvalidInput(f"there is no group {group}")
+        attention: ChosenAttention = self.attends(*self.attached[group], rules)
         return attention
 
     @property
@@ -178,6 +178,12 @@ def copied(layer: Any) -> Any:
 ATTEND: Any = ReferenceAttention.attend
 BEGIN: Any = ReferenceAttention.begin
 
+
+def share_the_last_table(self: Any, tokens: Any) -> None:
+    """All groups attend by the block table with which the last one has begun."""
+    type(self)._tokens = tokens
+
+
 FAULTS: dict[str, list[Faulty]] = {
     "test_any_transfers": [rotating("RotatesTheFirstItems", offset=0), rotating("RotatesHalves", neox=True)],
     "test_chunks_and_blocks_of_any_size": [
@@ -205,6 +211,10 @@ FAULTS: dict[str, list[Faulty]] = {
     "test_each_layer_has_its_rules": [
         attending("HasTheRulesOfTheFirst", attend=lambda self, layer, *of: ATTEND(self, 0, *of)),
         *(ignoring(**rule) for rule in ({"window": None}, {"chunk": None}, {"sinks": None}, {"soft_cap": 0.0})),
+    ],
+    "test_groups_of_layers_have_pages_rules_and_block_tables_of_their_own": [
+        device("AttendsToTheFirst", attention=lambda self, rules, dtype, group: Sound.attention(self, rules, dtype)),
+        attending("SharesTheLastTable", begin=share_the_last_table),
     ],
     "test_pages_of_every_format": [ignoring(latent=0)],
     "test_keys_and_values_of_8_bits_have_scales": [ignoring(key_scale=1.0), ignoring(value_scale=1.0)],

@@ -41,13 +41,13 @@ class ChosenTokens(NamedTuple):
     """The prompt of each token, which is a row of ``blocks``."""
     blocks: npt.NDArray[np.int32]
     """``[prompts, blocks]``: the blocks of each prompt, at least up to its last chosen token, or as far as it is
-    readable."""
+    readable. Any block may stand for one that no chosen token attends to: engines free those that left a window."""
     readable: npt.NDArray[np.bool_] | None = None
     """``[prompts, positions]``: the tokens whose keys may be read, none behind these; None: all up to each token."""
 
 
 class ChosenAttention(ABC):
-    """Attention of chosen tokens over the pages that the device is attached to.
+    """Attention of chosen tokens over the pages of a group of layers that the device is attached to.
 
     A token at position p attends to the keys of its prompt at positions <= p, as far as the layer's rules let it. Keys
     of chosen tokens are in the pages before ``attend`` is called, unless they are not readable. All work is submitted

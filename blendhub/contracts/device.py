@@ -181,12 +181,14 @@ class Device(ABC):
             raise InvalidInput("the arena is read-only, so nothing can be saved; pin a writable one")
         return self._transfer(self._save(after_prefix(segments, 0), block_ids, group))
 
-    def attention(self, rules: Sequence[AttentionRules], dtype: "torch.dtype") -> ChosenAttention | None:
-        """Attention over the attached pages by the rules of each layer, for queries of this dtype. None: the device has
-        none, and the engine's own serves.
+    def attention(
+        self, rules: Sequence[AttentionRules], dtype: "torch.dtype", group: int = 0
+    ) -> ChosenAttention | None:
+        """Attention over the pages of a group by the rules of each of its layers, for queries of this dtype. None: the
+        device has none, and the engine's own serves.
 
-        Raises Unsupported where several groups are attached, and for rules that it cannot follow. Kernels of every kind
-        are compiled before it returns.
+        Raises Unsupported for rules that it cannot follow, and InvalidInput for a group that is not attached. Kernels
+        of every kind are compiled before it returns.
         """
         return None
 

@@ -174,10 +174,9 @@ class StreamDevice(Device):
                 self._attached.pinning.run_later(work)
         self._arena = self._host_arena = None
 
-    def _attached_pages(self) -> tuple[Pages, KVLayout]:
-        if self._attached is None:
-            raise InvalidInput(f"device {self.name!r} needs attach before it can compute attention")
-        if len(self._attached.groups) > 1:
-            raise Unsupported(f"device {self.name!r} computes attention over one group of layers only")
-        (group,) = self._attached.groups
-        return group.pages, group.planner.layout
+    def _pages_of(self, number: int) -> tuple[Pages, KVLayout]:
+        """The pages of a group, for attention over them."""
+        groups = self._attached.groups if self._attached else []
+        if not 0 <= number < len(groups):
+            raise InvalidInput(f"device {self.name!r} is attached to {len(groups)} groups of layers, not to {number}")
+        return groups[number].pages, groups[number].planner.layout

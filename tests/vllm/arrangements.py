@@ -34,6 +34,13 @@ def inside(engine: Engine, function: Callable[..., Any], *arguments: Any) -> Any
     return engine.call("inside", *arrange(function), *arguments)
 
 
+def counted() -> dict[str, int]:
+    """What was counted since the last call."""
+    counts = dict(COUNTS)
+    COUNTS.clear()
+    return counts
+
+
 # Of vLLM
 
 
@@ -48,20 +55,20 @@ def count_drafts() -> None:
     scheduler: Any = importlib.import_module("vllm.v1.core.sched.scheduler").Scheduler
     make = scheduler.make_spec_decoding_stats
 
-    def counted(
-        self: Any, stats: Any, num_draft_tokens: int, num_accepted_tokens: int, *rest: Any, **named: Any
-    ) -> Any:
+    def count(self: Any, stats: Any, num_draft_tokens: int, num_accepted_tokens: int, *rest: Any, **named: Any) -> Any:
         COUNTS.update(drafted=num_draft_tokens, accepted=num_accepted_tokens)
         return make(self, stats, num_draft_tokens, num_accepted_tokens, *rest, **named)
 
-    scheduler.make_spec_decoding_stats = counted
+    scheduler.make_spec_decoding_stats = count
 
 
-def drafts() -> dict[str, int]:
-    """What was counted since the last call."""
-    counts = dict(COUNTS)
-    COUNTS.clear()
-    return counts
+def draw_wide_weights(by_device: str = "") -> None:
+    """Dummy weights are large; ``by_device``: and chosen tokens attend by the device."""
+    from harness.engines.wide_weights import widen
+
+    widen()
+    if by_device:
+        attend_on_device()
 
 
 # Of the adapter
@@ -113,11 +120,6 @@ def note_forwards() -> None:
     model.forward = noted
 
 
-def most_requests_of_a_forward() -> int:
-    """Since the last call."""
-    return COUNTS.pop("most requests", 0)
-
-
 def attention_received(tokens: list[int], askers: list[Span], stored: list[Span]) -> list[float]:
     """What the stored tokens receive of the attention of some tokens, as a selector is told by an engine's probe."""
     import torch
@@ -128,7 +130,7 @@ def attention_received(tokens: list[int], askers: list[Span], stored: list[Span]
 
     connector: Any = get_kv_transfer_group()
     context = connector._worker._context
-    blocks = np.arange(1, 2 + len(tokens) // context.model.block_size)[::-1].copy()
+    blocks = np.arange(1, 2 + len(tokens) // context.model.block_sizes[0])[::-1].copy()
     part = RequestTokens(np.array(tokens, np.uint32), [blocks], [Span(0, len(tokens))])
     context.model.forward(RecomputeSet([part]))  # the KV of the whole prompt is in its pages
     with torch.inference_mode():
@@ -159,10 +161,10 @@ def attend_on_device(kernel: str = "", *stand_ins: str) -> None:
 
     def attach_and_remember(self: Any, *attached: Any) -> None:
         attach(self, *attached)
-        self.attached = attached
+        self.attached = [*getattr(self, "attached", ()), attached]
 
-    def attention(self: Any, rules: Any, dtype: Any) -> ChosenAttention:
-        layers, block_size, layout = self.attached
+    def attention(self: Any, rules: Any, dtype: Any, group: int) -> ChosenAttention:
+        layers, block_size, layout = self.attached[group]
         if not kernel:
             return ReferenceAttention(layers, block_size, layout, rules)
         from blendhub_cuda.attention import CudaAttention

@@ -36,18 +36,20 @@ def test_the_device_attends_where_it_is_faster_for_all_shorter_spans_too():
 class Slow(Anything):
     """A model that is also the clock: a forward takes ``seconds``, and half of that by the device, which is off."""
 
-    max_tokens, max_spans, n_blocks, block_size, dtype = 4096, 256, 300, 16, torch.float32
+    max_tokens, max_spans, n_blocks, block_sizes, dtype = 4096, 256, 300, (16,), torch.float32
+    layer_names = ("layer",)
     config = StandIn(model_config=StandIn(max_model_len=4096))
 
     def __init__(self, seconds: float, off: float = 0.0) -> None:
         self.seconds, self.now, self.off = seconds, 0.0, off
-        self.attention, self.attended_length = None, math.inf
+        self.attention: Any = ()
+        self.attended_length = math.inf
 
     def perf_counter(self):
         return self.now
 
     def rules(self):
-        return []
+        return self.layer_names
 
     def forward(self, chosen):
         self.now += self.seconds / 2 if self.attention else self.seconds
@@ -57,8 +59,11 @@ class Slow(Anything):
 class Attending(Anything):
     """A device."""
 
-    def attention(self, rules, dtype):
+    def attention(self, rules, dtype, group):
         return "the device's"
+
+
+GROUPS: Any = [StandIn(layers=[0])]
 
 
 @pytest.mark.parametrize("seconds, measured", [(0.15, 4), (0.2, 3), (30.0, 1)])
@@ -66,9 +71,10 @@ def test_longer_spans_are_measured_only_while_there_is_time(seconds, measured, m
     model = Slow(seconds)
     monkeypatch.setattr(attention_choice, "time", model)
     with caplog.at_level(logging.INFO):
-        choose_attention(model, Attending(), 0.01, ALONE)
+        choose_attention(model, Attending(), GROUPS, 0.01, ALONE)
     assert model.now <= SECONDS or measured == 1
-    assert (model.attention, model.attended_length) == ("the device's", (*LENGTHS[:3], math.inf)[measured - 1])
+    assert model.attention == [(["layer"], "the device's")]
+    assert model.attended_length == (*LENGTHS[:3], math.inf)[measured - 1]
     lengths = re.search(r"spans of ([\d, ]+) tokens they take", caplog.text)[1]
     assert lengths == ", ".join(map(str, LENGTHS[:measured]))
     assert ("to measure longer spans would take more than 2 s" in caplog.text) == (measured < 4)
@@ -77,8 +83,8 @@ def test_longer_spans_are_measured_only_while_there_is_time(seconds, measured, m
 def test_a_device_that_computes_something_else_is_not_used_and_the_log_says_by_how_much(monkeypatch, caplog):
     model = Slow(0.01, off=0.05)
     monkeypatch.setattr(attention_choice, "time", model)
-    choose_attention(model, Attending(), 0.01, ALONE)
-    assert model.attention is None and "is off by 5.0% (allowed 1.0%)" in caplog.text
+    choose_attention(model, Attending(), GROUPS, 0.01, ALONE)
+    assert model.attention == () and "is off by 5.0% (allowed 1.0%)" in caplog.text
 
 
 def layer(kind=Attention, impl=None, *, kv_cache_dtype="auto", attn_type=AttentionType.DECODER, shared=None, **changes):

@@ -5,9 +5,9 @@ import pytest
 from harness.engines import Engine, deviation, disagreement, largest_difference
 from tests.vllm.arrangements import (
     arrange,
+    counted,
     inside,
     leave_the_sampler_uncompiled,
-    most_requests_of_a_forward,
     note_forwards,
 )
 from tests.vllm.conftest import PROBING, ROUNDING, SETTINGS, TOLERANCE, store
@@ -80,7 +80,7 @@ def test_requests_that_blend_together_equal_full_prefill(kind, engine, plain, te
     for ratio, least in ((0.5, 140 if "selector" in kind[0] else 129), (1.0, 280)):
         blended = engine.ask(*prompts, recompute_ratio=ratio, store=False, keep_kv=True)
         # One of vLLM's steps plans the loads of several.
-        assert inside(engine, most_requests_of_a_forward) > 1
+        assert inside(engine, counted)["most requests"] > 1
         for answer, prompt in zip(blended, prompts, strict=True):
             assert answer.report["moved_tokens"] == 280
             assert least <= answer.report["recomputed_tokens"] <= 280 * ratio

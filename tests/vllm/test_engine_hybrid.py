@@ -8,7 +8,7 @@ import pytest
 from harness.engines import ONE_THREAD, Engine, disagreement
 from harness.engines.shapes import GEMMA3, GPT_OSS, LLAMA4
 from harness.engines.tiny_model import SHAPE
-from tests.vllm.arrangements import fail_loads, inside
+from tests.vllm.arrangements import arrange, draw_wide_weights, fail_loads, inside
 from tests.vllm.conftest import PROBING, SETTINGS, TOLERANCE, capacity, drawn, store
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -19,31 +19,36 @@ WINDOWS_ONLY = SHAPE | {
     "max_window_layers": 0,
     "layer_types": ["sliding_attention"] * 4,
 }
-MODELS = {
-    "gemma3": GEMMA3,
-    "gpt_oss": GPT_OSS,
+ARRANGED = arrange(draw_wide_weights)
+MODELS: dict[str, tuple[dict[str, Any], list[str]]] = {
+    "gemma3": (GEMMA3, ARRANGED),
+    "gpt_oss": (GPT_OSS, ARRANGED),
+    "gpt_oss, by the device": (GPT_OSS, [*ARRANGED, "by device"]),
     # vLLM frees the blocks of a chunk when the next one begins.
-    "chunks of local attention": LLAMA4,
-    "every layer has a window": WINDOWS_ONLY,
+    "chunks of local attention": (LLAMA4, ARRANGED),
+    "every layer has a window": (WINDOWS_ONLY, ARRANGED),
 }
+"""The shape, and how the engine is arranged."""
 SMALL_STEPS: dict[str, Any] = {"max_num_batched_tokens": 160}
 """Longer than a window, so that vLLM frees blocks in the middle of a prompt."""
 
 
 def start(folder: Path, shape: dict, settings: dict | None = SETTINGS, **options: Any) -> Engine:
     """An engine with weights that are drawn; without settings plain vLLM."""
-    options |= {"load_format": "dummy", "seed": 7, "arrange": ["harness.engines.wide_weights:widen"]}
+    options = {"arrange": ARRANGED, "load_format": "dummy", "seed": 7} | options
     return Engine(drawn(folder, shape), settings, **options)
 
 
 @pytest.fixture(scope="module", params=MODELS.values(), ids=[*MODELS])
-def shape(request):
+def kind(request):
     return request.param
 
 
 @pytest.fixture(scope="module")
-def engine(shape, tmp_path_factory):
-    with start(tmp_path_factory.mktemp("windows"), shape, **SMALL_STEPS) as engine:
+def engine(kind, tmp_path_factory):
+    shape, arranged = kind
+    with start(tmp_path_factory.mktemp("windows"), shape, arrange=arranged, **SMALL_STEPS) as engine:
+        assert ("chosen tokens attend by the device:" in engine.log) == ("by device" in arranged)
         yield engine
 
 
@@ -71,7 +76,7 @@ def full_prefill(engine, *prompts, tokens):
     return answers
 
 
-def test_exact_prefixes_and_answers_longer_than_the_windows_equal_full_prefill(shape, engine, texts):
+def test_exact_prefixes_and_answers_longer_than_the_windows_equal_full_prefill(kind, engine, texts):
     assert "text is reused anywhere" in engine.log and "free blocks hold what has left a window" in engine.log
     document = texts.new(700)
     asked = [[*document, *texts.new(n)] for n in (9, 150, 33)]
@@ -83,7 +88,7 @@ def test_exact_prefixes_and_answers_longer_than_the_windows_equal_full_prefill(s
     assert [answer.report["exact_tokens"] for answer in answers] == [700] * 3
     engine.forget()
     answers.append(engine.one(turn, tokens=9))
-    has_chunks = "attention_chunk_size" in shape
+    has_chunks = "attention_chunk_size" in kind[0]
     assert answers[-1].report["exact_tokens"] >= len(asked[1]) + (64 if has_chunks else 99)
     assert disagreement(answers, expected) < TOLERANCE
     # vLLM may free an answer's blocks of local attention before the hub has reserved slots for them.

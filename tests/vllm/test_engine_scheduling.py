@@ -7,7 +7,7 @@ import pytest
 
 from harness.engines import Engine, disagreement
 from harness.engines.shapes import LLAMA
-from tests.vllm.arrangements import arrange, count_drafts, drafts, inside, wait_patiently
+from tests.vllm.arrangements import arrange, count_drafts, counted, inside, wait_patiently
 from tests.vllm.conftest import SETTINGS, TOLERANCE, store
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -61,13 +61,13 @@ def test_answers_behind_reused_text_are_those_without_speculation(model, plain, 
     with Engine(model, SETTINGS, arrange=arrange(count_drafts), **options) as engine:
         if method == "draft_model":
             engine.one(moved, tokens=24, mode="off", store=False)
-            counts = inside(engine, drafts)
+            counts = inside(engine, counted)
             assert counts["accepted"] > 0.9 * counts["drafted"], "behind computed text it proposes what the model says"
             engine.forget()
         store(engine, document)
         blended = engine.one(moved, tokens=24, recompute_ratio=1.0, store=False)
         engine.forget()
         exact = engine.one(goes_on, tokens=24, store=False)
-        assert inside(engine, drafts)["drafted"] > 0
+        assert inside(engine, counted)["drafted"] > 0
     assert blended.report["moved_tokens"] >= 256 and exact.report["exact_tokens"] >= 256
     assert disagreement([blended, exact], [plain.one(prompt, tokens=24) for prompt in (moved, goes_on)]) < TOLERANCE

@@ -28,7 +28,7 @@ class Noted(StandIn):
 
     block_tokens, is_closed = 16, False
 
-    def attention(self, rules, dtype):
+    def attention(self, rules, dtype, group):
         return None
 
     def close(self):

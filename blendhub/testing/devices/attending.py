@@ -10,12 +10,13 @@ import pytest
 import torch
 
 from blendhub.contracts import AttentionRules, ChosenAttention, ChosenTokens, Device, PagedLayer, PageFormat
-from blendhub.core.errors import Unsupported
+from blendhub.core.errors import InvalidInput
 from blendhub.core.layout import KVLayout
 from blendhub.devices import torch_type
 from blendhub.testing.attention_reference import ReferenceAttention
 from blendhub.testing.device_reference import page_shapes
-from blendhub.testing.devices.base import DeviceTests, MakeHarness
+from blendhub.testing.devices.base import DeviceTests
+from blendhub.testing.devices.device_harness import DeviceHarness
 from blendhub.testing.sentences import holds
 
 RULES = AttentionRules(heads=4, scale=0.2)
@@ -41,6 +42,74 @@ class AttentionPages(NamedTuple):
 PAGES = AttentionPages()
 
 
+class AttendedGroup:
+    """Two layers with random keys and values, in pages of any order, to which tokens of several prompts attend.
+
+    ``n_readable``: two of three of the first so many keys are readable; 0: all are. The second layer has twice the
+    scale. Queries and answers are parts of wider tensors, as engines have them.
+    """
+
+    def __init__(
+        self,
+        place: str,
+        chosen: Sequence[Sequence[int]],
+        rules: AttentionRules,
+        pages: AttentionPages,
+        dtype: torch.dtype,
+        seed: int = 3,
+        n_readable: int = 0,
+    ) -> None:
+        random, (layout, format, block_size) = torch.Generator().manual_seed(seed), pages
+        self.layout, self.block_size, self.dtype = msgspec.structs.replace(layout, layers=2), block_size, dtype
+        needed = -(-(n_readable or max(max(positions) + 1 for positions in chosen)) // block_size)
+        n_blocks = len(chosen) * needed + 3
+        *used, freed = torch.randperm(n_blocks, generator=random)[2:].tolist()
+        blocks = np.array(used, np.int32).reshape(len(chosen), needed)
+
+        def numbers(*shape: int, dtype: torch.dtype) -> torch.Tensor:
+            return (torch.randn(shape, generator=random) / 2).to(dtype).to(place)
+
+        shapes, kind = page_shapes(format, n_blocks, block_size, self.layout), torch_type(layout.dtype)
+        self.layers = [
+            PagedLayer("layer", format, tuple(numbers(*shape, dtype=kind) for shape in shapes)) for _ in range(2)
+        ]
+        prompts = np.repeat(np.arange(len(chosen)), [len(positions) for positions in chosen])
+        any_order = np.random.default_rng(4).permutation(len(prompts))
+        readable = np.random.default_rng(5).random((len(chosen), n_readable)) < 2 / 3 if n_readable else None
+        self.tokens = ChosenTokens(np.concatenate(chosen)[any_order], prompts[any_order], blocks, readable)
+        kept = blocks.copy()
+        for row, positions in zip(kept, chosen, strict=True):
+            row[: max(0, min(positions) + 1 - (rules.window or min(positions) + 1)) // block_size] = freed
+        self.of_engine = self.tokens._replace(blocks=kept)
+        """The same without the blocks that have left the window of each token, for which the engine has another one."""
+        if rules.sinks is not None:
+            rules = rules._replace(sinks=rules.sinks.to(place))
+        self.rules = [rules, rules._replace(scale=2 * rules.scale)]
+        self._queries = numbers(len(prompts), rules.heads, 2 * layout.key_dim, dtype=dtype)[..., : layout.key_dim]
+        self._value_width = rules.latent or layout.value_dim
+
+    def attach(self, device: Device) -> None:
+        device.attach(self.layers, self.block_size, self.layout)
+
+    def check(self, attention: ChosenAttention) -> None:
+        """Compare the answers of both layers, after ``begin``, with the reference's."""
+        reference = ReferenceAttention(self.layers, self.block_size, self.layout, self.rules)
+        reference.begin(self.tokens)
+        for actual, expected in zip(self._answers(attention), self._answers(reference), strict=True):
+            torch.testing.assert_close(actual, expected, rtol=0, atol=TOLERANCE[self.dtype])
+
+    def _answers(self, attention: ChosenAttention) -> tuple[torch.Tensor, torch.Tensor]:
+        """What the tokens take, and the logarithms of the sums of their weights if not all keys are readable."""
+        shape = len(self.layers), *self._queries.shape[:2], 2 * self._value_width
+        output = self._queries.new_full(shape, torch.nan)
+        log_sums = output.new_zeros(shape[:-1], dtype=torch.float32)
+        for layer in range(len(self.layers)):
+            sums = () if self.tokens.readable is None else (log_sums[layer],)
+            attention.attend(layer, self._queries, output[layer, ..., : self._value_width], *sums)
+        assert output[..., self._value_width :].isnan().all(), "bytes behind the answers were written"
+        return output[..., : self._value_width].float(), log_sums
+
+
 def check_attention(
     device: Device,
     place: str,
@@ -50,51 +119,23 @@ def check_attention(
     dtype: torch.dtype = torch.float32,
     n_readable: int = 0,
 ) -> None:
-    """Compare what tokens of several prompts take from random keys and values, in pages of any order, in two layers.
+    """Compare what tokens of several prompts take from the keys and values of a group in the second of two forwards."""
+    check_groups(device, [AttendedGroup(place, chosen, rules, pages, dtype, n_readable=n_readable)])
 
-    ``n_readable``: two of three of the first so many keys are readable; 0: all are. The second layer has twice the
-    scale. Queries and answers are parts of wider tensors, as engines have them.
-    """
-    random, (layout, format, block_size) = torch.Generator().manual_seed(3), pages
-    layout = msgspec.structs.replace(layout, layers=2)
-    needed = -(-(n_readable or max(max(positions) + 1 for positions in chosen)) // block_size)
-    n_blocks = len(chosen) * needed + 3
-    blocks = torch.randperm(n_blocks, generator=random)[:-3].view(len(chosen), needed).numpy().astype(np.int32)
 
-    def numbers(*shape: int, dtype: torch.dtype) -> torch.Tensor:
-        return (torch.randn(shape, generator=random) / 2).to(dtype).to(place)
-
-    shapes, kind = page_shapes(format, n_blocks, block_size, layout), torch_type(layout.dtype)
-    layers = [PagedLayer("layer", format, tuple(numbers(*shape, dtype=kind) for shape in shapes)) for _ in range(2)]
-    prompts = np.repeat(np.arange(len(chosen)), [len(positions) for positions in chosen])
-    any_order = np.random.default_rng(4).permutation(len(prompts))
-    readable = np.random.default_rng(5).random((len(chosen), n_readable)) < 2 / 3 if n_readable else None
-    tokens = ChosenTokens(np.concatenate(chosen)[any_order], prompts[any_order], blocks, readable)
-    others = ChosenTokens(tokens.positions[:1], tokens.prompts[:1], blocks[::-1].copy())
-    if rules.sinks is not None:
-        rules = rules._replace(sinks=rules.sinks.to(place))
-    of_layers = [rules, rules._replace(scale=2 * rules.scale)]
-    queries = numbers(len(prompts), rules.heads, 2 * layout.key_dim, dtype=dtype)[..., : layout.key_dim]
-    value_width = rules.latent or layout.value_dim
-
-    def answers(attention: ChosenAttention) -> tuple[torch.Tensor, torch.Tensor]:
-        """The answers of both layers in the second of two forwards, and the logarithms of sums."""
-        output = queries.new_full((len(layers), *queries.shape[:2], 2 * value_width), torch.nan)
-        log_sums = queries.new_zeros((len(layers), *queries.shape[:2]), dtype=torch.float32)
-        attention.begin(others)
+def check_groups(device: Device, groups: Sequence[AttendedGroup]) -> None:
+    """Compare what tokens take in each group of a model's layers, all of which begin a forward before one attends."""
+    for group in groups:
+        group.attach(device)
+    attentions = [device.attention(group.rules, group.dtype, number) for number, group in enumerate(groups)]
+    for group, attention in zip(groups, attentions, strict=True):
+        assert attention, "the device has no attention"
+        tokens, blocks = group.of_engine, group.of_engine.blocks[::-1].copy()
+        attention.begin(ChosenTokens(tokens.positions[:1], tokens.prompts[:1], blocks))
         attention.begin(tokens)
-        for layer in range(len(layers)):
-            sums = log_sums[layer] if n_readable else None
-            attention.attend(layer, queries, output[layer, ..., :value_width], sums)
-        assert output[..., value_width:].isnan().all(), "bytes behind the answers were written"
-        return output[..., :value_width].float(), log_sums
-
-    device.attach(layers, block_size, layout)
-    attention = device.attention(of_layers, dtype)
-    assert attention, "the device has no attention"
-    reference = ReferenceAttention(layers, block_size, layout, of_layers)
-    for actual, expected in zip(answers(attention), answers(reference), strict=True):
-        torch.testing.assert_close(actual, expected, rtol=0, atol=TOLERANCE[dtype])
+    for group, attention in zip(groups, attentions, strict=True):
+        assert attention
+        group.check(attention)
 
 
 CHOSEN = [
@@ -117,7 +158,7 @@ OTHER_RULES = [
 ]
 
 
-@holds("Attention over the attached pages")
+@holds("Attention over the pages of a group")
 class AttentionTests(DeviceTests):
     """Tokens attend to what their rules let them see, whatever their order, their prompts and their pages."""
 
@@ -148,13 +189,23 @@ class AttentionTests(DeviceTests):
         for rules in (RULES, *OTHER_RULES):
             self._check([spread_out(20, 200), [0, 1, 150]], rules, n_readable=90)
 
-    @holds("Raises Unsupported where several groups are attached")
-    def test_attention_over_several_groups_is_refused(self, make_harness: MakeHarness) -> None:
-        setup = self.setup(key_dim=64, value_dim=64)
-        harness, other, rules = make_harness(setup), make_harness(setup), [AttentionRules(3, 0.2)] * 2
-        other.join(harness, 1)
-        with pytest.raises(Unsupported):
-            harness.device.attention(rules, torch.float32)
+    def test_groups_of_layers_have_pages_rules_and_block_tables_of_their_own(self) -> None:
+        """Models have several if some layers have windows, and the engine has freed what has left these."""
+        chosen = [[at + 90 for at in spread_out(40, 110)], spread_out(9, 80)]
+        narrow = AttentionPages(msgspec.structs.replace(LAYOUT, kv_heads=1, key_dim=32, value_dim=32), block_size=8)
+        kinds = ((PAGES, RULES), (narrow, RULES._replace(window=37)), (PAGES, RULES._replace(chunk=48)))
+        groups = [
+            AttendedGroup(self.torch_type, chosen, rules, pages._replace(format=self.formats[0]), torch.float32, seed)
+            for seed, (pages, rules) in enumerate(kinds)
+        ]
+        with closing(self.create()) as device:
+            check_groups(device, groups)
+
+    @holds("InvalidInput for a group that is not attached")
+    def test_a_group_that_is_not_attached_has_no_attention(self, harness: DeviceHarness) -> None:
+        for number in (1, -1):
+            with pytest.raises(InvalidInput):
+                harness.device.attention([AttentionRules(3, 0.2)] * 2, torch.float32, number)
 
     def _check(
         self,

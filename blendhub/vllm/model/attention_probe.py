@@ -1,6 +1,6 @@
 """How much the end of a prompt attends to the stored tokens before it, found by a forward that writes no KV."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -93,13 +93,13 @@ class ProbeAttention:
         self._last = probe.model.layer_names[probe.last]
         self._prompts = [_Prompt(probe.model, query, self.chosen, number) for number, query in enumerate(queries)]
         self.received = [torch.zeros(query.stored[-1].end, device=probe.model.device) for query in queries]
-        self._device = probe.model.attention
-        if self._device:
+        self._attend_in: dict[str, Callable[..., None]] = {}
+        if probe.model.attention:
             readable = np.zeros((len(queries), max(map(len, self.received))), np.bool_)
             for row, query in zip(readable, queries, strict=True):
                 for span in query.stored:
                     row[span.start : span.end] = True
-            probe.model.begin_attention(self._device, self.chosen, readable)
+            self._attend_in = probe.model.begin_attention(self.chosen, readable)
 
     def __call__(
         self, layer: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, output: torch.Tensor
@@ -125,8 +125,8 @@ class ProbeAttention:
         rules = self._probe.rules[name]
         taken = queries.new_empty((*queries.shape[:2], width), dtype=torch.float32)
         log_sums = taken.new_empty(taken.shape[:2])
-        if self._device:
-            self._device.attend(self._probe.model.layer_names.index(name), queries, taken, log_sums)
+        if self._attend_in:
+            self._attend_in[name](queries, taken, log_sums)
             return Attended(taken, log_sums)
         for prompt in self._prompts:
             keys, values = self._stored(name, prompt)

@@ -1,9 +1,10 @@
 """The loaded model of a vLLM worker: its layers, its paged KV, and forwards of our own over chosen tokens."""
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +25,13 @@ from blendhub.vllm.model.runner import Runner
 
 class StopForward(Exception):
     """Ends one of our forwards in the middle; never leaves ``EngineModel``."""
+
+
+class GroupAttention(NamedTuple):
+    """The device's attention over a group of layers, which share a block table."""
+
+    layers: Sequence[str]
+    attention: ChosenAttention
 
 
 class EngineModel:
@@ -57,11 +65,11 @@ class EngineModel:
             self._why_no_metadata = f"the attention backend's builder failed: {type(error).__name__}: {error}"
         self.device = self._runner.device
         self.max_tokens: int = config.scheduler_config.max_num_batched_tokens
-        self.attention: ChosenAttention | None = None
-        """The device's attention, for forwards over short spans; None: all attend by the engine's backend."""
+        self.attention: Sequence[GroupAttention] = ()
+        """The device's attention over all layers, for forwards over short spans; empty: all attend by the engine's
+        backend."""
         self.attended_length = math.inf
         """The longest spans, in the mean of a forward, whose tokens attend by the device."""
-        self.block_size = self.block_sizes[0]
         self.n_blocks = self._runner.n_blocks
         self.samples_last = self._runner.samples_last
         self._own_layers = set(layers) - self._layers_of_draft_model(layers)
@@ -100,10 +108,10 @@ class EngineModel:
         only_device = self.attention and self.attended_length == math.inf
         return 0 if only_device or not self._only_metadata else self._only_metadata.table_bytes
 
-    def _device_attention(self, chosen: RecomputeSet) -> ChosenAttention | None:
-        """The device's attention, if the tokens attend by it; the engine's takes a limited number of spans."""
+    def _attends_by_device(self, chosen: RecomputeSet) -> bool:
+        """Whether the tokens attend by the device; the engine's attention takes a limited number of spans."""
         is_short = len(chosen) <= self.attended_length * len(chosen.spans)
-        return self.attention if is_short or len(chosen.spans) > self._metadata.max_spans else None
+        return bool(self.attention) and (is_short or len(chosen.spans) > self._metadata.max_spans)
 
     def rules(self) -> list[AttentionRules]:
         """How the tokens of each layer attend; raises Unsupported for what no attention but the engine's computes."""
@@ -153,8 +161,8 @@ class EngineModel:
             by_layer = {name: slots[self.tables[name]] for name in self._metadata.layer_names}
             own: AbstractContextManager[None] = nullcontext()
             metadata: dict[str, Any] = {}
-            if attention := self._device_attention(chosen):
-                own = own_attention(self.layer_names, self._over_pages(attention, chosen))
+            if self._attends_by_device(chosen):
+                own = own_attention(self.layer_names, self._over_pages(chosen))
             else:
                 metadata = self._metadata.build(chosen, pretended, slots)
             with self._forward_context(chosen, pretended, metadata, by_layer) as inputs, own:
@@ -164,21 +172,29 @@ class EngineModel:
             return last
 
     def begin_attention(
-        self, attention: ChosenAttention, chosen: RecomputeSet, readable: npt.NDArray[np.bool_] | None = None
-    ) -> None:
-        """Have the device attend in a forward over these tokens, to readable keys; None: to all before them."""
-        n_keys = int(chosen.positions.max()) + 1 if readable is None else readable.shape[1]
-        n_pages = self.block_size // self.page_sizes[self.layer_names[0]]
-        table = chosen.table(-(-n_keys // self.block_size))
-        pages = np.stack([pages_in(row, n_pages) for row in table]).astype(np.int32)
-        attention.begin(ChosenTokens(chosen.positions, chosen.token_owners, pages, readable))
+        self, chosen: RecomputeSet, readable: npt.NDArray[np.bool_] | None = None
+    ) -> dict[str, Callable[..., None]]:
+        """The device's attention of these tokens by layer, to readable keys; None: to all before them.
 
-    def _over_pages(self, attention: ChosenAttention, chosen: RecomputeSet) -> Attend:
-        self.begin_attention(attention, chosen)
-        numbers = {name: number for number, name in enumerate(self.layer_names)}
+        Each group of layers attends over the pages of its own block table.
+        """
+        attend_in: dict[str, Callable[..., None]] = {}
+        n_keys = int(chosen.positions.max()) + 1 if readable is None else readable.shape[1]
+        for layers, attention in self.attention:
+            table = self.tables[layers[0]]
+            size = self.block_sizes[table]
+            n_pages = size // self.page_sizes[layers[0]]
+            blocks = chosen.table(-(-n_keys // size), table)
+            pages = np.stack([pages_in(row, n_pages) for row in blocks]).astype(np.int32)
+            attention.begin(ChosenTokens(chosen.positions, chosen.token_owners, pages, readable))
+            attend_in |= {name: partial(attention.attend, number) for number, name in enumerate(layers)}
+        return attend_in
+
+    def _over_pages(self, chosen: RecomputeSet) -> Attend:
+        attend_in = self.begin_attention(chosen)
 
         def attend(layer: Any, query: torch.Tensor, key: Any, value: Any, output: torch.Tensor) -> None:
-            attention.attend(numbers[layer.layer_name], query, output)
+            attend_in[layer.layer_name](query, output)
 
         return attend
 

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from blendhub.contracts import Device, PageFormat, Rotation
 from blendhub.core.layout import KVLayout
-from blendhub.vllm.model.engine_model import EngineModel
+from blendhub.vllm.model.engine_model import EngineModel, GroupAttention
 from blendhub.vllm.model.page_trial import misplaced
 from blendhub.vllm.model.pages import LayerPages, possible_pages, shape_of
 from blendhub.vllm.model.recompute_set import Blocks, pages_in
@@ -83,3 +83,15 @@ def attach(device: Device, groups: Sequence[LayerGroup], layers: Sequence[LayerP
     """Attach a device to all groups."""
     for group in groups:
         device.attach([layers[number].paged for number in group.layers], group.page_size, group.layout)
+
+
+def attention_of(device: Device, groups: Sequence[LayerGroup], model: EngineModel) -> list[GroupAttention]:
+    """The attention of a device that is attached to all groups; empty if it lacks that of a group."""
+    rules = model.rules()
+    over_groups: list[GroupAttention] = []
+    for number, group in enumerate(groups):
+        attention = device.attention([rules[layer] for layer in group.layers], model.dtype, number)
+        if attention is None:
+            return []
+        over_groups.append(GroupAttention([model.layer_names[layer] for layer in group.layers], attention))
+    return over_groups

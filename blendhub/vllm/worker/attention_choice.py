@@ -9,10 +9,11 @@ from functools import partial
 import numpy as np
 import torch
 
-from blendhub.contracts import ChosenAttention, Device
+from blendhub.contracts import Device
 from blendhub.core.errors import Unsupported
 from blendhub.core.spans import Span
-from blendhub.vllm.model.engine_model import EngineModel
+from blendhub.vllm.model.engine_model import EngineModel, GroupAttention
+from blendhub.vllm.model.layer_groups import LayerGroup, attention_of
 from blendhub.vllm.model.page_trial import error_of
 from blendhub.vllm.model.recompute_set import RecomputeSet, RequestTokens
 from blendhub.vllm.worker.ranks import Ranks
@@ -26,7 +27,9 @@ RUNS = 2
 """How often a forward runs to be timed: the first run may allocate memory, and compile."""
 
 
-def choose_attention(model: EngineModel, device: Device, allowed: float, ranks: Ranks) -> None:
+def choose_attention(
+    model: EngineModel, device: Device, groups: Sequence[LayerGroup], allowed: float, ranks: Ranks
+) -> None:
     """Have the model's forwards attend by the device, if that has attention and is right, where it is faster.
 
     ``allowed``: how far hidden states may be off, relative to the largest. Writes to any pages, so it must be called
@@ -35,8 +38,8 @@ def choose_attention(model: EngineModel, device: Device, allowed: float, ranks: 
     if type(device).attention is Device.attention:  # no line for what the device never does
         return
     try:
-        attention = ranks.together(lambda: device.attention(model.rules(), model.dtype))
-        if attention is None:
+        attention = ranks.together(lambda: attention_of(device, groups, model))
+        if not attention:
             return
         times = _measured(model, attention, allowed, ranks)
     except Exception as error:
@@ -74,7 +77,7 @@ def is_faster(ours: float, theirs: float) -> bool:
 
 
 def _measured(
-    model: EngineModel, attention: ChosenAttention, allowed: float, ranks: Ranks
+    model: EngineModel, attention: Sequence[GroupAttention], allowed: float, ranks: Ranks
 ) -> list[tuple[float, float]]:
     """The seconds of forwards over the first of the lengths: by the device, and by the engine's attention."""
     times: list[tuple[float, float]] = []
@@ -92,7 +95,7 @@ def _measured(
 
 
 def _compared(
-    model: EngineModel, attention: ChosenAttention, chosen: RecomputeSet, allowed: float
+    model: EngineModel, attention: Sequence[GroupAttention], chosen: RecomputeSet, allowed: float
 ) -> tuple[float, float]:
     """The seconds by the device, and by the engine's attention. Raises Unsupported if the device's result is wrong.
 
@@ -103,7 +106,7 @@ def _compared(
     try:
         hidden, ours = _run(model, chosen)
     finally:
-        model.attention = None
+        model.attention = ()
     if (error := error_of(hidden, expected)) > allowed:
         raise Unsupported(f"what the model computes with it is off by {error:.1%} (allowed {allowed:.1%})")
     return ours, theirs
@@ -112,9 +115,11 @@ def _compared(
 def _forwards(model: EngineModel) -> Sequence[RecomputeSet]:
     """A prompt is computed, and then some of its tokens again, in spans of each length."""
     longest = min(model.max_tokens, model.config.model_config.max_model_len, PROMPT_TOKENS)
-    blocks = np.arange(1, model.n_blocks)
-    n = min(longest, len(blocks) * model.block_size)
-    part = RequestTokens(np.arange(n, dtype=np.uint32) % 97, [blocks], [Span(0, n)])
+    # Block tables share the memory of their blocks.
+    n_tables = len(model.block_sizes)
+    tables = [np.arange(1 + table, model.n_blocks, n_tables) for table in range(n_tables)]
+    n = min(longest, *(len(blocks) * size for blocks, size in zip(tables, model.block_sizes, strict=True)))
+    part = RequestTokens(np.arange(n, dtype=np.uint32) % 97, tables, [Span(0, n)])
     model.forward(RecomputeSet([part]))
     forwards, n_chosen = [], max(1, min(CHOSEN_TOKENS, n // 4))
     for length in LENGTHS:

@@ -19,7 +19,7 @@ from blendhub.vllm.model.checks.parts_check import tolerance
 from blendhub.vllm.model.device_memory import DeviceMemory
 from blendhub.vllm.model.engine_model import EngineModel
 from blendhub.vllm.model.fingerprint import fingerprint
-from blendhub.vllm.model.layer_groups import LayerGroup, attach, pages_of
+from blendhub.vllm.model.layer_groups import LayerGroup, attach, attention_of, pages_of
 from blendhub.vllm.model.platform import Platform
 from blendhub.vllm.model.rotary import digest
 from blendhub.vllm.model.runner import find_caller
@@ -116,7 +116,7 @@ class WorkerStart:
             raise
         attention = None
         if check.support.blends:
-            choose_attention(model, device, tolerance(layers[0]), ranks)
+            choose_attention(model, device, self._groups, tolerance(layers[0]), ranks)
             if check.measures_attention:
                 attention = AttentionProbe(model, layers, selector.attended_layers)
                 self._memory.probe_bytes = attention.memory(model.config.model_config.max_model_len)
@@ -158,7 +158,7 @@ def compile_kernels(
             attach(device, groups, pages_of(model, groups, of_layers))
             # The device that serves fails alike, and that is logged.
             with suppress(Exception):
-                device.attention(model.rules(), model.dtype)
+                attention_of(device, groups, model)
         finally:
             device.close()
 

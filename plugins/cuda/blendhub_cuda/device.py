@@ -27,6 +27,5 @@ class CudaDevice(StreamDevice):
     def _mover(self, pages: Pages, layout: KVLayout, block_size: int) -> Launcher:
         return Launcher(pages, layout, block_size)
 
-    def attention(self, rules: Sequence[AttentionRules], dtype: torch.dtype) -> CudaAttention:
-        pages, layout = self._attached_pages()
-        return CudaAttention(pages, layout, rules, dtype)
+    def attention(self, rules: Sequence[AttentionRules], dtype: torch.dtype, group: int = 0) -> CudaAttention:
+        return CudaAttention(*self._pages_of(group), rules, dtype)
