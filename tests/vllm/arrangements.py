@@ -141,22 +141,14 @@ def attention_received(tokens: list[int], askers: list[Span], stored: list[Span]
     return received
 
 
-def attend_on_device(kernel: str = "", *stand_ins: str) -> None:
-    """Chosen tokens attend by the device: in plain torch, or by the CUDA plugin's kernel in Triton's interpreter.
-
-    ``stand_ins``: how ``gpu_stand_ins`` puts vLLM's own code for GPUs in place.
-    """
+def attend_on_device() -> None:
+    """Chosen tokens attend by the device, in plain torch."""
     leave_the_sampler_uncompiled()
     from blendhub.contracts import ChosenAttention
-    from blendhub.devices import read_pages
     from blendhub.testing.attention_reference import ReferenceAttention
 
     device: Any = importlib.import_module("blendhub_cpu.device").CpuDevice
     choice: Any = importlib.import_module("blendhub.vllm.worker.attention_choice")
-    if stand_ins:
-        from tests.vllm.gpu_stand_ins import put_in_place
-
-        put_in_place(*stand_ins)
     attach = device.attach
 
     def attach_and_remember(self: Any, *attached: Any) -> None:
@@ -165,16 +157,10 @@ def attend_on_device(kernel: str = "", *stand_ins: str) -> None:
 
     def attention(self: Any, rules: Any, dtype: Any, group: int) -> ChosenAttention:
         layers, block_size, layout = self.attached[group]
-        if not kernel:
-            return ReferenceAttention(layers, block_size, layout, rules)
-        from blendhub_cuda.attention import CudaAttention
-
-        return CudaAttention(read_pages(layers, block_size, layout), layout, rules, dtype)
+        return ReferenceAttention(layers, block_size, layout, rules)
 
     device.attach, device.attention = attach_and_remember, attention
     choice.is_faster, choice.SECONDS = lambda ours, theirs: True, math.inf
-    if kernel:  # a few tokens, because both ways take seconds in the interpreter
-        choice.PROMPT_TOKENS, choice.CHOSEN_TOKENS, choice.LENGTHS = 64, 8, (1, 4)
 
 
 # Of the hub

@@ -1,11 +1,14 @@
-"""vLLM's code for GPUs in a process without one: its second model runner, and the attention backends' own Python.
+"""The code for GPUs in a process without one: vLLM's second model runner, the attention backends' own Python, and the
+device of the CUDA plugin.
 
 An engine's interpreter imports this before vLLM. Triton's kernels run in Triton's interpreter; of FlashAttention and
 FlashInfer, ``put_in_place`` replaces by plain torch what is compiled for GPUs.
 """
 
+import math
 import os
 import sys
+import time
 from importlib.machinery import ModuleSpec
 from types import ModuleType, SimpleNamespace
 from typing import ClassVar
@@ -119,10 +122,43 @@ def module(name, **content):
     sys.modules[name] = made
 
 
-def put_in_place(attention, second_runner, kernel_block):
+def put_device_in_place(attends):
+    """The CUDA plugin's device over host memory: copies end late, and none runs before something waits for it."""
+    import blendhub_cuda.device
+    from triton.runtime.interpreter import GridExecutor
+
+    from blendhub.contracts import Device
+    from blendhub.framework.hookspecs import available_everywhere
+    from blendhub.testing.devices.deferred import DeferredRuntime
+    from blendhub.vllm.worker import attention_choice
+
+    class LateRuntime(DeferredRuntime):
+        def synchronize(self, event):
+            if not event.done:
+                time.sleep(0.05)  # some steps of the engine
+            super().synchronize(event)
+
+    device, interpret = blendhub_cuda.device.CudaDevice, GridExecutor.__call__
+    blendhub_cuda._probe = available_everywhere
+    device.__init__.__defaults__ = (lambda place: LateRuntime(),)
+
+    def interpret_alone(executor, *arguments, **named):
+        with DeferredRuntime._lock:  # the engine's kernels run on another thread
+            interpret(executor, *arguments, **named)
+
+    GridExecutor.__call__ = interpret_alone
+    if attends:  # over a few tokens, because both ways take seconds in the interpreter
+        attention_choice.is_faster, attention_choice.SECONDS = lambda ours, theirs: True, math.inf
+        attention_choice.PROMPT_TOKENS, attention_choice.CHOSEN_TOKENS, attention_choice.LENGTHS = 64, 8, (1, 4)
+    else:
+        device.attention = Device.attention
+
+
+def put_in_place(attention, second_runner, kernel_block, attends=""):
     """``attention`` names the backend that stands where vLLM has that for CPUs; ``kernel_block`` how many tokens its
-    kernels take for a block, if not its own choice.
+    kernels take for a block, if not its own choice; ``attends`` whether chosen tokens attend by the device.
     """
+    put_device_in_place(attends)
     os.environ |= {"VLLM_USE_V2_MODEL_RUNNER": second_runner, "VLLM_FLASHINFER_WORKSPACE_BUFFER_SIZE": str(2**20)}
     module(
         "flashinfer",
