@@ -64,7 +64,8 @@ SENTENCES = {
     Why.ADAPTER: "the weights of the request's LoRA adapter were not known, so the hub was not asked",
     Why.BAD_REQUEST: "the request's settings or its cache salt are not valid, so the hub was not asked",
     Why.ALL_COMPUTED: "the request needs every token computed, as prompt logprobs do",
-    Why.OTHER_CONNECTOR: "another connector of MultiConnector loads the request's KV",
+    Why.OTHER_CONNECTOR: "another connector of MultiConnector loads the request's KV, or vLLM computes it to return "
+    "routed experts",
     Why.HUB_FAILED: "the hub's answer did not come in time (lookup_timeout_s)",
     Why.MODEL: "this model is served without reuse",
 }

@@ -122,7 +122,19 @@ class BlendHubConnector(KVConnectorBase_V1, SupportsHMA):
         """Do nothing: all layers are saved together, after the forward."""
 
     def wait_for_save(self) -> None:
-        """Do nothing: saves begin in ``get_transfer_results``."""
+        """Begin the step's saves. vLLM waits for nothing here, and calls this behind its drafter, if it has one."""
+        if self._worker:
+            self._worker.save(self._plan)
+
+    def unregister_kv_caches(self) -> None:
+        """End all copies: vLLM unmaps its KV cache. It says so from version 0.33 on."""
+        if self._worker:
+            self._worker.detach()
+
+    def restore_kv_caches(self) -> None:
+        """Copy again: vLLM has mapped its KV cache to the same addresses."""
+        if self._worker:
+            self._worker.attach()
 
     def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:
         # Behind a connector that answers in its place, MultiConnector does not ask BlendHub for a handshake.
@@ -132,13 +144,12 @@ class BlendHubConnector(KVConnectorBase_V1, SupportsHMA):
             self._worker.begin_step(kv_connector_metadata)
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> "KVConnectorTransferResults":
-        """Begin the step's saves, and say which transfers have ended."""
+        """Say which transfers have ended."""
         # The version of vLLM that vllm-ascend needs has no such results, and never calls this.
         from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransferResults
 
         if not self._worker:
             return KVConnectorTransferResults()
-        self._worker.save(self._plan)
         saved, loaded = self._worker.finished()
         return KVConnectorTransferResults(saved, loaded, {job.request for job in self._worker.take_failed()})
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
 
 from blendhub.core.errors import Unsupported
 from blendhub.vllm.model.checks import model_check
@@ -111,9 +112,6 @@ IMAGES.language.deepstack_input_embeds = []
         ({"decode_context_parallel_size": 2}, "context parallelism"),
         ({"prefill_context_parallel_size": 2}, "context parallelism"),  # vllm-ascend's
         ({"is_encoder_decoder": True}, "encoder-decoder"),
-        ({"enable_sleep_mode": True}, "vLLM may unmap the KV cache while KV is being copied"),
-        # Without sleep mode it serves ``release_kv_cache_memory``; vLLM 0.23 has it for sleep mode only.
-        ({"enable_cumem_allocator": True}, "vLLM may unmap the KV cache while KV is being copied"),
         ({"data_parallel_size": 2, "is_moe_model": True}, "experts are spread over data-parallel engines"),
         ({"data_parallel_size": 2, "is_moe_model": None}, "experts are spread over"),  # vLLM has not found out yet
         ({"module": IMAGES}, "a forward of BlendHub in between would take them"),
@@ -126,6 +124,17 @@ def test_configurations_in_which_nothing_is_stored_or_text_is_not_moved(changed,
     with pytest.raises(Unsupported, match=words) if words else nullcontext():
         model_check._refuse_to_reuse(model)
         model_check._refuse_to_blend(model)
+
+
+# Without sleep mode vLLM's allocator serves ``release_kv_cache_memory``; vLLM 0.23 has it for sleep mode only.
+@pytest.mark.parametrize("option", ["enable_sleep_mode", "enable_cumem_allocator"])
+def test_nothing_is_reused_where_vllm_may_unmap_its_kv_cache_without_telling_a_connector(option, monkeypatch):
+    model = StandIn(config=config_of(**{option: True}))
+    monkeypatch.setattr(KVConnectorBase_V1, "unregister_kv_caches", None, raising=False)
+    model_check._refuse_to_reuse(model)
+    monkeypatch.delattr(KVConnectorBase_V1, "unregister_kv_caches")
+    with pytest.raises(Unsupported, match="may unmap the KV cache while KV is being copied"):
+        model_check._refuse_to_reuse(model)
 
 
 EXPERTS = 64

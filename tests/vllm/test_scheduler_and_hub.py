@@ -2,6 +2,7 @@
 
 import threading
 import time
+from contextlib import nullcontext
 
 import pytest
 from vllm.v1.core.sched.output import SchedulerOutput
@@ -30,6 +31,20 @@ def test_what_vllm_has_is_not_leased_and_looked_up_again_where_vllm_has_evicted_
     assert match.span == Span(64, 96)
     assert engine.load(engine.arrived("evicted", PROMPT), local=0) == 96
     assert engine.report("evicted")["exact_tokens"] == 96
+
+
+@pytest.mark.parametrize("taken", [0, 32])
+def test_what_vllm_does_not_take_as_it_was_claimed_is_not_loaded(engine, taken):
+    """vLLM 0.33 takes none of it where it returns routed experts; nothing that is served takes a part."""
+    request = engine.arrived("r", PROMPT)
+    assert engine.turn(request) == (96, True)
+    with pytest.raises(AssertionError, match="takes 32 of the 96 tokens") if taken else nullcontext():
+        engine.side.allocated(request, ([*range(1, 9)],), taken)
+    engine.step()
+    assert not engine.loads
+    if not taken:
+        assert "to return routed experts" in engine.report("r")["reason"]
+        engine.eventually(lambda: not engine.leases())
 
 
 @pytest.mark.slow

@@ -141,9 +141,10 @@ class LoadScheduler:
             return None
         if not n_external:
             if state.stage is Stage.FOUND:
-                other = "another connector of MultiConnector loads its KV"
-                self._reports.refuse(state, Refusal(Why.OTHER_CONNECTOR, other))
+                self._reports.refuse(state, Refusal(Why.OTHER_CONNECTOR, Why.OTHER_CONNECTOR.sentence))
             return None
+        claimed = decision.claimed_end(state.request.num_tokens) - state.engine_tokens
+        assert n_external == claimed, f"vLLM takes {n_external} of the {claimed} tokens that BlendHub has claimed"
         reading = self._reading[state.id] = state.begin_load()
         assert reading.reply and reading.reply.lease is not None
         self._scratch.allocated(state.id)

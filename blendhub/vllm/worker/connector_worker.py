@@ -6,10 +6,11 @@ from collections.abc import Callable
 
 from msgspec.structs import replace
 
-from blendhub.core.errors import BlendHubError, HubError
+from blendhub.core.errors import BlendHubError, HubError, Unsupported
 from blendhub.framework.host import PluginHost
 from blendhub.vllm.hub_executor import HubExecutor
 from blendhub.vllm.messages import LoadJob, LoadResult, StepPlan, WorkerReport
+from blendhub.vllm.model.fingerprint import fingerprint
 from blendhub.vllm.worker.forwards import Forwards
 from blendhub.vllm.worker.layer_copies import LayerCopies
 from blendhub.vllm.worker.load_task import LoadProgress, LoadTask, PinnedArena
@@ -41,6 +42,12 @@ class ConnectorWorker:
         """Whether the first attempt to reach the hub and to pin its arena is over."""
         self._pinned: str | None = None
         """The nonce of the arena that the device uses."""
+        self.weights = fingerprint(context.model.module)
+        """What stored KV was computed with."""
+        self._is_detached = False
+        """Whether vLLM's KV cache is unmapped."""
+        self._must_check_weights = False
+        self._has_other_weights = False
         self._forwards = Forwards(context)
         self._copies = LayerCopies(context.device, context.groups)
         self._adapters = LoadedAdapters(context.model.adapters)
@@ -58,6 +65,9 @@ class ConnectorWorker:
 
     def begin_step(self, plan: StepPlan) -> None:
         """Before vLLM computes: finish reads of blocks that vLLM will overwrite, and begin the new loads."""
+        if self._must_check_weights:
+            self._must_check_weights = False
+            self._has_other_weights = fingerprint(self._context.model.module) != self.weights
         if plan.hub:
             self._executor = HubExecutor(plan.hub, self._engine_id, self._ranks.number, self._host)
         has_tried = self._executor is not None and self._executor.has_tried
@@ -127,6 +137,17 @@ class ConnectorWorker:
         report.adapters = {} if adapters is None else {self._ranks.number: adapters}
         return report if report != WorkerReport() else None
 
+    def detach(self) -> None:
+        """Wait for all copies, and begin none until ``attach``. Loads fail, because what they have written is lost."""
+        self._is_detached = True
+        self._saves.settle(None)
+        for load in self._loads.values():
+            load.stop(HubError("vLLM has gone to sleep, and its KV cache is lost"))
+
+    def attach(self) -> None:
+        """Copy again. vLLM may load other weights before its next step."""
+        self._is_detached, self._must_check_weights = False, True
+
     def close(self) -> None:
         self._saves.close()
         if self._executor:
@@ -178,8 +199,10 @@ class ConnectorWorker:
         self._executor.run_later(work)
 
     def _open(self) -> PinnedArena | None:
-        """The hub's arena, which the device uses; None while it is still to come. Raises if that failed."""
-        if not (self._executor and self._executor.has_tried):
+        """The hub's arena, which the device uses; None while nothing can be copied yet. Raises if that failed."""
+        if self._has_other_weights:
+            raise Unsupported("vLLM has had other weights since it slept; start it anew to reuse KV")
+        if self._is_detached or not (self._executor and self._executor.has_tried):
             return None
         client = self._executor.client
         client.check_up()

@@ -1,5 +1,6 @@
 """The load of one request on a worker: copy under the lookup's lease, and release it to prove that it held."""
 
+import contextlib
 import logging
 import math
 import time
@@ -100,6 +101,13 @@ class LoadTask:
     def fail(self, error: Exception) -> None:
         """The load has failed; it ends when its copy has ended."""
         self._error = self.error or error
+
+    def stop(self, error: Exception) -> None:
+        """The load has failed; wait until its copy has ended."""
+        self.fail(error)
+        if self._transfer:
+            with contextlib.suppress(Exception):  # it has failed already
+                self._transfer.wait()
 
     def advance(self) -> None:
         """Do what is possible without waiting."""

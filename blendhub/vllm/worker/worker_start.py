@@ -18,7 +18,6 @@ from blendhub.vllm.model.checks.model_check import ModelCheck, check_model, grou
 from blendhub.vllm.model.checks.parts_check import tolerance
 from blendhub.vllm.model.device_memory import DeviceMemory
 from blendhub.vllm.model.engine_model import EngineModel
-from blendhub.vllm.model.fingerprint import fingerprint
 from blendhub.vllm.model.layer_groups import LayerGroup, attach, attention_of, pages_of
 from blendhub.vllm.model.platform import Platform
 from blendhub.vllm.model.rotary import digest
@@ -86,7 +85,7 @@ class WorkerStart:
         if worker:
             self._memory.log_how_much(model)
         rotary = " ".join(dict.fromkeys(map(digest, check.rotations)))
-        return WorkerProof(ranks.number, check.support, fingerprint(model.module), rotary), worker
+        return WorkerProof(ranks.number, check.support, worker.weights if worker else "", rotary), worker
 
     def _registered(self) -> EngineModel:
         if self._refusal or not self._model:

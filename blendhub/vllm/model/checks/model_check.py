@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
 
 from blendhub.contracts import Rotation, Selector
 from blendhub.core.errors import BlendHubError, Unsupported
@@ -113,10 +114,11 @@ def _refuse_to_reuse(model: EngineModel) -> None:
     if config.model_config.is_encoder_decoder:
         raise Unsupported("encoder-decoder models are not supported")
     # vLLM's allocator for sleep mode also serves ``release_kv_cache_memory`` without it.
-    if config.model_config.enable_sleep_mode or getattr(config.model_config, "enable_cumem_allocator", False):
+    is_unmapped = config.model_config.enable_sleep_mode or getattr(config.model_config, "enable_cumem_allocator", False)
+    if is_unmapped and not hasattr(KVConnectorBase_V1, "unregister_kv_caches"):
         raise Unsupported(
-            "with enable_sleep_mode or enable_cumem_allocator vLLM may unmap the KV cache while KV is being copied, "
-            "because vLLM does not tell a connector about it; serve without both to reuse KV"
+            "with enable_sleep_mode or enable_cumem_allocator this vLLM may unmap the KV cache while KV is being "
+            "copied; serve without both to reuse KV, or with vLLM 0.33, which tells a connector before"
         )
 
 

@@ -33,6 +33,9 @@ class AscendConnector(BlendHubConnector):
         self.bind_kv_cache_manager(self._vllms_scheduler.kv_cache_manager)
         return super().build_connector_meta(scheduler_output)
 
+    def wait_for_save(self) -> None:
+        """Do nothing: vLLM 0.23 does not call this in steps without a forward, so saves begin in ``get_finished``."""
+
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
         if not self._worker:
             return None, None
