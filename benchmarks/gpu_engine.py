@@ -7,7 +7,9 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from importlib.util import find_spec
+from operator import call
 from pathlib import Path
 from typing import Any
 
@@ -98,20 +100,20 @@ def _first_tokens(start: StartEngine, contexts: Sequence[int], large: Mapping[st
                 reports.append(answer.report)
                 return answer.first_token_s
 
-            ways = {"full": {"mode": "off"}, "moved": {}, "moved_15": {"recompute_ratio": 0.15}}
-            timed = in_turn(ways, ROUNDS, lambda asked, ask=first_token_s: ask(**asked))  # type: ignore[misc]
+            ways: dict[str, dict[str, Any]] = {
+                "full": {"mode": "off"},
+                "moved": {},
+                "moved_15": {"recompute_ratio": 0.15},
+            }
+            timed = in_turn({way: partial(first_token_s, **asked) for way, asked in ways.items()}, ROUNDS, call)
             moved, computed = (reports[-1].get(name) for name in ("moved_tokens", "recomputed_tokens"))
-            at = f"{context // 1024}k"
+            at, full = f"{context // 1024}k", timed["full"]
             what = f"time to first token of a full prefill, model of 8B, {context:,} tokens"
-            yield row(f"ttft_full_{at}", what, "s", timed["full"], better="lower")
+            yield row(f"ttft_full_{at}", what, "s", full, better="lower")
             what = f"of moved documents ({moved} tokens moved, {computed} recomputed at 15%), to a full prefill"
-            yield row(
-                f"ttft_moved_{at}", f"{what}, by default", "x", ratios(timed["moved"], timed["full"]), 1.05, "lower"
-            )
-            yield row(
-                f"ttft_moved_15_{at}", f"{what}, 15%", "x", ratios(timed["moved_15"], timed["full"]), None, "lower"
-            )
-        failed = sum(count for name, count in engine.counts().items() if name.startswith("saves_failed"))
+            yield row(f"ttft_moved_{at}", f"{what}, by default", "x", ratios(timed["moved"], full), 1.05, "lower")
+            yield row(f"ttft_moved_15_{at}", f"{what}, 15%", "x", ratios(timed["moved_15"], full), None, "lower")
+        failed = sum(count for name, count in engine.call("counts").items() if name.startswith("saves_failed"))
         yield row("saves_failed", "saves that failed in this engine", "", [failed], 0, "lower")
         _profile(engine, texts.shuffled())
 
@@ -136,8 +138,8 @@ def _decoding_beside_saves(start: StartEngine) -> Iterator[Row]:
             streams = [texts.new(16) for _ in range(STREAMS)]
             return engine.beside(streams, 64, texts.new(1500), mode="off", **asked).longest_gap_s
 
-        ways = {"stored": {"store": True}, "not_stored": {"store": False}}
-        timed = in_turn(ways, ROUNDS, lambda asked: longest_gap_s(**asked))
+        jobs = {name: partial(longest_gap_s, store=name == "stored") for name in ("stored", "not_stored")}
+        timed = in_turn(jobs, ROUNDS, call)
     what = f"longest gap of {STREAMS} streams while a prompt is stored, to that without storing; a model with windows"
     yield row("decode_beside_saves", what, "x", ratios(timed["stored"], timed["not_stored"]), None, "lower")
 

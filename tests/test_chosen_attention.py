@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from blendhub.contracts import AttentionRules
 from blendhub.devices import chosen_attention
-from blendhub.devices.chosen_attention import Keys, attend, merged, received
+from blendhub.devices.chosen_attention import Attended, Keys, attend, merged, received
 
 WIDTH, VALUE_WIDTH = 4, 6
 
@@ -73,7 +73,7 @@ def test_attention_is_what_a_loop_computes_also_in_two_parts(slice_bytes, case, 
         counted = received(queries, positions, keys.positions, keys.keys, rules, whole.log_sums)
     torch.testing.assert_close(whole.taken, expected, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(counted, weights, rtol=1e-4, atol=1e-5)
-    for actual, at_once in zip(merged(parts), whole, strict=True):
+    for actual, at_once in zip(merged(Attended(*map(torch.stack, zip(*parts, strict=True)))), whole, strict=True):
         torch.testing.assert_close(actual, at_once, rtol=1e-4, atol=1e-5)
 
 

@@ -66,18 +66,16 @@ def received(
     """
     weights = torch.zeros(len(key_positions), device=queries.device)
     for rows, columns, _, products in _products(queries, positions, key_positions, keys, rules):
-        sums = log_sums[rows, columns].unflatten(1, (len(products), -1)).transpose(0, 1)
+        sums = log_sums[rows, columns].reshape(products.shape[1], len(products), -1).transpose(0, 1)
         weights += (products - sums.clamp_min(torch.finfo().min)[..., None]).exp().sum((0, 1, 2))
     return weights
 
 
-def merged(parts: list[Attended]) -> Attended:
-    """What the tokens take from all keys, of which each part had some."""
-    log_sums = torch.stack([part.log_sums for part in parts])
-    total = log_sums.logsumexp(0)
-    shares = (log_sums - total.clamp_min(torch.finfo().min)).exp()
-    taken = torch.stack([part.taken for part in parts])
-    return Attended((taken * shares[..., None]).sum(0), total)
+def merged(parts: Attended) -> Attended:
+    """What the tokens take from all keys, of which each part, on the first axis, had some."""
+    total = parts.log_sums.logsumexp(0)
+    shares = (parts.log_sums - total.clamp_min(torch.finfo().min)).exp()
+    return Attended((parts.taken * shares[..., None]).sum(0), total)
 
 
 def _products(
@@ -92,7 +90,7 @@ def _products(
     With them the slices of tokens, of heads of queries and of heads of keys. Keys that a token does not see have minus
     infinity.
     """
-    n, heads, _ = queries.shape
+    n, heads, width = queries.shape
     n_keys, n_heads = keys.shape[:2]
     group = heads // n_heads
     fitting = max(1, SLICE_BYTES // (4 * group * max(1, n_keys)))
@@ -104,11 +102,11 @@ def _products(
         for head in range(0, n_heads, n_served):
             served = slice(head, min(head + n_served, n_heads))
             columns = slice(served.start * group, served.stop * group)
-            asked = queries[rows, columns].float().unflatten(1, (-1, group)).transpose(0, 1)
+            asked = queries[rows, columns].float().reshape(len(hidden), -1, group, width).transpose(0, 1)
             products = asked.flatten(1, 2) @ keys[:, served].float().permute(1, 2, 0) * rules.scale
             if rules.soft_cap:
                 products = rules.soft_cap * torch.tanh(products / rules.soft_cap)
-            products = products.unflatten(1, (asked.shape[1], group))
+            products = products.view(len(asked), len(hidden), group, n_keys)
             yield rows, columns, served, products.masked_fill_(hidden[:, None], -torch.inf)
 
 

@@ -111,7 +111,8 @@ class ProbeAttention:
             places = prompt.places
             beside = Keys(prompt.positions, key[places], value[places])
             own = attend(query[places], prompt.positions, beside, rules._replace(sinks=None))
-            whole = merged([Attended(*(part[places] for part in in_pages)), own])
+            both = (torch.stack([stored[places], asking]) for stored, asking in zip(in_pages, own, strict=True))
+            whole = merged(Attended(*both))
             output[places] = whole.taken.to(output.dtype)
             if name in self._probe.counted:
                 keys, _ = self._stored(name, prompt)

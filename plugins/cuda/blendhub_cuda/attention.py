@@ -89,7 +89,7 @@ class CudaAttention(ChosenAttention):
         taken = output.new_empty((self._n_parts, *output.shape), dtype=torch.float32)
         sums = taken.new_empty(taken.shape[:-1])
         self._launch(layer, queries, taken, sums)
-        whole = merged([Attended(*part) for part in zip(taken, sums, strict=True)])
+        whole = merged(Attended(taken, sums))
         output.copy_(whole.taken)
         log_sums.copy_(whole.log_sums)
 
@@ -99,7 +99,8 @@ class CudaAttention(ChosenAttention):
         tiles, n_heads, readable = self._tiles[shape], keys.shape[1], self._readable
         grid = (n_heads * -(-rules.heads // n_heads // shape.heads), len(tiles), len(taken))
         attend_chosen[grid](
-            taken, *taken.stride()[:3], sums, sums.stride(0), queries, *queries.stride()[:2],
+            taken, 0 if readable is None else taken.stride(0), *taken.stride()[1:3], sums, sums.stride(0),
+            queries, *queries.stride()[:2],
             keys, *_strides(keys), values, *_strides(values),
             self._order, self._positions, tiles, self._blocks, self._blocks.stride(0),
             self._positions if readable is None else readable, 0 if readable is None else readable.stride(0),
@@ -175,7 +176,7 @@ def _layer(keys: torch.Tensor, values: torch.Tensor, rules: AttentionRules, dtyp
         # Measured on an H100. With three stages the table's entries are fetched ahead; wide heads leave no room for it.
         # With half of a multiprocessor's registers, two programs take turns at products and powers.
         "num_stages": 3 if main <= ROWS else 2,
-        **({"maxnreg": 128} if main == ROWS else {}),
+        **({"maxnreg": 128} if main == ROWS and not is_float8 and torch.version.hip is None else {}),
     }
     return Layer(keys, keys if rules.latent else values, rules, shape, constants)
 

@@ -15,7 +15,6 @@ TILE_WORDS = tl.constexpr(5)
 first and its last position."""
 
 CHANGING = [
-    "out_part",
     "sums_part",
     "table_stride",
     "readable_stride",
@@ -177,7 +176,9 @@ def attend_chosen(
 
     answer = weights * (value_scale / tl.where(total > 0, total, 1))[:, None]
     value_columns = tl.arange(0, VALUE_COLUMNS)
-    places = out + tl.program_id(2) * out_part + query * out_token + head * out_head
+    if PARTLY:
+        out += tl.program_id(2) * out_part
+    places = out + query * out_token + head * out_head
     mask = alive[:, None] & (value_columns < VALUE_WIDTH)[None, :]
     tl.store(places[:, None] + value_columns[None, :], answer.to(out.dtype.element_ty), mask=mask)
     if PARTLY:

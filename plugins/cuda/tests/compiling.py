@@ -1,13 +1,16 @@
 """Compiles kernels as a device launches them, for GPUs that need not be present: ``python compiling.py KERNEL``.
 
-Prints as JSON, by case, target and kernel: the shared memory that a program takes, and how many memory accesses of each
-size it has. It is another process than that of tests, which has the interpreter's kernels.
+Prints as JSON, by case, target and kernel: the shared memory that a program takes, how many memory accesses of each
+size it has, and what the compiler says of its registers, of copies ahead of their use, and of products on a Hopper
+GPU. It is another process than that of tests, which has the interpreter's kernels.
 """
 
 import json
 import re
+import subprocess
 import sys
 from collections import Counter
+from tempfile import NamedTemporaryFile
 from typing import Any
 
 import torch
@@ -24,6 +27,7 @@ from blendhub.devices import torch_type
 from blendhub.testing.device_reference import page_shapes
 from blendhub.testing.devices.deferred import DeferredRuntime
 
+NAMES = {True: "load", False: "save", None: "attend"}
 TARGETS = {
     "sm_80": GPUTarget("cuda", 80, 32),
     "sm_90": GPUTarget("cuda", 90, 32),
@@ -55,7 +59,7 @@ class Compiling:
     def compile(self, *given: Any, **constants: Any) -> None:
         """Numbers are small, as addresses of a heap may be: Triton passes a number in as few bits as it needs."""
         smallest = [min(value, 48) if isinstance(value, int) else value for value in given]
-        what = {True: "load", False: "save", None: "attend"}[constants.get("TO_PAGES")]
+        what = "probe" if constants.get("PARTLY") else NAMES[constants.get("TO_PAGES")]
         for name, made in self.made.items():
             backend = make_backend(TARGETS[name])
             bind = create_function_from_signature(self.kernel.signature, self.kernel.params, backend)
@@ -63,7 +67,22 @@ class Compiling:
             options, *packed = self.kernel._pack_args(backend, options, bound, specialization, None)
             source = ASTSource(self.kernel, *packed)
             kernel = triton.compile(source, target=TARGETS[name], options=options.__dict__)
-            made[what] = {"shared": kernel.metadata.shared, "accesses": _accesses(kernel.asm.get("ptx", ""))}
+            ptx = kernel.asm.get("ptx", "")
+            made[what] = {"shared": kernel.metadata.shared, "accesses": _accesses(ptx), **_usage(kernel.asm)}
+            made[what] |= {"ahead": ptx.count("cp.async.cg"), "products": ptx.count("wgmma.mma_async")}
+
+
+def _usage(made: Any) -> dict[str, int]:
+    """A thread's registers, and the bytes of memory that it takes for want of more."""
+    if "cubin" not in made:
+        return {}
+    with NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(made["cubin"])
+        file.flush()
+        command = [triton.knobs.nvidia.cuobjdump.path, "--dump-resource-usage", file.name]
+        told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    registers, stack = re.findall(r"REG:(\d+) STACK:(\d+)", told)[0]
+    return {"registers": int(registers), "spilled": int(stack)}
 
 
 def _accesses(ptx: str) -> dict[int, int]:
