@@ -91,7 +91,8 @@ class Device(ABC):
     """The dtypes that this device supports."""
 
     block_tokens: int
-    """The number of neighbouring tokens that should be recomputed together on this device."""
+    """The number of neighbouring tokens that the engine's own attention computes on this device in about the time of
+    one, because they share a tile of its kernel; 1: single tokens cost no more."""
 
     overlaps_compute: bool = True
     """Whether transfers run beside the engine's computation, as those of a DMA engine do. False: they use the engine's

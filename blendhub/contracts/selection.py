@@ -28,7 +28,8 @@ class Selection:
     ratio: float
     """From 0 to 1: the share of the moved tokens that may be picked."""
     block_tokens: int = 1
-    """At least 1: the number of neighbours that the device prefers to compute together."""
+    """At least 1: the number of neighbours that are computed in about the time of one, those of a tile of the attention
+    that computes them; 1: single tokens cost no more."""
     scores: Scores | None = None
     """``scores[p]`` belongs to position ``p`` of the prompt, at least up to the last moved one; None if ``probe_layer``
     is 0. The higher it is, the more is gained from picking ``p``; scores that are not finite count as the highest.

@@ -104,7 +104,7 @@ def fail_builders() -> None:
 
 
 def note_forwards() -> None:
-    """Note how many requests each of BlendHub's forwards serves. May be called again."""
+    """Count BlendHub's forwards, their spans, and the most requests that one serves. May be called again."""
     from vllm.distributed.kv_transfer import get_kv_transfer_group
 
     connector: Any = get_kv_transfer_group()
@@ -115,9 +115,18 @@ def note_forwards() -> None:
 
     def noted(chosen: Any, **named: Any) -> Any:
         COUNTS["most requests"] = max(COUNTS["most requests"], len(chosen.parts))
+        COUNTS.update(forwards=1, spans=len(chosen.spans))
         return forward(chosen, **named)
 
     model.forward = noted
+
+
+def prefer_neighbours(n: int) -> None:
+    """The engine's attention computes so many neighbours in about the time of one, as far as selectors know."""
+    from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+    connector: Any = get_kv_transfer_group()
+    connector._worker._context.device.block_tokens = n
 
 
 def attention_received(tokens: list[int], askers: list[Span], stored: list[Span]) -> list[float]:

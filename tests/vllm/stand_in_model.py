@@ -40,7 +40,7 @@ class StandInModel(Anything):
     max_tokens, max_spans = 4096, 64
     device = torch.device("cpu")
     frees_blocks_early = samples_last = False
-    adapters = None
+    adapters, attention = None, ()
     dtype = torch.float32
     block_size = BLOCK
 

@@ -8,7 +8,15 @@ import pytest
 from harness.engines import ONE_THREAD, Engine, disagreement
 from harness.engines.shapes import GEMMA3, GPT_OSS, LLAMA4
 from harness.engines.tiny_model import SHAPE
-from tests.vllm.arrangements import arrange, draw_wide_weights, fail_loads, inside
+from tests.vllm.arrangements import (
+    arrange,
+    counted,
+    draw_wide_weights,
+    fail_loads,
+    inside,
+    note_forwards,
+    prefer_neighbours,
+)
 from tests.vllm.conftest import PROBING, SETTINGS, TOLERANCE, capacity, drawn, store
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -169,3 +177,23 @@ def test_blocks_come_back_from_requests_that_are_aborted_or_preempted(tmp_path, 
         for _ in range(2):  # the second time vLLM's own cache stands in front of what is stored
             assert disagreement(few.ask(*exact, tokens=60), expected_exact) < TOLERANCE
         assert few.call("preemptions") > 0
+
+
+def test_picks_fill_the_tiles_of_the_engine_s_attention(tmp_path, texts):
+    """To that attention each span is a request, which reads its whole context, and a forward has room for few."""
+    documents = [texts.new(n) for n in (900, 800, 600)]
+    prompt = [*documents[2], *texts.new(9), *documents[0], *texts.new(9), *documents[1], *texts.new(30)]
+    computed, spans, forwards = [], [], []
+    with start(tmp_path, GPT_OSS, max_model_len=3072, max_num_batched_tokens=3072) as engine:
+        store(engine, *documents)
+        inside(engine, note_forwards)
+        for neighbours in (1, 16):
+            inside(engine, prefer_neighbours, neighbours)
+            answer = engine.one(prompt, recompute_ratio=0.3, store=False)
+            computed.append(answer.report["recomputed_tokens"])
+            counts = inside(engine, counted)
+            spans.append(counts["spans"])
+            forwards.append(counts["forwards"])
+            engine.forget()
+    assert 0.95 * computed[0] < computed[1] <= computed[0]
+    assert 8 * spans[1] < spans[0] and forwards == [2, 1]

@@ -17,6 +17,7 @@ from blendhub.vllm.model.rotary import rotated
 from blendhub.vllm.worker import forwards
 from blendhub.vllm.worker.forwards import Forwards, shares
 from blendhub.vllm.worker.recompute import Blend, HostCopy
+from tests.stand_in import StandIn
 from tests.vllm.blending import context_of, load_job, to_the_end
 from tests.vllm.stand_in_model import BLOCK, StandInModel
 from tests.vllm.two_ranks import ALONE, ENDED, forward_together, on_two_ranks
@@ -214,18 +215,22 @@ class Picking(Selector):
 
 def test_a_selector_sees_the_whole_prompt_and_what_it_picks_is_computed_if_it_is_moved_text_of_this_request():
     selector = Picking([Span(22, 30)])  # partly a hole
-    context = context_of(Model(), selector)
+    context = context_of(Model(), selector, device=StandIn(block_tokens=16, overlaps_compute=True))
     tokens = np.arange(70, dtype=np.uint32)
     matches = (Match(Span(0, 10), 1, 0, True), Match(Span(10, 30), 1, 100, False), Match(Span(40, 50), 2, 300, False))
-    blends = [*blends_of(context), Blend(context, load_job(tokens, Decision(5, 50, matches, 0.5)))]
+    job = load_job(tokens, Decision(5, 50, matches, 0.5))
+    blends = [*blends_of(context), Blend(context, job)]
     to_the_end(context, blends)
     assert [bool(blend.result) for blend in blends] == [True, False, True, True]
     assert "Picking.select should pick ascending, disjoint parts" in str(blends[1].error)
     asked = selector.seen[-1]
     assert (asked.moved, asked.holes, asked.question) == ([Span(10, 30), Span(40, 50)], [Span(30, 40)], Span(50, 70))
-    assert (asked.ratio, asked.block_tokens, asked.scores) == (0.5, 1, None) and asked.tokens is tokens
+    assert (asked.ratio, asked.block_tokens, asked.scores) == (0.5, 16, None) and asked.tokens is tokens
     computed = [spans for _, parts in context.model.forwards for spans in parts]
     assert [Span(10, 50)] in computed and [Span(0, 45)] not in computed and [Span(20, 30)] not in computed
+    context.model.attention = ("the device's",)
+    to_the_end(context, [Blend(context, job)])
+    assert selector.seen[-1].block_tokens == 1
 
 
 class Crowded(Model):

@@ -24,6 +24,8 @@ from blendhub.vllm.worker.attention_query import attention_query
 from blendhub.vllm.worker.audit import compare, inexact
 from blendhub.vllm.worker.ranks import Ranks
 
+PROBED_GROUP = 16
+"""The least neighbours of which the first ones are probed, and speak for the others."""
 NO_TOKEN = 2**32
 """Stands for the token on ranks without predictions; greater than every token."""
 
@@ -225,19 +227,24 @@ class Blend:
         return Selection(
             moved=decision.moved,
             ratio=decision.ratio,
-            block_tokens=self._context.device.block_tokens,
+            block_tokens=self._block_tokens,
             holes=decision.holes,
             question=Span(decision.end, len(tokens)),
             tokens=tokens,
         )
+
+    @property
+    def _block_tokens(self) -> int:
+        """The neighbours that cost about as much as one. The device's attention fills its tiles from any spans."""
+        return 1 if self._context.model.attention else self._context.device.block_tokens
 
     def _probe(self, scores: npt.NDArray[np.float32]) -> Steps:
         """Have the first layers of a share of the moved tokens computed, which scores these by the change of their KV.
 
         The first layer's KV does not depend on the context, so all of it is right before the probe, except in holes.
         """
-        selector, decision, group = self._context.selector, self.job.decision, self._context.device.block_tokens
-        share = selector.probe_share
+        selector, decision = self._context.selector, self.job.decision
+        group, share = max(PROBED_GROUP, self._block_tokens), selector.probe_share
         samples = [sample for span in decision.moved for sample in sampled(span, group, share)]
         spans = join_spans([*samples, *decision.holes])
         yield from self._compute(Work(spans, selector.probe_layer), self._probed.append)

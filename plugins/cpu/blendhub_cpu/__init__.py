@@ -12,8 +12,8 @@ from blendhub.framework.hookspecs import PluginSpec, Unavailable, hookimpl
 
 class CpuOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     block_tokens: Annotated[
-        int, Meta(ge=1, le=4096, description="neighbours that are recomputed together when one of them is")
-    ] = 16
+        int, Meta(ge=1, le=4096, description="neighbours that the engine's attention computes in about the time of one")
+    ] = 1
 
 
 def _probe() -> Unavailable | None:

@@ -22,8 +22,6 @@ class AttendedSelector(Selector):
 
     def select(self, selection: Selection) -> list[Span]:
         moved = moved_mask(selection)
-        if selection.attended is None:
-            windows = heads(selection, self._window_tokens)
-        else:
-            windows = highest(selection.attended, moved, self._window_tokens)
+        width = self._window_tokens or selection.block_tokens
+        windows = heads(selection, width) if selection.attended is None else highest(selection.attended, moved, width)
         return windows.within(ceil(selection.ratio * int(moved.sum())), moved)

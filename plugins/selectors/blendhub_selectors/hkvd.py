@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
     from blendhub.contracts.selector import KeysAndValues
 
+LEAST_BLOCK = 16
+"""Not all tokens are probed, so that fewer neighbours may have one score."""
+
 
 class HkvdSelector(Selector):
     """High KV deviation: what the new surroundings changed most at an early layer, they change most at all layers."""
@@ -40,7 +43,7 @@ class HkvdSelector(Selector):
     def _blocks(self, selection: Selection, scores: Scores) -> list[Span]:
         """``ceil(ratio * tokens)`` tokens in blocks, the best first."""
         spans = Blocks.of(selection.moved)
-        blocks = spans.split(self._block_tokens or selection.block_tokens)
+        blocks = spans.split(self._block_tokens or max(LEAST_BLOCK, selection.block_tokens))
         budget = ceil(selection.ratio * int(spans.lengths.sum()))
         return blocks.within(budget, np.argsort(-_means(blocks, scores), kind="stable")).joined()
 

@@ -6,7 +6,13 @@ import msgspec
 from msgspec import Meta
 
 BlockTokens: TypeAlias = Annotated[
-    int, Meta(ge=0, le=65536, description="neighbours that are picked together; 0: as many as the device likes")
+    int,
+    Meta(
+        ge=0,
+        le=65536,
+        description="neighbours that are picked together; "
+        "0: 16, or as many as the engine's attention computes in the time of one",
+    ),
 ]
 
 
@@ -56,5 +62,11 @@ class AttendedOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         int, Meta(ge=1, le=64, description="how many of the prompt's last tokens say what they attend to")
     ] = 32
     window_tokens: Annotated[
-        int, Meta(ge=1, le=256, description="a token is picked with what follows it, so many in all")
-    ] = 1
+        int,
+        Meta(
+            ge=0,
+            le=256,
+            description="a token is picked with what follows it, so many in all; "
+            "0: as many as the engine's attention computes in the time of one, and 1 where the device attends",
+        ),
+    ] = 0

@@ -57,7 +57,7 @@ def blocks_of(moved, width):
     ]
 
 
-@given(scores=SCORES, moved=moved_spans(), ratio=RATIOS, width=st.sampled_from([1, 2, 3, 8, 16]))
+@given(scores=SCORES, moved=moved_spans(), ratio=RATIOS, width=st.sampled_from([1, 2, 16, 18]))
 def test_hkvd_picks_the_highest_blocks(scores, moved, ratio, width):
     scores = numbers(scores, moved)
 
@@ -67,7 +67,9 @@ def test_hkvd_picks_the_highest_blocks(scores, moved, ratio, width):
 
     best_first = sorted(blocks_of(moved, width), key=mean, reverse=True)  # keeps the order of equals
     expected = sorted([at for block in best_first for at in block][: ceil(ratio * len(tokens(moved)))])
-    for options, block_tokens in ((HkvdOptions(), width), (HkvdOptions(block_tokens=width), 5)):
+    given = [(HkvdOptions(block_tokens=width), 5), *[(HkvdOptions(), width)] * (width >= 16)]
+    given += [(HkvdOptions(), 1)] * (width == 16)
+    for options, block_tokens in given:
         assert tokens(HkvdSelector(options).select(Selection(moved, ratio, block_tokens, scores))) == expected
 
 
@@ -90,6 +92,8 @@ def test_windows_are_picked_from_the_highest_tokens_on(scores, moved, ratio, wid
     by_scores = HkvdSelector(HkvdOptions(window_tokens=width)).select(Selection(moved, ratio, 16, scores))
     by_attention = AttendedSelector(AttendedOptions(window_tokens=width))
     assert tokens(by_scores) == tokens(by_attention.select(Selection(moved, ratio, attended=scores))) == expected
+    by_default = AttendedSelector(AttendedOptions()).select(Selection(moved, ratio, width, attended=scores))
+    assert tokens(by_default) == expected
     # Where attention is not measured: the first ``width`` tokens of each span, then the next of each, and so on.
     heads = sorted(
         (block.start - span.start, block.start, block) for span in moved for block in blocks_of([span], width)
