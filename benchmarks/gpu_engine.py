@@ -70,11 +70,16 @@ def rows(start: StartEngine, contexts: Sequence[int] = CONTEXTS, large: Mapping[
     if not find_spec("vllm"):
         yield row("engines", "vllm is not installed: no engine was started", "", [])
         return
-    for part in (_first_tokens(start, contexts, large), _decoding_beside_saves(start), _checks(start)):
+    parts = {
+        "first_tokens": _first_tokens(start, contexts, large),
+        "decoding_beside_saves": _decoding_beside_saves(start),
+        "checks": _checks(start),
+    }
+    for name, of_part in parts.items():
         try:
-            yield from part
+            yield from of_part
         except Exception as error:  # whatever an engine ends with belongs into the report
-            yield Row(part.__name__.strip("_"), f"not measured: {error}", None, "", None, "lower", False, None)
+            yield Row(name, f"not measured: {error}", None, "", None, "lower", False, None)
 
 
 def _first_tokens(start: StartEngine, contexts: Sequence[int], large: Mapping[str, int]) -> Iterator[Row]:
