@@ -44,6 +44,15 @@ class Transfer(ABC):
         After it, nothing of the copy is written any more.
         """
 
+    def release_pages(self) -> None:
+        """Let the engine use the pages for something else: its work that the calling thread submits from now on begins
+        after the copy's last access to them. Raises like ``wait``.
+
+        This default waits for the whole copy. Where the engine's work has a stream, the stream should wait, and not the
+        thread.
+        """
+        self.wait()
+
 
 class Device(ABC):
     """Copies KV between an engine's pages and the arena.
@@ -70,9 +79,9 @@ class Device(ABC):
     *Order.* The engine submits its work to an accelerator and does not wait for it. A save reads the pages after all
     work that the engine submitted before the call of ``save``. A load writes them after all work that the engine
     submitted before the last ``begin_step``. The engine's work that is submitted after ``wait`` returned sees the
-    transfer. Before that, the caller changes neither the pages nor the rows that the transfer copies. Several transfers
-    may be pending. ``wait`` blocks the calling thread, because leases are released after it; a caller that must not
-    block polls ``done``.
+    transfer. Before that, the caller changes neither the rows that the transfer copies, nor the pages unless it has
+    called ``release_pages``. Several transfers may be pending. ``wait`` blocks the calling thread, because leases are
+    released after it; a caller that must not block polls ``done``.
 
     *Threads.* Any thread may make any call, inside torch's inference mode or outside of it. One call is made at a time.
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from itertools import cycle
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -88,8 +88,16 @@ class StagingStream:
                 yield self.staging[staging_at : staging_at + part.stop - part.start], arena.tensor[part]
 
 
+class Submitted(NamedTuple):
+    """A transfer's events in the streams that it uses."""
+
+    pages_done: list[Any]
+    """After the last access to pages."""
+    ends: list[Any]
+
+
 class StreamTransfer(Transfer):
-    def __init__(self, runtime: Runtime, submitted: "Future[list[Any]]") -> None:
+    def __init__(self, runtime: Runtime, submitted: Future[Submitted]) -> None:
         self._runtime = runtime
         self._submitted = submitted
 
@@ -98,13 +106,19 @@ class StreamTransfer(Transfer):
             return False
         try:
             self._runtime.enter()
-            return all(map(self._runtime.query, self._submitted.result()))
+            return all(map(self._runtime.query, self._submitted.result().ends))
         except Exception:  # ``wait`` raises it, or another that tells more
             return True
 
     def wait(self) -> None:
         self._runtime.enter()
-        _synchronize_all(self._runtime, self._submitted.result())
+        _synchronize_all(self._runtime, self._submitted.result().ends)
+
+    def release_pages(self) -> None:
+        """The calling thread waits only until the queue's thread has submitted the transfer."""
+        self._runtime.enter()
+        for event in self._submitted.result().pages_done:
+            self._runtime.wait_event(None, event)
 
 
 class TransferQueue(ABC):
@@ -129,20 +143,20 @@ class TransferQueue(ABC):
         self.drain()
         self._thread.shutdown()
 
-    def _submit(self, begin: Any, arena: HostArena, mover: Mover, batches: Iterable[Batch]) -> list[Any]:
-        """Submit all batches, on the streams in turn; returns an event for the end of each used stream."""
-        used: list[StagingStream] = []
+    def _submit(self, begin: Any, arena: HostArena, mover: Mover, batches: Iterable[Batch]) -> Submitted:
+        """Submit all batches, on the streams in turn."""
+        pages_done: dict[StagingStream, Any] = {}
         try:
             self._runtime.enter()
             for batch in batches:
                 stream = next(self._next_streams)
-                if stream not in used:
-                    used.append(stream)
+                if stream not in pages_done:
                     self._runtime.wait_event(stream.handle, begin)
-                self._submit_batch(stream, stream.copy_table(batch), batch, arena, mover)
-            for stream in used:
+                pages_done[stream] = self._submit_batch(stream, stream.copy_table(batch), batch, arena, mover)
+            for stream in pages_done:
                 self._finish_batch(stream)
-            return [self._runtime.record_event(stream.handle) for stream in used]
+            ends = [self._runtime.record_event(stream.handle) for stream in pages_done]
+            return Submitted(list(pages_done.values()), ends)
         except BaseException as error:
             # After ``wait`` has raised, the caller may use the bytes for something else.
             for stream in self._streams:
@@ -165,8 +179,8 @@ class TransferQueue(ABC):
     @abstractmethod
     def _submit_batch(
         self, stream: StagingStream, table: torch.Tensor, batch: Batch, arena: HostArena, mover: Mover
-    ) -> None:
-        """Submit the copies and the mover's work of the batch to the stream."""
+    ) -> Any:
+        """Submit the copies and the mover's work of the batch to the stream; returns an event behind the latter."""
 
     def _finish_batch(self, stream: StagingStream) -> None:  # noqa: B027 (the host's part of a load comes first)
         """Do the host's part of the stream's last batch."""
@@ -185,7 +199,7 @@ class LoadTransferQueue(TransferQueue):
 
     def _submit_batch(
         self, stream: StagingStream, table: torch.Tensor, batch: Batch, arena: HostArena, mover: Mover
-    ) -> None:
+    ) -> Any:
         if _are_pinned(batch, arena):
             self._runtime.copy(stream.handle, list(stream.staging_and_arena(batch, arena)))
         else:
@@ -196,21 +210,24 @@ class LoadTransferQueue(TransferQueue):
             stream.copy_bounce_buffer(batch, to_staging=True)
         memory = stream.staging if batch.slices else arena.tensor
         self._runtime.launch(stream.handle, mover.rows_to_pages, memory, table, batch)
+        return self._runtime.record_event(stream.handle)
 
 
 class SaveTransferQueue(TransferQueue):
     def _submit_batch(
         self, stream: StagingStream, table: torch.Tensor, batch: Batch, arena: HostArena, mover: Mover
-    ) -> None:
+    ) -> Any:
         self._finish_batch(stream)
         memory = stream.staging if batch.slices else arena.tensor
         self._runtime.launch(stream.handle, mover.pages_to_rows, memory, table, batch)
+        pages_read = self._runtime.record_event(stream.handle)
         if _are_pinned(batch, arena):
             pairs = stream.staging_and_arena(batch, arena)
             self._runtime.copy(stream.handle, [(target, source) for source, target in pairs])
         else:
             stream.copy_bounce_buffer(batch, to_staging=False)
             stream.unfinished = batch, arena
+        return pages_read
 
     def _finish_batch(self, stream: StagingStream) -> None:
         """Copy the rows that have arrived in the bounce buffer to the arena."""

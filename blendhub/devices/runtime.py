@@ -59,9 +59,9 @@ class Runtime(ABC):
         event.record(stream or self._accelerator.current_stream(self._place))
         return event
 
-    def wait_event(self, stream: Any, event: Any) -> None:
-        """Work that is submitted to the stream from now on begins after the event."""
-        stream.wait_event(event)
+    def wait_event(self, stream: Any | None, event: Any) -> None:
+        """Work that is submitted to the stream, None: the engine's current one, from now on begins after the event."""
+        (stream or self._accelerator.current_stream(self._place)).wait_event(event)
 
     def query(self, event: Any) -> bool:
         """Whether the event has been reached. Never blocks."""

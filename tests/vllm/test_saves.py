@@ -20,15 +20,20 @@ TOKENS = np.array(text(3, 96), np.uint32)
 class HeldTransfer(Transfer):
     """Ends when the test says so, with or without an error."""
 
-    def __init__(self, error: Exception | None, ends: threading.Event) -> None:
+    def __init__(self, error: Exception | None, scene: "Scene") -> None:
         self._error = error
-        self._ends = ends
+        self._scene = scene
 
     def done(self) -> bool:
         return True
 
     def wait(self) -> None:
-        assert self._ends.wait(20)
+        assert self._scene.copies_end.wait(20)
+        if self._error:
+            raise self._error
+
+    def release_pages(self) -> None:
+        self._scene.order.append("pages released")
         if self._error:
             raise self._error
 
@@ -37,16 +42,19 @@ class Scene:
     """A worker that saves the three chunks of a request; ``error`` is that of the copy of chunk ``failing``."""
 
     def __init__(self, played, device) -> None:
+        self.played = played
         self.worker = played.worker
         self.client = played.worker._executor.client
         self.copies_end = threading.Event()
         self.failing, self.error = -1, None
+        self.order = []
+        """When pages were released and when the device began a step."""
         self._n_copies = 0
         device.save = self._copy
 
     def _copy(self, *given) -> HeldTransfer:
         self._n_copies += 1
-        return HeldTransfer(self.error if self._n_copies - 1 == self.failing else None, self.copies_end)
+        return HeldTransfer(self.error if self._n_copies - 1 == self.failing else None, self)
 
     def begin(self, **changes: str) -> None:
         """``changes`` are those of the right to write."""
@@ -59,10 +67,16 @@ class Scene:
         """The requests whose blocks can be freed."""
         return self.worker.finished()[0]
 
+    def wait_until_saved(self) -> None:
+        until = time.monotonic() + 20
+        while self.saved() != {"r"}:
+            assert time.monotonic() < until
+            time.sleep(1e-3)
+
     def committed(self):
         """The worker's report once every commit is done."""
-        self.worker.begin_step(StepPlan(preempted={"r"}))  # waits for the copies
-        assert self.saved() == {"r"}
+        self.worker.begin_step(StepPlan(preempted={"r"}))
+        self.wait_until_saved()
         until, reports = time.monotonic() + 20, []
         while not any(report.committed_ranks for report in reports):
             assert time.monotonic() < until
@@ -116,14 +130,26 @@ def test_a_request_s_blocks_are_free_when_its_copies_have_ended_whether_the_hub_
     scene.worker._executor.run_later(answers.wait)
     scene.begin()
     scene.worker.begin_step(StepPlan(preempted={"another"}))
-    assert scene.saved() == set(), "only copies of the requests that are named are waited for"
-    threading.Timer(0.05, scene.copies_end.set).start()
+    assert scene.saved() == set() and not scene.order, "only copies of the requests that are named are in the way"
     scene.worker.begin_step(StepPlan(preempted={"r", "another"}))
-    assert scene.copies_end.is_set() and scene.saved() == {"r"}
+    assert scene.order == 3 * ["pages released"]
+    scene.copies_end.set()
+    scene.wait_until_saved()
     assert scene.worker.take_report() is None and scene.readable() == set()
     answers.set()
     while scene.readable() != set(range(96)):
         time.sleep(1e-3)
+
+
+def test_a_step_of_a_model_with_windows_waits_for_no_save_and_its_loads_follow_the_reads(scene, monkeypatch):
+    """vLLM reuses blocks that have left a window while the request goes on, also for what is loaded."""
+    monkeypatch.setattr(scene.played.model, "frees_blocks_early", True)
+    device, begin_step = scene.played.device, scene.played.device.begin_step
+    monkeypatch.setattr(device, "begin_step", lambda: (scene.order.append("step begun"), begin_step()))
+    scene.begin()
+    scene.played.arrive("q", [*text(0, 96), *text(5, 40)], first_block=10)
+    scene.played.step()
+    assert scene.order == [*3 * ["pages released"], "step begun"] and not scene.copies_end.is_set()
 
 
 @pytest.mark.parametrize("opens", [True, False])

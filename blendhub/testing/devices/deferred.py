@@ -82,10 +82,10 @@ class DeferredRuntime(Runtime):
         with self._lock:
             return (stream or self.engine).submit()
 
-    def wait_event(self, stream: DeferredStream, event: Task) -> None:
+    def wait_event(self, stream: DeferredStream | None, event: Task) -> None:
         self._check_thread()
         with self._lock:
-            stream.submit(after=event)
+            (stream or self.engine).submit(after=event)
 
     def query(self, event: Task) -> bool:
         """Each query runs one task, so that polling ends."""

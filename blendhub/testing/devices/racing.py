@@ -1,19 +1,21 @@
-"""A test that needs the accelerator: the engine reads pages that a load must not change, while the load runs."""
+"""Tests that need the accelerator: the engine reads pages that a load must not change, while the load runs, and
+overwrites pages that a save reads."""
 
 from abc import ABC, abstractmethod
 from contextlib import closing
 from itertools import count
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 
-from blendhub.contracts import Device, PagedLayer, PageFormat, Rotation, Segment
+from blendhub.contracts import Device, PagedLayer, PageFormat, Rotation, Segment, Transfer
 from blendhub.core.layout import KVLayout
 from blendhub.core.spans import Span
 from blendhub.devices import planes_of
 from blendhub.testing.device_reference import page_shapes
-from blendhub.testing.devices.device_harness import Rotary
+from blendhub.testing.devices.base import harnesses
+from blendhub.testing.devices.device_harness import DeviceSetup, Rotary
 
 CHUNK, N_TOKENS, MOVED = 256, 4096, 999
 LAYOUT = KVLayout(layers=8, kv_heads=8, key_dim=128, value_dim=128, dtype="bfloat16", chunk_tokens=CHUNK)
@@ -69,6 +71,25 @@ class RaceSuite(ABC):
                 transfer.wait()
             accelerator.synchronize()
         assert all(torch.equal(now, first) for pair in seen for now, first in zip(pair, before, strict=True))
+
+    def test_pages_that_a_save_has_released_may_change(self) -> None:
+        sizes: Any = {"block_size": self.block, "chunk_tokens": CHUNK, "n_blocks": 1024 // self.block + 4}
+        sizes |= {"kv_heads": 8, "key_dim": 128, "value_dim": 128, "n_shards": 4}
+        setup = DeviceSetup(format=self.format, dtype="bfloat16", rotations=(None,) * 4, **sizes)
+        transfers: list[Transfer] = []
+        with harnesses(self.create, self.torch_type) as make:
+            harness = make(setup)
+            segments = harness.chunks(0, 1024)
+
+            def save() -> None:
+                transfers.append(harness.device.save(segments, harness.block_ids))
+                transfers[-1].release_pages()
+
+            for _ in range(3):
+                harness.reference.save(segments, harness.block_ids)
+                harness.overwrite_pages(after=save)
+                transfers[-1].wait()
+                harness.check()
 
 
 def _checksums(planes: list[torch.Tensor], blocks: torch.Tensor, slots: slice) -> torch.Tensor:

@@ -1,6 +1,7 @@
 """The conformance suite of devices with streams: missing synchronisation shows every time. Needs torch."""
 
 import gc
+import threading
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
@@ -92,6 +93,30 @@ class StreamSuite(ABC):
         check_that_it_follows_the_engine(harness, runtime, "load", then=harness.device.begin_step)
         check_that_it_follows_the_engine(harness, runtime, "save")
 
+    def test_the_engine_s_stream_waits_for_reads_of_pages_and_its_thread_does_not(
+        self, harness: DeviceHarness, runtime: DeferredRuntime, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Neither the engine's later work, nor loads that follow it, write pages before a save has read them."""
+        saves = [harness.start_save(harness.chunks(0, 160)), harness.start_save([harness.segment(160, 190, shard=6)])]
+        synchronize, this_thread = runtime.synchronize, threading.get_ident()
+
+        def synchronize_elsewhere(event: Any) -> None:
+            assert threading.get_ident() != this_thread, "the engine's thread waits for a save"
+            synchronize(event)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(runtime, "synchronize", synchronize_elsewhere)
+            for save in saves:
+                save.release_pages()
+        harness.device.begin_step()
+        load = harness.start_load([harness.segment(at, at + 40, shard=4 + at // 40) for at in (0, 40)])
+        overwrite_later(harness, runtime)
+        load.wait()
+        runtime.synchronize(runtime.record_event())
+        for save in saves:
+            save.wait()
+        harness.check()
+
     def test_any_thread_may_use_the_device(self, harness: DeviceHarness) -> None:
         """Each thread sets its device first: CUDA's contexts on other GPUs would cost memory, and ACL fails."""
         device, transfer = harness.device, harness.start_save(harness.chunks(0, 160))
@@ -159,6 +184,18 @@ def check_that_it_follows_the_engine(
 
     That work overwrites all pages; ``then`` is called between it and the transfer.
     """
+    overwrite_later(harness, runtime)
+    then()
+    if direction == "save":
+        harness.start_save(harness.chunks(0, 160)).wait()
+    else:
+        harness.start_load(harness.chunks(0, 160, source=50), 30).wait()
+    runtime.synchronize(runtime.record_event())
+    harness.check()
+
+
+def overwrite_later(harness: DeviceHarness, runtime: DeferredRuntime) -> None:
+    """Submit work to the engine's stream that overwrites all pages."""
     tensors = [tensor for layer in harness.layers for tensor in layer.tensors]
     before = [tensor.clone() for tensor in tensors]
     harness.overwrite_pages()
@@ -170,13 +207,6 @@ def check_that_it_follows_the_engine(
 
     write(before)
     runtime.engine.submit(partial(write, after))
-    then()
-    if direction == "save":
-        harness.start_save(harness.chunks(0, 160)).wait()
-    else:
-        harness.start_load(harness.chunks(0, 160, source=50), 30).wait()
-    runtime.synchronize(runtime.record_event())
-    harness.check()
 
 
 def wait_until_pinned(harness: DeviceHarness) -> None:

@@ -64,7 +64,7 @@ class ConnectorWorker:
         self._report = WorkerReport()
 
     def begin_step(self, plan: StepPlan) -> None:
-        """Before vLLM computes: finish reads of blocks that vLLM will overwrite, and begin the new loads."""
+        """Before vLLM computes: order it behind reads of blocks that it will overwrite, and begin the new loads."""
         if self._must_check_weights:
             self._must_check_weights = False
             self._has_other_weights = fingerprint(self._context.model.module) != self.weights
@@ -78,9 +78,10 @@ class ConnectorWorker:
             self._is_opened = True
             self._report.opened = 1
         self._adapters.look(plan.number)
+        # Before the device begins the step: new loads may write the blocks that saves still read.
+        self._saves.settle(None if self._context.model.frees_blocks_early else plan.preempted)
         if plan.loads or self._loads:
             self._device.begin_step()
-        self._saves.settle(None if self._context.model.frees_blocks_early else plan.preempted)
         for request in plan.cancelled & set(self._loads):
             self._loads[request].cancel()
         is_first = self._ranks.number == 0

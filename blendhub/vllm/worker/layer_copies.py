@@ -1,6 +1,6 @@
 """Loads and saves of all groups of layers: each is a transfer of the device for every group."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 import numpy as np
@@ -24,10 +24,16 @@ class Transfers(Transfer):
         return all(part.done() for part in self._parts)
 
     def wait(self) -> None:
+        self._of_all(lambda part: part.wait())
+
+    def release_pages(self) -> None:
+        self._of_all(lambda part: part.release_pages())
+
+    def _of_all(self, call: Callable[[Transfer], None]) -> None:
         errors: list[Exception] = []
         for part in self._parts:
             try:
-                part.wait()
+                call(part)
             except Exception as error:  # the others still copy
                 errors.append(error)
         if errors:

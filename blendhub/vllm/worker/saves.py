@@ -67,9 +67,10 @@ class Saves:
         self._timeout_s = timeout_s
         self._waiting: list[WaitingSave] = []
         self._copies: queue.SimpleQueue[Copy | None] = queue.SimpleQueue()
-        self._state = threading.Condition()
+        self._state = threading.Lock()
         """Guards what follows, which all three threads change."""
-        self._copying: Counter[str] = Counter()
+        self._copying: dict[Transfer, str] = {}
+        """The copies under way, and their requests."""
         self._committing: Counter[str] = Counter()
         self._saved_tokens = 0
         self._seconds: list[float] = []
@@ -109,9 +110,12 @@ class Saves:
                 self._fail(job, error, arena.client if arena else None)
 
     def settle(self, freed: Collection[str] | None) -> None:
-        """Finish all reads from the blocks of these requests, which vLLM is about to reuse; None: of all requests."""
+        """Let vLLM reuse the blocks of these requests, after the reads that have begun; None: of all requests."""
         with self._state:
-            self._state.wait_for(lambda: not (self._copying if freed is None else self._copying.keys() & set(freed)))
+            copying = [copy for copy, request in self._copying.items() if freed is None or request in freed]
+        for copy in copying:
+            with contextlib.suppress(Exception):  # the saver's thread hears it, too
+                copy.release_pages()
         saves, self._waiting = self._waiting, []
         for save in saves:
             if freed is None or save.job.request in freed:
@@ -128,7 +132,7 @@ class Saves:
     def needs_blocks(self, request: str) -> bool:
         """Whether a copy of this request is under way, or has yet to begin."""
         with self._state:
-            return request in self._copying or any(save.job.request == request for save in self._waiting)
+            return request in self._copying.values() or any(save.job.request == request for save in self._waiting)
 
     def is_committing(self, request: str) -> bool:
         with self._state:
@@ -158,7 +162,7 @@ class Saves:
     def add(self, copy: Copy) -> None:
         """Have a copy finished and committed that has begun."""
         with self._state:
-            self._copying[copy.job.request] += 1
+            self._copying[copy.transfer] = copy.job.request
             self._committing[copy.job.request] += 1
         self._copies.put(copy)
 
@@ -191,8 +195,7 @@ class Saves:
                 self._fail(copy.job, error, copy.client)
             self._run_later(partial(self._commit, copy))
             with self._state:
-                self._copying -= Counter([copy.job.request])
-                self._state.notify_all()
+                del self._copying[copy.transfer]
 
     # On the executor's thread.
 
