@@ -30,6 +30,7 @@ class HostArena:
         self, arena: npt.NDArray[np.uint8], runtime: Runtime, progress: Callable[[], ArenaProgress] | None = None
     ) -> None:
         self.bytes = arena
+        self._address = arena.ctypes.data
         self._runtime = runtime
         self._progress = progress or (lambda: ArenaProgress(arena.size, arena.size))
         self._pinned: list[slice] = []
@@ -46,7 +47,7 @@ class HostArena:
 
     def parts(self, start: int, end: int) -> Iterator[slice]:
         """Ranges that are pinned by one call each. CUDA refuses copies across two of them."""
-        step, address = self._runtime.registration_bytes, self.bytes.ctypes.data
+        step, address = self._runtime.registration_bytes, self._address
         while start < end:
             # Addresses are multiples of the step, so that no page belongs to two parts.
             border = (address + start) // step * step + step - address

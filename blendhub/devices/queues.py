@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from itertools import cycle
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -37,6 +37,9 @@ class Mover(ABC):
     @abstractmethod
     def pages_to_rows(self, memory: torch.Tensor, table: torch.Tensor, batch: Batch) -> None:
         """Read the batch from pages."""
+
+
+Pair: TypeAlias = tuple[torch.Tensor, torch.Tensor]
 
 
 class StagingStream:
@@ -72,20 +75,18 @@ class StagingStream:
         self._runtime.copy(self.handle, [(target, source) if to_staging else (source, target)])
         self._bounce_copied = self._runtime.record_event(self.handle)
 
-    def copy_table(self, batch: Batch) -> torch.Tensor:
-        """Submit the copy of the batch's table; returns its place in device memory."""
+    def table_and_source(self, batch: Batch) -> Pair:
+        """The place of the batch's table in device memory, and a copy of the table in pinned memory."""
         pinned = self._runtime.allocate_pinned(batch.table.nbytes)
         pinned.numpy()[:] = batch.table.view(np.uint8).reshape(-1)
-        table = self.table[: len(pinned)]
-        self._runtime.copy(self.handle, [(table, pinned)])
-        return table
+        return self.table[: len(pinned)], pinned
 
-    def staging_and_arena(self, batch: Batch, arena: HostArena) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    def staging_and_arena(self, batch: Batch, arena: HostArena) -> Iterator[Pair]:
         """Each slice in staging and in the arena, cut where parts of the arena were pinned apart."""
         for piece in batch.slices:
-            for part in arena.parts(piece.at, piece.at + piece.nbytes):
-                staging_at = piece.staging_at + part.start - piece.at
-                yield self.staging[staging_at : staging_at + part.stop - part.start], arena.tensor[part]
+            sizes = [part.stop - part.start for part in arena.parts(piece.at, piece.at + piece.nbytes)]
+            staged, stored = self.staging[piece.staged], arena.tensor[piece.stored]
+            yield from zip(staged.split_with_sizes(sizes), stored.split_with_sizes(sizes), strict=True)
 
 
 class Submitted(NamedTuple):
@@ -152,7 +153,7 @@ class TransferQueue(ABC):
                 stream = next(self._next_streams)
                 if stream not in pages_done:
                     self._runtime.wait_event(stream.handle, begin)
-                pages_done[stream] = self._submit_batch(stream, stream.copy_table(batch), batch, arena, mover)
+                pages_done[stream] = self._submit_batch(stream, stream.table_and_source(batch), batch, arena, mover)
             for stream in pages_done:
                 self._finish_batch(stream)
             ends = [self._runtime.record_event(stream.handle) for stream in pages_done]
@@ -177,9 +178,7 @@ class TransferQueue(ABC):
         _synchronize_all(self._runtime, [self._runtime.record_event(stream.handle) for stream in self._streams])
 
     @abstractmethod
-    def _submit_batch(
-        self, stream: StagingStream, table: torch.Tensor, batch: Batch, arena: HostArena, mover: Mover
-    ) -> Any:
+    def _submit_batch(self, stream: StagingStream, table: Pair, batch: Batch, arena: HostArena, mover: Mover) -> Any:
         """Submit the copies and the mover's work of the batch to the stream; returns an event behind the latter."""
 
     def _finish_batch(self, stream: StagingStream) -> None:  # noqa: B027 (the host's part of a load comes first)
@@ -197,36 +196,34 @@ class LoadTransferQueue(TransferQueue):
     def _begin(self) -> Any:
         return super()._begin() if self._step_begins is None else self._step_begins
 
-    def _submit_batch(
-        self, stream: StagingStream, table: torch.Tensor, batch: Batch, arena: HostArena, mover: Mover
-    ) -> Any:
-        if _are_pinned(batch, arena):
-            self._runtime.copy(stream.handle, list(stream.staging_and_arena(batch, arena)))
-        else:
+    def _submit_batch(self, stream: StagingStream, table: Pair, batch: Batch, arena: HostArena, mover: Mover) -> Any:
+        are_pinned = _are_pinned(batch, arena)
+        slices = stream.staging_and_arena(batch, arena) if are_pinned else ()
+        self._runtime.copy(stream.handle, [table, *slices])
+        if not are_pinned:
             stream.wait_for_bounce_copy()
             target = stream.bounce_buffer.numpy()
             for piece in batch.slices:
                 target[piece.staged] = arena.bytes[piece.stored]
             stream.copy_bounce_buffer(batch, to_staging=True)
         memory = stream.staging if batch.slices else arena.tensor
-        self._runtime.launch(stream.handle, mover.rows_to_pages, memory, table, batch)
+        self._runtime.launch(stream.handle, mover.rows_to_pages, memory, table[0], batch)
         return self._runtime.record_event(stream.handle)
 
 
 class SaveTransferQueue(TransferQueue):
-    def _submit_batch(
-        self, stream: StagingStream, table: torch.Tensor, batch: Batch, arena: HostArena, mover: Mover
-    ) -> Any:
+    def _submit_batch(self, stream: StagingStream, table: Pair, batch: Batch, arena: HostArena, mover: Mover) -> Any:
         self._finish_batch(stream)
+        self._runtime.copy(stream.handle, [table])
         memory = stream.staging if batch.slices else arena.tensor
-        self._runtime.launch(stream.handle, mover.pages_to_rows, memory, table, batch)
+        self._runtime.launch(stream.handle, mover.pages_to_rows, memory, table[0], batch)
         pages_read = self._runtime.record_event(stream.handle)
-        if _are_pinned(batch, arena):
-            pairs = stream.staging_and_arena(batch, arena)
-            self._runtime.copy(stream.handle, [(target, source) for source, target in pairs])
-        else:
+        if not _are_pinned(batch, arena):
             stream.copy_bounce_buffer(batch, to_staging=False)
             stream.unfinished = batch, arena
+        elif batch.slices:
+            pairs = stream.staging_and_arena(batch, arena)
+            self._runtime.copy(stream.handle, [(target, source) for source, target in pairs])
         return pages_read
 
     def _finish_batch(self, stream: StagingStream) -> None:

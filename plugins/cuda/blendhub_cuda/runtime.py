@@ -1,7 +1,7 @@
 """CUDA as the runtime of the device, through torch."""
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -39,6 +39,11 @@ class CudaRuntime(Runtime):
             )
         super().__init__(place, torch.cuda)
         self.kernels_reach_registered_memory = kernels_use_host_addresses(place)
+
+    def copy(self, stream: Any, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        """By one call of torch: after each, this thread may have to wait for its turn of the interpreter."""
+        targets, sources = zip(*pairs, strict=True)
+        self.launch(stream, torch._foreach_copy_, targets, sources, True)
 
     def register(self, memory: npt.NDArray[np.uint8]) -> str | None:
         error = torch.cuda.cudart().cudaHostRegister(memory.ctypes.data, memory.size, 0)
