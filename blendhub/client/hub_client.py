@@ -129,14 +129,14 @@ class HubClient(HubSession):
         self.release(found.lease).result()
 
     def shard(self, slot: int) -> ByteArray:
-        """This rank's part of a slot, in place."""
+        """This rank's shard of a slot, in place."""
         if self.arena is None:
             raise HubError("this client is not registered; call register first")
         return self.arena.slot(self.shard_at(slot), self.namespace.shard_bytes)
 
     def shard_at(self, slot: int) -> int:
-        """Where in the arena this rank's part of a slot begins."""
-        return slot + self.rank * self.namespace.shard_bytes
+        """Where in the arena this rank's shard of a slot begins."""
+        return slot + self.namespace.shard_start(self.rank)
 
     # Writing.
 

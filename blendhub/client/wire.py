@@ -21,7 +21,7 @@ from blendhub.outcome.reasons import NotReused
 from blendhub.outcome.report import LONGEST_NAME, MOST_OUTCOMES, Outcome
 from blendhub.system.processes import ProcessId
 
-WIRE_VERSION = 12
+WIRE_VERSION = 13
 
 Seconds = Annotated[float, Meta(ge=0, le=3600)]
 Ratio = Annotated[float, Meta(ge=0, le=1)]
@@ -133,7 +133,7 @@ class Reserve(InNamespace, frozen=True, kw_only=True):
 
 
 class Commit(FromSession, frozen=True):
-    """This rank has written its shard of all slots up to position ``upto``."""
+    """This rank has written what it writes of all slots up to position ``upto``."""
 
     lease: Id
     upto: Position

@@ -1,8 +1,9 @@
 """The geometry of stored KV.
 
-A *slot* holds the KV of one chunk. The shards of the ranks follow each other. A shard has a *section* for each group
-of layers, most models have one; a section has one part a layer for keys and one for values, and a part has a row a
-token, in which heads follow each other. A chunk with fewer tokens leaves the ends of its parts unused.
+A *slot* holds the KV of one chunk. The shards of the ranks follow each other; neighbouring ranks that hold the same KV
+share a shard. A shard has a *section* for each group of layers, most models have one; a section has one part a layer
+for keys and one for values, and a part has a row a token, in which heads follow each other. A chunk with fewer tokens
+leaves the ends of its parts unused.
 """
 
 import itertools
@@ -136,8 +137,13 @@ class Namespace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     matchers: Annotated[tuple[PluginChoice, ...], Meta(min_length=1, max_length=8)] = DEFAULT_MATCHERS
     other_layouts: Annotated[tuple[KVLayout, ...], Meta(max_length=256)] = ()
     """The layouts of the other groups, which differ in the shape of their layers or in their block tables."""
+    copies: Annotated[int, Meta(ge=1, le=1024)] = 1
+    """The number of neighbouring ranks that hold the same KV: all of them with a joint latent (MLA), and some where a
+    model has fewer KV heads than ranks."""
 
     def __post_init__(self) -> None:
+        if self.world_size % self.copies:
+            raise LayoutMismatch(f"{self.world_size} ranks do not make groups of {self.copies} with the same KV")
         if len({layout.chunk_tokens for layout in (self.layout, *self.other_layouts)}) > 1:
             raise LayoutMismatch("all groups of layers must have the same chunk_tokens")
 
@@ -157,16 +163,26 @@ class Namespace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     @property
     def shard_bytes(self) -> int:
-        """The part of a slot that belongs to one rank."""
+        """The part of a slot that belongs to one rank, or to several that hold the same KV."""
         return shard_bytes_of(self.layouts)
+
+    def shard_start(self, rank: int) -> int:
+        """Where a rank's shard begins in a slot."""
+        return rank // self.copies * self.shard_bytes
+
+    def writes(self, rank: int, chunk: Span) -> bool:
+        """Whether a rank writes its shard of the chunk: ranks that share a shard take turns, chunk by chunk."""
+        return (chunk.start // self.chunk_tokens - rank) % self.copies == 0
 
     @property
     def digest(self) -> str:
         """A name for this namespace that is the same in every process."""
         named = msgspec.to_builtins(self, order="deterministic")
-        # Models without other groups keep the digest under which stores have their KV.
+        # Models without other groups and copies keep the digest under which stores have their KV.
         if not self.other_layouts:
             del named["other_layouts"]
+        if self.copies == 1:
+            del named["copies"]
         return blake2b(msgspec.json.encode(named), digest_size=16).hexdigest()
 
     @property
@@ -184,8 +200,8 @@ class Namespace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     @property
     def slot_bytes(self) -> int:
-        """The KV of one chunk, of all ranks."""
-        return self.world_size * self.shard_bytes
+        """The KV of one chunk, of all ranks, without copies."""
+        return self.world_size // self.copies * self.shard_bytes
 
 
 def check_same(known: Namespace, given: Namespace, owner: str) -> None:

@@ -29,6 +29,8 @@ class ModelSupport(msgspec.Struct, frozen=True):
     """Whether blended requests can be audited."""
     shows_hashes: bool = False
     """Whether another connector stores KV under a request's block hashes."""
+    copies: int = 1
+    """The number of neighbouring ranks that hold the same KV, as far as that was measured."""
 
 
 def unsupported(reason: str) -> ModelSupport:

@@ -142,6 +142,7 @@ class SchedulerStart:
             weights=blake2b(" ".join(proof.weights for proof in proofs).encode(), digest_size=16).hexdigest(),
             rotary=proofs[0].rotary,
             world_size=len(proofs),
+            copies=support.copies,
             layout=support.layouts[0],
             other_layouts=support.layouts[1:],
             matchers=settings.matchers,

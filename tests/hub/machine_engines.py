@@ -27,7 +27,7 @@ SILENCE_S = 25.0
 HARDLY_S = 0.005
 """The timeout of clients, and so how long they wait for writes that do not end."""
 
-MODELS = [namespace("a"), namespace("b", world_size=2)]
+MODELS = [namespace("a"), namespace("b", world_size=2), namespace("c", world_size=2, copies=2)]
 SALT = "salt"
 SALTED = Variant(cache_salt=SALT)
 VARIANTS = [BASE, SALTED, Variant(lora="adapter")]
@@ -128,10 +128,12 @@ class Write:
         self.mark = process.mark(job.variant)
         self._end = ExitStack()
         self._end.enter_context(process.client.writing(job.right))
-        self._shards = [process.client.shard(slot.slot) for slot in job.slots]
+        client = process.client
+        self._slots = [slot for slot in job.slots if client.namespace.writes(process.rank, slot.span)]
+        self._shards = [client.shard(slot.slot) for slot in self._slots]
 
     def write(self) -> None:
-        for slot, shard in zip(self.job.slots, self._shards, strict=True):
+        for slot, shard in zip(self._slots, self._shards, strict=True):
             shard[: 4 * len(slot.span)] = (self.job.text[slot.span.start : slot.span.end] ^ self.mark).view(np.uint8)
             shard[4 * len(slot.span) :] = 0xEE
 
@@ -156,7 +158,8 @@ class Process:
 
     def mark(self, variant: Variant) -> np.uint32:
         """What the bytes of this rank's shards depend on besides the tokens."""
-        return np.uint32(1 + self.rank + 4 * self.model + 16 * VARIANTS.index(variant))
+        shard = self.rank // MODELS[self.model].copies
+        return np.uint32(1 + shard + 4 * self.model + 16 * VARIANTS.index(variant))
 
     def begin(self, job: Job) -> Write | None:
         """The right to write, if the client has it."""
@@ -207,14 +210,14 @@ class HubRules(RuleBasedStateMachine):
         self.orphans: list[Process] = []
         """Dead processes whose forked children still have their mappings."""
         self.started = self.n_engines = 0
-        for model in (0, 1):
+        for model in range(len(MODELS)):
             self.join(model)
 
     # Which one, is drawn as a number: how many there are may depend on how fast the disk is, and draws must not.
 
     def an_engine(self, which: int) -> Engine:
         if not self.engines:
-            self.join(which % 2)
+            self.join(which % len(MODELS))
         return self.engines[which % len(self.engines)]
 
     def a_worker(self, which: int) -> Process:
@@ -228,8 +231,8 @@ class HubRules(RuleBasedStateMachine):
     def a_job(self, engine: Engine, which: int) -> Job | None:
         return engine.jobs[-1 - which // 50 % len(engine.jobs)] if engine.jobs else None
 
-    @rule(model=st.integers(0, 1))
-    @precondition(lambda self: len(self.engines) < 3)
+    @rule(model=st.integers(0, len(MODELS) - 1))
+    @precondition(lambda self: len(self.engines) <= len(MODELS))
     def join(self, model: int) -> None:
         self.n_engines += 1
         self.engines.append(Engine(self, self.n_engines, model))

@@ -253,24 +253,29 @@ def test_parts_tile_a_section_and_chunks_a_span(layout, start, length):
         assert len(chunk) and chunk.start // layout.chunk_tokens == (chunk.end - 1) // layout.chunk_tokens
 
 
-@given(st.lists(layouts, min_size=1, max_size=4), sizes)
-def test_the_sections_of_a_shard_do_not_overlap(some, world_size):
+@given(st.lists(layouts, min_size=1, max_size=4), sizes, sizes, st.integers(0, 30))
+def test_sections_do_not_overlap_and_ranks_with_the_same_kv_share_a_shard_that_one_of_them_writes(
+    some, n_shards, copies, start
+):
     first, *others = (msgspec.structs.replace(layout, chunk_tokens=some[0].chunk_tokens) for layout in some)
-    space = Namespace(model="m", layout=first, world_size=world_size, other_layouts=tuple(others))
+    space = Namespace(model="m", layout=first, world_size=n_shards * copies, copies=copies, other_layouts=tuple(others))
     starts = section_starts(space.layouts)
     ends = [start + layout.shard_bytes for start, layout in zip(starts, space.layouts, strict=True)]
     assert starts[0] == 0 and ends[-1] == space.shard_bytes
     assert all(end <= start for end, (_, start) in zip(ends, itertools.pairwise(starts), strict=False))
-    assert space.slot_bytes == world_size * space.shard_bytes
+    assert space.slot_bytes == n_shards * space.shard_bytes
+    for chunk in space.chunks_of(Span(start, start + 3 * space.chunk_tokens)):
+        written = [space.shard_start(rank) for rank in range(space.world_size) if space.writes(rank, chunk)]
+        assert written == list(range(0, space.slot_bytes, space.shard_bytes))
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(space), type=Namespace) == space
 
 
 def test_namespaces_are_told_apart_by_every_field():
     layout = KVLayout(layers=1, kv_heads=1, key_dim=2, value_dim=2, dtype="int8")
-    base: dict[str, Any] = {"model": "m", "layout": layout}
+    base: dict[str, Any] = {"model": "m", "layout": layout, "world_size": 4}
     others: dict[str, Any] = {
         **{"model": "n", "revision": "r", "weights": "w", "rotary": "x", "lora": "l", "cache_salt": "s"},
-        **{"world_size": 2, "matchers": (PluginChoice("prefix"),), "other_layouts": (layout,)},
+        **{"world_size": 2, "copies": 2, "matchers": (PluginChoice("prefix"),), "other_layouts": (layout,)},
         "layout": msgspec.structs.replace(layout, layers=2),
     }
     assert set(others) == set(Namespace.__struct_fields__)
@@ -279,6 +284,8 @@ def test_namespaces_are_told_apart_by_every_field():
     for name, space in zip(others, spaces, strict=True):
         with pytest.raises(LayoutMismatch, match=f"engine 'e' is registered with another namespace: {name} is"):
             check_same(Namespace(**base), space, "engine 'e'")
+    with pytest.raises(LayoutMismatch, match="4 ranks do not make groups of 3"):
+        Namespace(**base, copies=3)
     with pytest.raises(LayoutMismatch, match="chunk_tokens"):
         Namespace(**base, other_layouts=(msgspec.structs.replace(layout, chunk_tokens=64),))
     for salt, why in (("s" * 1025, "has 1,025 characters, and at most 1,024"), ("a\ud800", r"has '\\ud800' at 1")):

@@ -15,7 +15,7 @@ from blendhub.core.layout import Variant
 from blendhub.core.spans import Span
 from blendhub.hub.handlers import writes as write_handlers
 from blendhub.hub.stores import store_tier, store_writer
-from tests.hub.hub_direct import CHUNK, HOST, tokens
+from tests.hub.hub_direct import CHUNK, HOST, namespace, tokens
 
 TEXTS = [tokens(seed, 2 * CHUNK) for seed in range(8)]
 
@@ -59,6 +59,20 @@ def test_evicted_chunks_come_back_from_the_store_until_all_is_cleared(make_hub, 
     member.ask(wire.Clear)
     small_hub.close()
     assert not list(place.rglob("*.kv"))
+
+
+def test_kv_that_ranks_share_is_in_the_store_once(make_hub, tmp_path):
+    sizes = []
+    for ranks in (1, 2):
+        hub = make_hub(4, tmp_path / str(ranks))
+        space = namespace(world_size=ranks, copies=ranks)
+        first, *others = (hub.join(rank=rank, namespace=space) for rank in range(ranks))
+        reserved = first.store(TEXTS[0])
+        for member in others:
+            member.commit(reserved)
+        hub.settle()
+        sizes.append(hub.tier.store.nbytes)
+    assert sizes[0] == sizes[1] > 0
 
 
 def test_what_only_the_store_has_is_left_out_of_a_match(make_hub, place):

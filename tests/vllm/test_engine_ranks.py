@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from harness.engines import Engine, disagreement
-from harness.engines.shapes import GPT_OSS
+from harness.engines.shapes import DEEPSEEK, GPT_OSS, QWEN3
 from tests.vllm.arrangements import arrange, ranks
-from tests.vllm.conftest import ATTENDED, SETTINGS, TOLERANCE, drawn, store
+from tests.vllm.conftest import ATTENDED, NO_AMX, SETTINGS, TOLERANCE, drawn, store
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -102,3 +102,31 @@ def test_two_ranks_blend_a_model_with_windows(texts, tmp_path):
         engine.forget()
         assert engine.one(prompt, recompute_ratio=0.3, store=False).report["recomputed_tokens"] == 90
         engine.forget()
+
+
+@pytest.mark.parametrize(
+    "shape, token_bytes",
+    [
+        pytest.param(DEEPSEEK, 3 * 576 * 4, id="latent", marks=NO_AMX),
+        pytest.param(QWEN3 | {"num_key_value_heads": 1}, 3 * 64 * 4, id="head"),
+    ],
+)
+def test_ranks_that_hold_the_same_kv_store_it_once(texts, tmp_path, shape, token_bytes):
+    """Exact KV is loaded as it is: each rank reads what the other has written, too."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.from_pretrained(drawn(tmp_path, shape | {"initializer_range": 0.3}))
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    # vLLM's rotation for CPUs takes part of a longer vector (MLA) for a whole one; that in torch does not.
+    options = {"arrange": arrange(ranks), "compilation_config": {"custom_ops": ["none"]}}
+    document = texts.new(600)
+    with Engine(tmp_path, SETTINGS, **RANKS | options) as engine:
+        assert f": about {2**28 // (256 * token_bytes) * 256:,} tokens of this model" in engine.log
+        store(engine, document)
+        for prompt, fate in (([*document, *texts.new(9)], "exact"), ([*texts.new(9), *document], "moved")):
+            expected = engine.one(prompt, tokens=6, mode="off", store=False)
+            engine.forget()
+            answer = engine.one(prompt, tokens=6, recompute_ratio=1.0, store=False)
+            assert answer.report[f"{fate}_tokens"] in (599, 600)
+            assert disagreement([answer], [expected]) < TOLERANCE
+            engine.forget()

@@ -11,6 +11,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
 
 from blendhub.core.errors import Unsupported
 from blendhub.vllm.model.checks import model_check
+from blendhub.vllm.model.checks.copies import count_copies
 from blendhub.vllm.model.checks.model_check import check_model, groups_and_rotations
 from blendhub.vllm.model.checks.parts_check import check_parts
 from blendhub.vllm.model.engine_model import EngineModel
@@ -85,6 +86,23 @@ def test_ranks_choose_the_same_rotations_or_move_no_keys():
     assert on_two_ranks(on_rank_1({})) == [(True, True, (), 2)] * 2
     for _, blends, (reason,), _ in on_two_ranks(on_rank_1({}, base=500.0)):
         assert not blends and "rotary embeddings of the ranks" in reason
+
+
+@pytest.mark.parametrize("factor, copies", [(1.0, 2), (1.0 + 1e-6, 1)])
+def test_ranks_whose_kv_is_the_same_to_the_bit_hold_copies(factor, copies):
+    def work(ranks):
+        methods = differing(lambda *_: factor if ranks.number else 1.0)
+        model: Any = type("Scaled", (USUAL,), methods)(forward_together)
+        model.module.own = torch.nn.Parameter(torch.tensor([float(ranks.number)]))
+        return check_model(model, *groups_and_rotations(model, 256), PROBING, ranks).support
+
+    assert [(support.blends, support.copies) for support in on_two_ranks(work)] == [(True, copies)] * 2
+
+
+@pytest.mark.parametrize("kv, copies", {"aaaa": 4, "aabb": 2, "abab": 1, "aaab": 1, "aabc": 1, "a": 1}.items())
+def test_copies_are_on_neighbouring_ranks_in_groups_of_one_size_if_weights_are_no_dummies(kv, copies):
+    assert count_copies([*kv], [*"wxyz"[: len(kv)]]) == copies
+    assert count_copies([*kv], ["w"] * len(kv)) == 1
 
 
 def test_a_selector_that_asks_what_is_attended_to_picks_without_it_where_it_cannot_be_measured():

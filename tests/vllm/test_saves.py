@@ -152,6 +152,16 @@ def test_a_step_of_a_model_with_windows_waits_for_no_save_and_its_loads_follow_t
     assert scene.order == [*3 * ["pages released"], "step begun"] and not scene.copies_end.is_set()
 
 
+def test_a_rank_commits_what_another_one_with_the_same_kv_writes(scene, monkeypatch):
+    space = scene.client.namespace
+    monkeypatch.setattr(type(scene.client), "namespace", replace(space, world_size=2, copies=2))
+    scene.begin()
+    scene.copies_end.set()
+    reports = scene.committed()
+    assert scene._n_copies == 2 and scene.readable() == set(range(96))
+    assert sum(report.saved_tokens for report in reports) == 96
+
+
 @pytest.mark.parametrize("opens", [True, False])
 def test_a_save_waits_for_the_session_until_vllm_frees_its_blocks(scene, monkeypatch, opens):
     monkeypatch.setattr(scene.worker._saves, "_open", lambda: None)

@@ -55,12 +55,13 @@ def test_the_line_says_what_is_reused_with_how_much_room_and_why_blended_kv_is_n
     assert all(part in line for part in parts) and line.endswith(parts[-1] if len(parts) > 1 else "")
 
 
-def test_tokens_are_those_of_whole_slots_of_all_ranks():
-    for ranks in (1, 4):
-        space = msgspec.structs.replace(SPACE, world_size=ranks)
+def test_tokens_are_those_of_whole_slots_with_the_kv_of_all_ranks_but_no_copies():
+    for ranks, copies in ((1, 1), (4, 1), (4, 4)):
+        space = msgspec.structs.replace(SPACE, world_size=ranks, copies=copies)
         for arena in (0, 1, 255 * TOKEN, 256 * TOKEN, 5 * GIB, int(5.1 * GIB)):
             tokens = tokens_of(arena, space)
-            assert tokens % 256 == 0 and tokens * TOKEN * ranks <= arena < (tokens + 256) * TOKEN * ranks
+            size = TOKEN * ranks // copies
+            assert tokens % 256 == 0 and tokens * size <= arena < (tokens + 256) * size
 
 
 @pytest.mark.parametrize("changes, key", [({}, f"set {KEYS}.hub.arena_gib"), (SHARED, "set arena_gib of that hub")])

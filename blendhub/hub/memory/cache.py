@@ -68,11 +68,11 @@ class Cache:
             self.arena.extents.free(offset, slot_bytes(chunk))
 
     def shards(self, chunk: Chunk) -> list[memoryview]:
-        """The parts of a chunk's slot, one a rank; while the store is being read, those of the slot to be filled."""
+        """The shards in a chunk's slot; while the store is being read, those of the slot to be filled."""
         namespace = chunk.run.index.namespace
         offset = self.filling[chunk] if chunk.offset is None else chunk.offset
         size = namespace.shard_bytes
-        return [self.arena.slot(offset + rank * size, size) for rank in range(namespace.world_size)]
+        return [self.arena.slot(offset + start, size) for start in range(0, namespace.slot_bytes, size)]
 
     def insert(self, chunk: Chunk, offset: int) -> None:
         """Add a chunk whose KV is complete at this offset."""

@@ -16,7 +16,7 @@ from blendhub.client.write_rights import WriteRight
 from blendhub.contracts import Segment, Transfer
 from blendhub.core.errors import BlendHubError, DeadlineExceeded, HubError
 from blendhub.vllm.messages import SaveJob
-from blendhub.vllm.worker.layer_copies import LayerCopies
+from blendhub.vllm.worker.layer_copies import LayerCopies, Transfers
 from blendhub.vllm.worker.load_task import Open
 from blendhub.vllm.worker.loaded_adapters import LoadedAdapters
 
@@ -100,7 +100,9 @@ class Saves:
                     segment = Segment(job.slot.span, arena.client.shard_at(job.slot.slot), 0, job.slot.span.start)
                     with ExitStack() as right:
                         right.enter_context(arena.client.writing(job.right))
-                        transfer = self._layers.save([segment], job.blocks)
+                        # What another rank with the same KV writes is committed by this one, too, in the same order.
+                        writes = arena.client.namespace.writes(arena.client.rank, job.slot.span)
+                        transfer = self._layers.save([segment], job.blocks) if writes else Transfers(())
                         self.add(Copy(job, transfer, right.pop_all(), arena.client, time.monotonic()))
                 elif time.monotonic() > save.until:
                     raise DeadlineExceeded("the session with the hub was not open for too long")

@@ -15,8 +15,10 @@ from blendhub.contracts import Rotation, Selector
 from blendhub.core.errors import BlendHubError, Unsupported
 from blendhub.core.spans import Span
 from blendhub.vllm.model.attention_probe import AttentionProbe, AttentionQuery, ProbeAttention
+from blendhub.vllm.model.checks.copies import count_copies, digest_of_kv
 from blendhub.vllm.model.checks.parts_check import TOKEN, check_parts, tolerance, trial_part, trial_tokens
 from blendhub.vllm.model.engine_model import EngineModel
+from blendhub.vllm.model.fingerprint import fingerprint
 from blendhub.vllm.model.layer_groups import LayerGroup, layer_groups, pages_of
 from blendhub.vllm.model.page_trial import error_of, misplaced
 from blendhub.vllm.model.pages import BYTES, LayerPages, read_as_computed
@@ -71,13 +73,15 @@ def check_model(
         _checked(ranks, "writing into the pages, and reading back,", lambda: _check_layout(model, layers))
     except BlendHubError as error:
         return ModelCheck(unsupported(str(error)))
-    forward = "a forward over chosen tokens"
+    forward, copies = "a forward over chosen tokens", 1
     try:
         _refuse_to_blend(model)
         if any(layout.dtype == BYTES for layout in layouts):
             dtype = model.config.cache_config.cache_dtype
             raise Unsupported(f"only vLLM's kernels can read KV of the dtype {dtype!r}, so that keys cannot be moved")
         # Several tokens first: a model that vLLM has not warmed up would be compiled for one token only.
+        kv = _checked(ranks, forward, lambda: digest_of_kv(model, layers))
+        copies = count_copies(ranks.gather(kv), ranks.gather(fingerprint(model.module)))
         _checked(ranks, forward, lambda: check_parts(model, layers))
         if selector.probe_layer:
             _checked(ranks, forward, lambda: _check_probe(model, layers, selector.probe_layer))
@@ -86,9 +90,9 @@ def check_model(
         rotations = _chosen_rotations(fits, layers, [None, *candidates], ranks)
     except BlendHubError as error:
         reason = f"{error}; exact prefixes are reused all the same"
-        return ModelCheck(ModelSupport(layouts, False, (reason,)))
+        return ModelCheck(ModelSupport(layouts, False, (reason,), copies=copies))
     measures_attention = bool(selector.attended_layers) and not without_attention
-    return ModelCheck(ModelSupport(layouts, True, without_attention), rotations, measures_attention)
+    return ModelCheck(ModelSupport(layouts, True, without_attention, copies=copies), rotations, measures_attention)
 
 
 def _checked(ranks: Ranks, what: str, check: Callable[[], Result]) -> Result:

@@ -46,16 +46,16 @@ def check_parts(model: EngineModel, layers: Sequence[LayerPages]) -> None:
     n = len(trial_tokens(model))
     if n < 4:
         return
-    whole = _computed(model, layers, [Span(0, n)])
+    whole = computed(model, layers, [Span(0, n)])
     noise: list[list[torch.Tensor]] = [[] for _ in layers]
     for m in range(n - 1, 1, -1):
-        fewer = _computed(model, layers, [Span(0, m)])
+        fewer = computed(model, layers, [Span(0, m)])
         for errors, kv, all_at_once in zip(noise, fewer, whole, strict=True):
             errors.append(_errors(kv, all_at_once, m))
     # Each part is computed behind the KV that the others have had at once.
-    _computed(model, layers, [Span(0, n)])
-    _computed(model, layers, [Span(0, 1), Span(2, 3)])
-    parts = _computed(model, layers, [Span(1, 2), Span(3, n)])
+    computed(model, layers, [Span(0, n)])
+    computed(model, layers, [Span(0, 1), Span(2, 3)])
+    parts = computed(model, layers, [Span(1, 2), Span(3, n)])
     for at, layer in enumerate(layers):
         shapes, errors_of_parts = torch.cat(noise[at]), _errors(parts[at], whole[at], n)
         for which, share in (("most", 0.25), ("some", 1.0)):
@@ -73,7 +73,7 @@ def check_parts(model: EngineModel, layers: Sequence[LayerPages]) -> None:
                 )
 
 
-def _computed(model: EngineModel, layers: Sequence[LayerPages], spans: Sequence[Span]) -> list[Tensors]:
+def computed(model: EngineModel, layers: Sequence[LayerPages], spans: Sequence[Span]) -> list[Tensors]:
     """The KV of all trial tokens in each layer, after these were computed."""
     tokens = trial_tokens(model)
     model.forward(RecomputeSet([trial_part(model, tokens, spans)]))
