@@ -18,7 +18,7 @@ from blendhub.vllm.model.engine_model import EngineModel
 from blendhub.vllm.model.layer_groups import pages_of
 from tests.stand_in import StandIn
 from tests.vllm.stand_in_model import StandInModel, config_of
-from tests.vllm.two_ranks import ENDED, forward_together, on_two_ranks
+from tests.vllm.two_ranks import ALONE, ENDED, forward_together, on_two_ranks
 
 PROBING = StandIn(probe_layer=1, attended_layers=())
 """A selector."""
@@ -103,6 +103,20 @@ def test_ranks_whose_kv_is_the_same_to_the_bit_hold_copies(factor, copies):
 def test_copies_are_on_neighbouring_ranks_in_groups_of_one_size_if_weights_are_no_dummies(kv, copies):
     assert count_copies([*kv], [*"wxyz"[: len(kv)]]) == copies
     assert count_copies([*kv], ["w"] * len(kv)) == 1
+
+
+@pytest.mark.parametrize("errors, blends", [((0, 6e-5, 1.5e-4, 4e-4), True), ((0, 6e-5, 6e-5, 4e-4), False)])
+def test_layers_far_from_the_first_may_round_by_position_but_one_that_is_suddenly_wrong_moves_no_keys(errors, blends):
+    """With sinks in its attention, a model's own rounding exceeds the tolerance of one layer after a dozen of them."""
+
+    def computed(self, layer, chosen, positions=None):
+        share = errors[layer] * (positions is not None and float(positions[0]) > 1000)
+        return [(1 + share) * rows for rows in USUAL.computed(self, layer, chosen, positions)]
+
+    model: Any = type("Rounding", (USUAL,), {"computed": computed})(n_layers=len(errors))
+    check = check_model(model, *groups_and_rotations(model, 256), PROBING, ALONE)
+    assert check.support.blends == blends, check.support.reasons
+    assert blends or "layers.3.attn cannot be moved" in check.support.reasons[0]
 
 
 def test_a_selector_that_asks_what_is_attended_to_picks_without_it_where_it_cannot_be_measured():
