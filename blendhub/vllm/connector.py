@@ -224,8 +224,9 @@ class BlendHubConnector(KVConnectorBase_V1, SupportsHMA):
     def get_kv_connector_stats(self) -> KVConnectorStats | None:
         return self._scheduler.take_stats() if self._scheduler else BlendHubStats.taken_from(self._unserved)
 
-    def reset_cache(self) -> bool | None:
-        return self._scheduler.clear() if self._scheduler else None
+    def reset_cache(self) -> None:
+        if self._scheduler:
+            self._scheduler.clear()
 
     @classmethod
     def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> KVConnectorStats | None:

@@ -127,6 +127,13 @@ def test_a_clear_drops_matches_and_saves_those_that_workers_do_too_and_nothing_i
     assert not engine.leases()
 
 
+def test_a_clear_that_waits_for_the_hub_has_not_failed(engine):
+    """vLLM 0.33 would stay paused, and not sleep. Nothing is reused until the hub has cleared its cache."""
+    engine.hub.close()
+    engine.eventually(lambda: not engine.side.executor.client.is_up)
+    assert engine.side.clear() is None and engine.side.executor.is_clearing
+
+
 def test_a_plan_has_the_load_s_whole_prompt_the_preempted_requests_and_the_hub_s_place_once():
     """A selector looks at the question too, which comes after what is loaded."""
     with played_engine() as engine:

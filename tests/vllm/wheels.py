@@ -26,6 +26,8 @@ def unpack(wanted: list[str], folder: Path) -> None:
 
 def main(version: str, folder: Path) -> None:
     unpack([f"vllm=={version}"], folder)
+    new = ["orjson"]  # what older versions do not need
+    subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", "--target", str(folder), *new], check=True)
     for compiled in Path(find_spec("vllm").origin).parent.glob("*.so"):
         (folder / "vllm" / compiled.name).symlink_to(compiled)
     info = folder / f"vllm-{version}+cpu.dist-info"

@@ -145,15 +145,14 @@ class ConnectorScheduler:
         self.reports.time_first_tokens()
         return BlendHubStats.taken_from(self.reports.counters, self.reports.times, self.loads.audits.take_records())
 
-    def clear(self) -> bool:
-        """Have the hub forget everything stored in this engine's namespaces; returns whether the hub is up.
+    def clear(self) -> None:
+        """Have the hub forget everything stored in this engine's namespaces; until it has, nothing is found.
 
         Earlier lookups are repeated, and pending saves are dropped.
         """
         self.saves.drop_all()
         self.executor.clear()
         self.loads.clear(self._requests.values())
-        return self.executor.client.is_up
 
     def close(self) -> None:
         self.closing.close()
