@@ -161,7 +161,8 @@ def test_configurations_in_which_nothing_is_stored_or_text_is_not_moved(changed,
 # Without sleep mode vLLM's allocator serves ``release_kv_cache_memory``; vLLM 0.23 has it for sleep mode only.
 @pytest.mark.parametrize("option", ["enable_sleep_mode", "enable_cumem_allocator"])
 def test_nothing_is_reused_where_vllm_may_unmap_its_kv_cache_without_telling_a_connector(option, monkeypatch):
-    model = StandIn(config=config_of(**{option: True}))
+    changed: dict[str, Any] = {option: True}
+    model = StandIn(config=config_of(**changed))
     monkeypatch.setattr(KVConnectorBase_V1, "unregister_kv_caches", None, raising=False)
     model_check._refuse_to_reuse(model)
     monkeypatch.delattr(KVConnectorBase_V1, "unregister_kv_caches")

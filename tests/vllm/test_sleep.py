@@ -15,7 +15,7 @@ from vllm.v1.worker.kv_connector_model_runner_mixin import KVConnectorModelRunne
 
 from blendhub import Span
 from blendhub.vllm.connector import BlendHubConnector
-from blendhub.vllm.messages import SaveJob, StepPlan
+from blendhub.vllm.messages import SaveJob, StepPlan, WorkerReport
 from tests.vllm.played_engine import text
 from tests.vllm.played_worker import SideDevice, SideTransfer, played_worker
 from tests.vllm.test_saves import HeldTransfer
@@ -50,7 +50,7 @@ class Connected:
             if drafter:
                 drafter()
                 Runner.finalize_kv_connector()
-        if report := output.kv_connector_worker_meta:
+        if isinstance(report := output.kv_connector_worker_meta, WorkerReport):
             report.committed_ranks.pop("s", None)  # the scheduler has not planned these saves
             self.played.engine.side.process_report(report)
         self.outputs.append(output)
