@@ -43,8 +43,8 @@ SMALL_STEPS: dict[str, Any] = {"max_num_batched_tokens": 160}
 
 def start(folder: Path, shape: dict, settings: dict | None = SETTINGS, **options: Any) -> Engine:
     """An engine with weights that are drawn; without settings plain vLLM."""
-    options = {"arrange": ARRANGED, "load_format": "dummy", "seed": 7} | options
-    return Engine(drawn(folder, shape), settings, **options)
+    all_options: dict[str, Any] = {"arrange": ARRANGED, "load_format": "dummy", "seed": 7} | options
+    return Engine(drawn(folder, shape), settings, **all_options)
 
 
 @pytest.fixture(scope="module", params=MODELS.values(), ids=[*MODELS])

@@ -16,6 +16,7 @@ from vllm.v1.worker.kv_connector_model_runner_mixin import KVConnectorModelRunne
 from blendhub import Span
 from blendhub.vllm.connector import BlendHubConnector
 from blendhub.vllm.messages import SaveJob, StepPlan, WorkerReport
+from tests.stand_in import StandIn
 from tests.vllm.played_engine import text
 from tests.vllm.played_worker import SideDevice, SideTransfer, played_worker
 from tests.vllm.test_saves import HeldTransfer
@@ -117,7 +118,7 @@ def test_what_is_saved_when_vllm_goes_to_sleep_is_stored_as_it_was_and_saves_and
 
     def copy_late(*given):
         late.append(given)
-        return HeldTransfer(None, ends)
+        return HeldTransfer(None, StandIn(copies_end=ends, order=[]))
 
     device.save = copy_late
     scene.step(scene.saves())
