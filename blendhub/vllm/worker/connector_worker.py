@@ -142,6 +142,7 @@ class ConnectorWorker:
         """Wait for all copies, and begin none until ``attach``. Loads fail, because what they have written is lost."""
         self._is_detached = True
         self._saves.settle(None)
+        self._saves.wait()
         for load in self._loads.values():
             load.stop(HubError("vLLM has gone to sleep, and its KV cache is lost"))
 

@@ -126,6 +126,14 @@ class Saves:
             else:
                 self._waiting.append(save)
 
+    def wait(self) -> None:
+        """Return when all copies that have begun have ended."""
+        with self._state:
+            copying = [*self._copying]
+        for copy in copying:
+            with contextlib.suppress(Exception):
+                copy.wait()
+
     def is_copying(self) -> bool:
         """Whether a copy is under way."""
         with self._state:
