@@ -173,6 +173,21 @@ def test_nothing_is_copied_while_vllm_sleeps(scene, device):
     scene.until("s", "finished_sending")
 
 
+def test_nothing_is_recomputed_while_vllm_sleeps(scene):
+    """Where the runner samples after the connector, what a step recomputes waits for the next one."""
+    scene.played.model.samples_last, forwards = True, []
+    scene.played.worker._forwards.step = lambda blends, budget: forwards.extend(blends)
+    scene.played.arrive("r", [*text(1, 32), *STORED, *text(2, 32)])
+    while not forwards:
+        plan = scene.played.engine.side.plan(SchedulerOutput.make_empty())
+        plan.computes = True
+        scene.step(plan)
+    scene.sleep()
+    forwards.clear()
+    scene.step()
+    assert not forwards and scene.heard("failed_recving") == {"r"}
+
+
 def test_nothing_is_reused_with_weights_that_were_exchanged_in_vllm_s_sleep(scene, caplog):
     scene.sleep()
     scene.played.model.module.weight = torch.nn.Parameter(torch.ones(4))

@@ -103,8 +103,9 @@ class LoadTask:
         self._error = self.error or error
 
     def stop(self, error: Exception) -> None:
-        """The load has failed; wait until its copy has ended."""
+        """The load has failed, and recomputes nothing any more; wait until its copy has ended."""
         self.fail(error)
+        self.blend = None
         if self._transfer:
             with contextlib.suppress(Exception):  # it has failed already
                 self._transfer.wait()
