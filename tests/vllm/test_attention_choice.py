@@ -66,7 +66,7 @@ class Attending(Anything):
 GROUPS: Any = [StandIn(layers=[0])]
 
 
-@pytest.mark.parametrize("seconds, measured", [(0.15, 4), (0.2, 3), (30.0, 1)])
+@pytest.mark.parametrize("seconds, measured", [(0.1, 4), (0.13, 3), (30.0, 1)])
 def test_longer_spans_are_measured_only_while_there_is_time(seconds, measured, monkeypatch, caplog):
     model = Slow(seconds)
     monkeypatch.setattr(attention_choice, "time", model)
