@@ -178,5 +178,5 @@ class StreamDevice(Device):
         """The pages of a group, for attention over them."""
         groups = self._attached.groups if self._attached else []
         if not 0 <= number < len(groups):
-            raise InvalidInput(f"device {self.name!r} is attached to {len(groups)} groups of layers, not to {number}")
+            raise InvalidInput(f"there is no group {number} of layers to attend to: {len(groups)} are attached")
         return groups[number].pages, groups[number].planner.layout
