@@ -31,7 +31,11 @@ from harness.engines.tiny_model import make_config, make_tiny_model
 ROOT = Path(__file__).parents[1]
 ROUNDING = 1e-2
 """bfloat16 computed in another order, as the norm of the difference; with one wrong position it is above 0.1."""
-SETTINGS = {"hub": {"arena_gib": 0.25, "metrics": ""}, "policy": {"min_donor_context": 0}, "audit_share": 0.0}
+SETTINGS = {
+    "hub": {"arena_gib": 0.25, "metrics": ""},
+    "policy": {"min_donor_context": 0, "min_reused_tokens": 64},
+    "audit_share": 0.0,
+}
 """Everything that was asked for is blended, whether it pays or not."""
 SHAPE = {"head_dim": 128, "num_attention_heads": 2, "num_key_value_heads": 1, "torch_dtype": "bfloat16"}
 TEXT_TOKENS, GAP_TOKENS = 300, 5

@@ -11,8 +11,8 @@ SETTINGS: dict[str, Any] = {
     "lookup_timeout_s": 30.0,
     # An audited request is answered from exact KV.
     "audit_share": 0.0,
-    # Benchmarks compute documents alone, or behind little text.
-    "policy": {"min_donor_context": 0},
+    # Benchmarks compute documents alone, or behind little text, and reuse whether it pays or not.
+    "policy": {"min_donor_context": 0, "min_reused_tokens": 64},
 }
 """What every engine has whose answers or times are compared, unless it says otherwise."""
 

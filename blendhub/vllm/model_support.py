@@ -6,6 +6,7 @@ import msgspec
 
 from blendhub.core.errors import Unsupported
 from blendhub.core.layout import KVLayout
+from blendhub.vllm.costs import Costs
 
 BY_HASH = ("OffloadingConnector", "SimpleCPUOffloadConnector")
 """Connectors that identify stored KV by a request's block hashes, of which BlendHub salts those of blended blocks.
@@ -31,6 +32,8 @@ class ModelSupport(msgspec.Struct, frozen=True):
     """Whether another connector stores KV under a request's block hashes."""
     copies: int = 1
     """The number of neighbouring ranks that hold the same KV, as far as that was measured."""
+    costs: Costs | None = None
+    """None if reuse and prefill are not compared by time."""
 
 
 def unsupported(reason: str) -> ModelSupport:

@@ -156,6 +156,7 @@ class SchedulerStart:
             finds_prefixes=finds_prefixes(self._host, settings),
             audits=support.audits,
             shows_hashes=support.shows_hashes,
+            costs=support.costs,
         )
         endpoint = settings.endpoint
         if not endpoint:

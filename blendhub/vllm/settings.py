@@ -26,8 +26,12 @@ class ReusePolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Limits within which reuse pays."""
 
     min_reused_tokens: Annotated[
-        int, Meta(ge=1, description="fewer reusable tokens, beyond vLLM's own cache, are not reused")
-    ] = 64
+        Annotated[int, Meta(ge=1)] | None,
+        Meta(
+            description="fewer reusable tokens, beyond vLLM's own cache, are not reused; default: no reuse that takes "
+            "longer than prefill, by times measured on the loaded model"
+        ),
+    ] = None
     min_donor_context: Annotated[
         int,
         Meta(

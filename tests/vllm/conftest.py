@@ -15,12 +15,13 @@ from harness.engines.tiny_model import make_tiny_model
 
 SETTINGS: dict[str, Any] = {
     "hub": {"arena_gib": 0.25, "metrics": ""},
-    "policy": {"min_donor_context": 0},
+    "policy": {"min_donor_context": 0, "min_reused_tokens": 64},
     "recompute_ratio": 0.15,
     "lookup_timeout_s": 10.0,
     "audit_share": 0.0,
 }
-"""The settings of tests: all text is moved, also what was computed first, and however busy the machine is.
+"""The settings of tests: all text is moved, also what was computed first, whether it pays with a tiny model or not, and
+however busy the machine is.
 
 No request is audited unless a test asks: by default one in a thousand is, chosen by its id, and its KV becomes exact.
 """

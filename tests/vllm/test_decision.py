@@ -10,9 +10,10 @@ from blendhub import Match, Span
 from blendhub.client.wire import Found
 from blendhub.core.spans import check_tiling, join, total
 from blendhub.outcome.reasons import NotReused, Why
+from blendhub.vllm.costs import GROWTH_FROM, Cost, Costs
 from blendhub.vllm.decision import Decision
 from blendhub.vllm.scheduler import decide as deciding
-from blendhub.vllm.scheduler.decide import BlendTerms, EngineLimits, Pace
+from blendhub.vllm.scheduler.decide import BlendTerms, EngineLimits
 from blendhub.vllm.settings import ReusePolicy
 from tests.spans import matches_of, positions, tokens_of
 
@@ -132,32 +133,82 @@ def test_keys_from_positions_without_a_rotation_are_not_moved(known, covered):
     assert decision.end == 100 + covered and total(decision.exact) == 100 and total(decision.moved) == covered
 
 
-def paced(matches, full_steps, **arguments):
-    """With an engine that computes 100 tokens a step, of which 25 may be recomputed ones beside other prompts."""
-    return decide(matches, 1001, limits=EngineLimits(pace=Pace(100, 25, 100, full_steps)), **arguments)
+UNIT = 2.0**-10
+COSTS = Costs(
+    prefill=Cost(UNIT, measured=((10 * UNIT, 10 * UNIT),)),
+    probe=Cost(UNIT / 100, measured=((20 * UNIT, 20 * UNIT),)),
+    recompute=Cost(UNIT, measured=((10 * UNIT, 10 * UNIT),)),
+    load=Cost(UNIT / 100, measured=((UNIT, UNIT),)),
+    engine_tokens=1000,
+    blend_tokens=1000,
+    step=5 * UNIT,
+)
+"""A token takes about a millisecond. What a blend takes in any case is 15 for steps, 20 for its probe and 10; all of
+that a quarter longer in service."""
 
 
-def test_what_vllm_computes_sooner_than_it_is_blended_is_computed():
-    moved = Match(Span(0, 500), 1, 900, False)
-    # 100 + 0.15 * 900 tokens are 10 steps of 25, and 3 of 100. All are 10.
-    assert paced([moved, Match(Span(600, 1000), 2, 900, False)], 100).decision
-    larger_hole = [moved, Match(Span(700, 1000), 2, 900, False)]
-    choice = paced(larger_hole, 100)
-    assert choice.decision is None and choice.refusal.why == "too_slow"
-    assert "recomputing 320 tokens would take about 13 steps, and computing 1000 takes vLLM 10" in choice.refusal.reason
-    # After 8 steps vLLM is done with the other prompts.
-    assert paced(larger_hole, 8).decision
-    # A request that wants more recomputed than usual is not refused for its steps.
+def timed(matches, n_tokens=1001, **arguments):
+    return decide(matches, n_tokens, limits=EngineLimits(costs=COSTS), **arguments)
+
+
+@pytest.mark.parametrize("n_moved, pays", [(39, False), (100, True)])
+def test_what_is_sooner_computed_than_blended_is_computed(n_moved, pays):
+    """By hand: with reuse 10 for the question, and 1.25 times 15, 1, 20 and 10; without a unit a token."""
+    choice = timed([Match(Span(0, n_moved), 1, 900, False)], n_moved + 5)
+    assert bool(choice.decision) is pays
+    if not pays:
+        assert choice.refusal.why == "too_slow" and choice.unused[0].why == "too_slow"
+        expected = "about 65.9 ms with reuse up to token 39, and 43.0 ms without; policy.min_reused_tokens"
+        assert expected in choice.refusal.reason
+    # A number of tokens decides where times could not be measured, or it was asked for.
+    assert bool(decide([Match(Span(0, n_moved), 1, 900, False)], n_moved + 5).decision) is pays
+
+
+def test_a_request_that_wants_more_recomputed_than_usual_is_not_refused_for_it():
     whole = [Match(Span(0, 1000), 1, 900, False)]
-    assert paced(whole, 100, ratio=1.0).decision
-    assert paced(whole, 100, ratio=1.0, usual=1.0).refusal.why == "too_slow"
+    assert timed(whole, ratio=1.0).decision and not timed(whole, ratio=1.0, usual=1.0).decision
 
 
-@pytest.mark.parametrize("is_exact, n_recomputed", [(False, 315), (True, 300)])
-def test_text_that_vllm_computes_sooner_does_not_keep_exact_text_from_being_reused(is_exact, n_recomputed):
-    exact, behind = Match(Span(0, 600), 1, 0, True), Match(Span(900, 1000), 2, 900 if is_exact else 0, is_exact)
-    choice = paced([exact, behind], 100)
+@pytest.mark.parametrize("is_exact", [False, True])
+def test_text_that_is_sooner_computed_does_not_keep_exact_text_from_being_reused(is_exact):
+    exact, behind = Match(Span(0, 600), 1, 0, True), Match(Span(995, 1000), 2, 995 if is_exact else 0, is_exact)
+    choice = timed([exact, behind])
     assert choice.decision.matches == (exact,) and choice.decision.end == 600
     # It is the 400 tokens behind the exact ones that would be computed.
-    assert choice.refusal.reason.startswith(f"recomputing {n_recomputed} tokens would take about ")
-    assert "and computing 400 takes" in choice.refusal.reason
+    assert "with reuse up to token 1000, and 417.2 ms with reuse up to token 600" in choice.refusal.reason
+    assert choice.unused[-1] == NotReused(behind.span, Why.TOO_SLOW)
+
+
+def test_exact_text_is_not_loaded_where_computing_it_is_sooner_done():
+    exact = [Match(Span(0, 10), 1, 0, True)]
+    choice = timed(exact)
+    assert choice.decision is None and choice.refusal.why == choice.unused[0].why == "too_slow"
+    assert timed([Match(Span(0, 40), 1, 0, True)]).decision
+
+
+lengths = st.lists(st.integers(2, 5000), min_size=3, max_size=5, unique=True).map(sorted)
+
+
+@given(lengths, st.floats(1e-6, 1e-3), st.floats(1e-9, 1e-6), st.floats(0.1, 1))
+def test_costs_are_those_that_were_measured_and_attention_grows_with_what_is_before(lengths, token, growth, share):
+    def seconds(n):
+        return share * (token * n + growth * n * n / 2)
+
+    grows = lengths[-1] >= GROWTH_FROM
+    fitted = Cost.fitted([(n, seconds(n)) for n in lengths], share)
+    for n in lengths:
+        assert fitted.seconds(share * fitted.sum([Span(0, n)])) == pytest.approx(seconds(n))
+    assert fitted.seconds(0.0, 3) == pytest.approx(3 * seconds(lengths[0]))
+    if grows and lengths[-1] > lengths[-2] + 100:
+        assert (fitted.token, fitted.growth) == pytest.approx((token, growth), rel=1e-3, abs=1e-9)
+        halves = [Span(0, 4000), Span(4000, 8000)]
+        assert sum(fitted.sum([half]) for half in halves) == pytest.approx(fitted.sum([Span(0, 8000)]))
+    if not grows:
+        assert fitted.growth == 0
+
+
+@given(lengths, st.lists(st.floats(0, 1), min_size=5, max_size=5))
+def test_whatever_is_measured_no_token_takes_less_than_no_time(lengths, seconds):
+    fitted = Cost.fitted(list(zip(lengths, seconds, strict=False)))
+    assert fitted.token >= -1e-15 and fitted.growth >= 0
+    assert all(fitted.seconds(fitted.sum([Span(0, n)])) >= 0 for n in (1, 100, 10_000))

@@ -13,7 +13,7 @@ CONTEXT = 64
 
 @pytest.fixture(scope="module")
 def engine(model):
-    settings = SETTINGS | {"donors": "trusted", "policy": {"min_donor_context": CONTEXT}}
+    settings = SETTINGS | {"donors": "trusted", "policy": SETTINGS["policy"] | {"min_donor_context": CONTEXT}}
     with Engine(model, settings, max_model_len=2048) as engine:
         yield engine
 

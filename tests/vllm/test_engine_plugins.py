@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -39,12 +40,29 @@ def blendhub_selectors():
     return [PluginSpec(name="faulty", api=5, summary="", factory=Faulty)]
 """
 
+SLOW = """
+import time
+from blendhub import PluginSpec, hookimpl
+from blendhub_cpu import CpuOptions
+from blendhub_cpu.device import CpuDevice
+
+class Slow(CpuDevice):
+    def _load(self, segments, block_ids, group):
+        time.sleep(1e-3 * sum(len(segment.span) for segment in segments))
+        return super()._load(segments, block_ids, group)
+
+@hookimpl
+def blendhub_devices():
+    return [PluginSpec(name="slow", api=5, summary="", factory=Slow, options=CpuOptions)]
+"""
+
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory):
     folder = tmp_path_factory.mktemp("template")
     site = install_template(folder)
     Site(site).install("faulty-selectors", FAULTY, version="0.7")
+    Site(site).install("slow-devices", SLOW)
     reports, kept = str(folder / "reports.jsonl"), str(folder / "store")
     return {"PYTHONPATH": str(site), "BLENDHUB_REPORTS": reports, "STORE": kept}
 
@@ -117,3 +135,21 @@ def test_a_selector_s_fault_is_the_selector_s_and_the_request_is_served(model, p
             assert fault in answer.report["reason"]
             assert disagreement([answer], [plain.one(prompt)]) < TOLERANCE
             engine.forget()
+
+
+@pytest.mark.parametrize("device, is_reused", [("slow", False), ("cpu", True)])
+def test_what_a_device_loads_slower_than_the_model_computes_it_is_computed(
+    model, environment, texts, device, is_reused
+):
+    """The device takes a millisecond for a token, and the model hardly a tenth of that."""
+    by_time = SETTINGS | {"policy": {"min_donor_context": 0}, "device": {"name": device}}
+    prompt = texts.new(1500)
+    with Engine(model, by_time, variables=environment) as engine:
+        store(engine, prompt)
+        report = engine.one(prompt, store=False).report
+    if is_reused:
+        assert report["exact_tokens"] == 1499
+    else:
+        assert report["exact_tokens"] == 0
+        times = re.search(r"about ([\d.]+) ms with reuse up to token 1499, and ([\d.]+) ms without", report["reason"])
+        assert float(times[1]) > 1499 > float(times[2])

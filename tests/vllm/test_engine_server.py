@@ -77,7 +77,7 @@ def server(tmp_path_factory):
     add_tokenizer(model, numbered(SHAPE["vocab_size"]))
     endpoint = f"ipc://{folder}/hub.sock"
     hub = {"arena_gib": 0.25, "listen": [{"endpoint": endpoint}], "embedded": "process"}  # as by default on GPUs
-    settings = {"hub": hub, "selector": {"name": "hkvd"}}
+    settings = {"hub": hub, "selector": {"name": "hkvd"}, "policy": {"min_reused_tokens": 64}}
     with AskedServer(model, folder / "log", transfer_config(settings), max_model_len=2048) as server:
         server.hub = endpoint
         server.wait_until_up()

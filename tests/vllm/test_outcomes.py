@@ -12,10 +12,11 @@ from blendhub.client.wire import Found
 from blendhub.core.layout import Variant
 from blendhub.core.spans import Match, Span
 from blendhub.outcome.reasons import NotReused, Why, not_reused
+from blendhub.vllm.costs import Cost, Costs
 from blendhub.vllm.decision import Refusal
 from blendhub.vllm.messages import LoadResult
 from blendhub.vllm.scheduler.admission import Terms
-from blendhub.vllm.scheduler.decide import BlendTerms, EngineLimits, Pace, decide
+from blendhub.vllm.scheduler.decide import BlendTerms, EngineLimits, decide
 from blendhub.vllm.scheduler.request_state import RequestState
 from blendhub.vllm.settings import ReusePolicy
 from tests.stand_in import StandIn
@@ -29,6 +30,16 @@ CLOSE = Match(Span(200, 300), 2, 0, False)
 BEHIND = Match(Span(600, 1000), 1, 600, True)
 LATE = Match(Span(940, 1000), 2, 0, False)
 NEW = Why.NOTHING_STORED
+FREE = Cost(0.0)
+SLOW = Costs(
+    prefill=Cost(1.0),
+    probe=FREE,
+    recompute=Cost(0.0, measured=((5000.0, 5000.0),)),
+    load=FREE,
+    engine_tokens=1000,
+    blend_tokens=1000,
+)
+"""A forward of a blend takes longer than to compute the whole prompt."""
 
 
 def looked_up(found):
@@ -61,13 +72,13 @@ def reasons(outcome):
         ([EXACT, MOVED], {"holes": False}, [(200, 300, NEW), (300, 900, Why.BEHIND_HOLE), (900, 1000, NEW)]),
         (
             [EXACT, CLOSE, BEHIND],
-            {"holes": False, "pace": Pace(100, 1, 100, 1000)},
+            {"holes": False, "costs": SLOW},
             [(200, 300, Why.TOO_SLOW), (300, 600, NEW), (600, 999, Why.BEHIND_HOLE), (999, 1000, Why.LAST)],
         ),
         ([MOVED], {"min_reused_tokens": 2000}, [(0, 300, NEW), (300, 900, Why.TOO_LITTLE), (900, 1000, NEW)]),
         (
             [EXACT, BEHIND],
-            {"pace": Pace(100, 1, 100, 1000)},
+            {"costs": SLOW},
             [(200, 600, NEW), (600, 999, Why.TOO_SLOW), (999, 1000, Why.LAST)],
         ),
         (
@@ -79,12 +90,12 @@ def reasons(outcome):
     ],
 )  # fmt: skip
 def test_every_stretch_that_is_computed_has_its_reason(matches, arguments, expected):
-    usual = {"blend": True, "holes": True, "pace": None, "on_the_way": (), "staying": (), "error": ""}
-    blend, holes, pace, on_the_way, staying, error = (arguments.get(name, usual[name]) for name in usual)
+    usual = {"blend": True, "holes": True, "costs": None, "on_the_way": (), "staying": (), "error": ""}
+    blend, holes, costs, on_the_way, staying, error = (arguments.get(name, usual[name]) for name in usual)
     found = Found(matches=tuple(matches), on_the_way=on_the_way, staying=staying)
     policy = ReusePolicy(**{name: value for name, value in arguments.items() if name not in usual})
     terms = BlendTerms(blend, holes, 0.15, 0.15)
-    choice = decide(found, 1000, 0, policy, terms, EngineLimits(4096, pace))
+    choice = decide(found, 1000, 0, policy, terms, EngineLimits(4096, costs))
     state = looked_up(found)
     state.decided(choice)
     if choice.decision:

@@ -1,16 +1,15 @@
 """What recomputation has of a step, what is left to vLLM because that is sooner done, and who waits for whom."""
 
+import time
+
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from vllm import SamplingParams
 from vllm.v1.request import Request
 
+from blendhub.vllm.costs import Cost, Costs
 from blendhub.vllm.messages import LoadResult, WorkerReport
 from blendhub.vllm.scheduler.blend_queue import SPARE_STEPS, BlendQueue
-from blendhub.vllm.scheduler.decide import Pace
 from blendhub.vllm.settings import Settings
-from tests.stand_in import StandIn
 from tests.vllm.played_engine import played_engine, text
 
 ENGINE = 100
@@ -22,11 +21,11 @@ def request(number, priority=0):
     return Request(str(number), [1], SamplingParams(), None, arrival_time=float(number), priority=priority)
 
 
-@pytest.mark.parametrize("n_blended, n_computed, steps", [(1, 0, 3), (4, 0, 10), (1, 6 * ENGINE, 7)])
-def test_nobody_waits_longer_than_recomputation_should_take(monkeypatch, n_blended, n_computed, steps):
-    """The bound counts all requests together and the prompts that vLLM has begun, but no wait for hub or copy."""
+@pytest.mark.parametrize("n_blended, steps", [(1, 10), (4, 40)])
+def test_nobody_waits_longer_than_recomputation_takes_beside_others(monkeypatch, n_blended, steps):
+    """The bound counts all requests together, but no wait for hub or copy: 25 tokens in each step."""
     monkeypatch.setattr("blendhub.vllm.scheduler.blend_queue.LEAST_S", 0.0)
-    queue = BlendQueue(Settings(), ENGINE, {"computed": StandIn(left_to_engine=n_computed)})
+    queue = BlendQueue(Settings(), ENGINE, {})
     for number in range(n_blended):
         queue.begin(request(number, priority=1), 250)
     # In vLLM's order, which may be by priority.
@@ -36,24 +35,6 @@ def test_nobody_waits_longer_than_recomputation_should_take(monkeypatch, n_blend
         queue.next_step()
         held += 1
     assert held == steps + SPARE_STEPS + 1
-
-
-def steps(n_tokens, of_step):
-    number = 0
-    while n_tokens > 0:
-        n_tokens -= of_step(number)
-        number += 1
-    return number
-
-
-@given(st.builds(Pace, *[st.integers(1, 20)] * 3, st.integers(0, 9)), st.integers(0, 300))
-def test_a_prompt_takes_as_many_steps_as_its_tokens_need(pace, n):
-    assert pace.steps_to_compute(n) == steps(n, lambda number: pace.engine)
-    recomputed = steps(n, lambda number: pace.beside if number < pace.full_steps else pace.alone)
-    assert pace.steps_to_recompute(n) == recomputed
-    # An engine without other prompts recomputes no slower than it computes.
-    alone = BlendQueue(Settings(), 512, {}).pace()
-    assert alone.steps_to_recompute(n) <= alone.steps_to_compute(n)
 
 
 @pytest.mark.parametrize(
@@ -69,8 +50,6 @@ BUDGET = 2048
 """vLLM's, of a step."""
 STORED = text(0, 600)
 BLENDED = [*text(1, 32), *STORED, *text(2, 9)]
-WITH_A_HOLE = [*text(1, 900), *STORED, *text(2, 9)]
-"""990 of its tokens would be computed: less than all, and more than recomputation has in a step that vLLM fills."""
 
 
 @pytest.fixture
@@ -80,27 +59,27 @@ def engine():
         yield engine
 
 
-def test_a_prompt_that_vllm_computes_sooner_is_served_without_blending_and_its_report_says_so(engine):
-    engine.serve("more", [*STORED, *text(40, 9)])
-    others = [engine.arrived(f"other {number}", text(3 + number, 1000)) for number in range(30)]
-    assert not any(map(engine.load, others))
-    engine.step()
-    late = engine.arrived("r", WITH_A_HOLE)
-    assert engine.load(late) == 0 and engine.counters["refused_too_slow"] == 1
-    reason = engine.report("r")["reason"]
-    assert reason.startswith("recomputing 990 tokens would take about 2 steps, and computing 1500 takes vLLM 1; ")
-    # Exact text is reused all the same, and moved text without a hole.
-    others += [engine.arrived("exact", [*STORED, *WITH_A_HOLE]), engine.arrived("moved", BLENDED)]
-    assert engine.load(others[-2]) == 600
-    report = engine.report("exact")
-    assert (report["exact_tokens"], report["moved_tokens"]) == (600, 0) and "recomputing 990" in report["reason"]
-    assert engine.load(others[-1]) == 632 and "reason" not in engine.report("moved")
-    # Once vLLM has computed the others, there is room.
-    engine.side.ended(late, ([],))
-    for other in others:
-        other.num_computed_tokens = len(other.prompt_token_ids)
-    engine.step()
-    assert engine.load(engine.arrived("again", WITH_A_HOLE)) == 1500
+def test_a_prompt_that_is_sooner_computed_is_served_without_blending_and_its_report_says_both_times():
+    prefill, probe, nothing = Cost(1e-3), Cost(1e-3, measured=((0.7, 0.7),)), Cost(0.0)
+    costs = Costs(prefill=prefill, probe=probe, recompute=nothing, load=nothing, engine_tokens=512, blend_tokens=512)
+    with played_engine(costs=costs) as engine:
+        engine.serve("stored", STORED)
+        engine.serve("more", [*STORED, *text(40, 9)])
+        assert engine.load(engine.arrived("r", BLENDED)) == 0 and engine.counters["refused_too_slow"] == 1
+        reason = engine.report("r")["reason"]
+        assert "would take about 924.0 ms with reuse up to token 632, and 641.0 ms without; policy.min" in reason
+        # Exact text is reused all the same.
+        assert engine.load(engine.arrived("exact", [*STORED, *BLENDED])) == 600
+        report = engine.report("exact")
+        assert (report["exact_tokens"], report["moved_tokens"]) == (600, 0) and " reuse up to token 600;" in report[
+            "reason"
+        ]
+        # A step that was as short as any of the last ones counts what a load waits for.
+        times = engine.side.loads._costs
+        for _ in range(9):
+            time.sleep(0.01)
+            engine.step()
+        assert 0.01 <= engine.side.loads._costs.step < 1 and times.step < 0.01
 
 
 def begin_load(engine, prompt=BLENDED):

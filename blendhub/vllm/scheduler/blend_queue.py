@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 from vllm.v1.request import Request
 
-from blendhub.vllm.scheduler.decide import Pace
 from blendhub.vllm.scheduler.request_state import RequestState
 from blendhub.vllm.settings import Settings
 
@@ -37,7 +36,7 @@ class BlendQueue:
     vLLM computes the prompts that it has begun before all others, also before one whose KV has been loaded since.
 
     So a request that came later, and whose prompt takes vLLM several steps, would overtake one that is being blended.
-    It waits instead: for as many steps as recomputation should take, however many that takes in the end.
+    It waits instead: for as many steps as recomputation takes beside prompts that fill them, and no longer.
     """
 
     def __init__(self, settings: Settings, engine_tokens: int, requests: Mapping[str, RequestState]) -> None:
@@ -67,15 +66,10 @@ class BlendQueue:
         """How many tokens may be recomputed in a step in which vLLM computes ``scheduled`` tokens."""
         return min(max(self._engine_tokens - scheduled, self._least), self._most)
 
-    def pace(self) -> Pace:
-        """The pace while vLLM computes the prompts that it has begun."""
-        beside, alone = self.budget(self._engine_tokens), self.budget(0)
-        return Pace(self._engine_tokens, beside, alone, self._waiting() // self._engine_tokens)
-
     def begin(self, request: Request, n_tokens: int) -> None:
         """Note that a request is loaded, and that so many of its tokens are recomputed."""
         before = sum(other.n_tokens for other in self._blending.values())
-        last_step = self._step + SPARE_STEPS + self.pace().steps_to_recompute(before + n_tokens)
+        last_step = self._step + SPARE_STEPS + -(-(before + n_tokens) // self.budget(self._engine_tokens))
         self._blending[request.request_id] = BlendTurn(request, n_tokens, last_step, time.monotonic() + LEAST_S)
 
     def end(self, request: Request) -> None:

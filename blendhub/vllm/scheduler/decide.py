@@ -1,42 +1,20 @@
 """Decides which KV a request reuses: pure arithmetic on the hub's matches and on vLLM's own cached prefix."""
 
-import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from blendhub.client.wire import Found
 from blendhub.core.spans import Match, Span, join, total
 from blendhub.outcome.reasons import NotReused, Why
+from blendhub.vllm.costs import Costs
 from blendhub.vllm.decision import Choice, Decision, Refusal
 from blendhub.vllm.settings import ReusePolicy
 from blendhub.vllm.spans import clipped
 
 MOST_RECOMPUTED = 0.8
 """A larger share of what a load covers is not recomputed, holes included, unless the operator's ratio is larger."""
-
-
-class Pace(NamedTuple):
-    """The speed of the coming steps. vLLM computes a prompt whose turn it is with nearly all of a step's budget."""
-
-    engine: int
-    """The tokens that vLLM computes in a step."""
-    beside: int
-    """The tokens that are recomputed in a step that vLLM fills."""
-    alone: int
-    """The tokens that are recomputed in a step that vLLM leaves empty."""
-    full_steps: int
-    """The number of steps that vLLM fills with the prompts of other requests."""
-
-    def steps_to_compute(self, n_tokens: int) -> int:
-        """How many steps vLLM takes for so many tokens of a prompt."""
-        return -(-n_tokens // self.engine)
-
-    def steps_to_recompute(self, n_tokens: int) -> int:
-        """How many steps it takes to recompute so many tokens of a prompt."""
-        behind = n_tokens - self.full_steps * self.beside
-        if behind <= 0:
-            return -(-n_tokens // self.beside)
-        return self.full_steps + -(-behind // self.alone)
+MIN_REUSED_TOKENS = 64
+"""The default where times could not be measured."""
 
 
 class BlendTerms(NamedTuple):
@@ -58,8 +36,8 @@ class EngineLimits(NamedTuple):
 
     n_positions: int | None = None
     """Keys that were stored for this position or a later one cannot be moved; None: all can."""
-    pace: Pace | None = None
-    """How long recomputation takes; None: as long as computation."""
+    costs: Costs | None = None
+    """None if reuse and prefill are not compared by time."""
     has_scratch: bool = True
     """Whether there are blocks for the tokens that recomputation needs and vLLM does not keep."""
 
@@ -69,7 +47,7 @@ def decide(
 ) -> Choice:
     """Which KV a prompt of ``n_tokens`` reuses, where vLLM has the first ``local`` tokens."""
     blend, holes, ratio, usual_ratio = blending
-    n_positions, pace, has_scratch = limits
+    n_positions, costs, has_scratch = limits
     # The last token is always left to the engine, which needs its logits.
     whole = Span(min(local, n_tokens - 1), n_tokens - 1)
     reachable, unused = _reach(found, n_positions, blend=blend)
@@ -78,10 +56,13 @@ def decide(
     # A request that asks for more than usual knows what that costs: it must not be refused for it.
     judged = min(ratio, usual_ratio)
     refusal: Refusal | None = None
-    # Without holes and moved text, as in the last of these, nothing is recomputed.
-    for claimed in (usable, unmoved, _unbroken(unmoved, whole.start)):
-        best = _claim(claimed, whole.start, ratio, holes)
-        obstacle = _too_much(best, judged) or _too_slow(best, judged, pace)
+    # Without holes and moved text, nothing is recomputed; and without text, nothing is loaded.
+    texts: Sequence[Sequence[Match]] = (usable, unmoved, _unbroken(unmoved, whole.start), [])
+    claims = [_claim(text, whole.start, ratio, holes) for text in texts]
+    seconds = [costs.seconds(claim, n_tokens, judged) if costs else 0.0 for claim in claims]
+    for number, best in enumerate(claims):
+        fewer = min(range(number, len(claims)), key=seconds.__getitem__)
+        obstacle = _too_much(best, judged) or _too_slow(best, seconds[number], claims[fewer], seconds[fewer])
         if not has_scratch and best.recomputes:
             obstacle = Refusal(
                 Why.NO_SCRATCH,
@@ -92,17 +73,19 @@ def decide(
             break
         refusal = refusal or obstacle
     reused = total(best.exact) + total(best.settled) + total(best.moved)
-    is_enough = reused >= policy.min_reused_tokens
+    least = policy.min_reused_tokens or (1 if costs else MIN_REUSED_TOKENS)
+    is_enough = reused >= least
     if not is_enough:
-        refusal = _too_little(found, local, reused, policy, blend=blend, obstacle=refusal)
+        refusal = _too_little(found, local, reused, least, blend=blend, obstacle=refusal)
     in_reach = len(reachable) if holes else len(_unbroken(reachable, local))
     for number, match in enumerate(reachable):
         if number >= in_reach:
             unused.append(NotReused(match.span, Why.BEHIND_HOLE))
         elif refusal:
-            # Without moved text nothing is too much; what is left was too little.
+            # Without moved text nothing is too much; what is left was too little, or is too slow to load.
             is_dear = refusal.why in (Why.TOO_MUCH, Why.TOO_SLOW, Why.NO_SCRATCH) and (match.moved or is_enough)
-            unused.append(NotReused(match.span, refusal.why if is_dear else Why.TOO_LITTLE))
+            why = refusal.why if is_dear else Why.TOO_SLOW if costs else Why.TOO_LITTLE
+            unused.append(NotReused(match.span, why))
     if found.matches and found.matches[-1].span.end >= n_tokens:
         unused.append(NotReused(Span(n_tokens - 1, n_tokens), Why.LAST))
     return Choice(best if is_enough else None, refusal, tuple(unused))
@@ -124,9 +107,7 @@ def _reach(found: Found, n_positions: int | None, *, blend: bool) -> tuple[list[
     return reachable, unused
 
 
-def _too_little(
-    found: Found, local: int, reused: int, policy: ReusePolicy, *, blend: bool, obstacle: Refusal | None
-) -> Refusal:
+def _too_little(found: Found, local: int, reused: int, least: int, *, blend: bool, obstacle: Refusal | None) -> Refusal:
     """Why nothing is reused where only ``reused`` tokens could be."""
     if found.on_the_way:
         return Refusal(
@@ -151,7 +132,6 @@ def _too_little(
             f"{n_tokens} tokens are not moved: {first.why.sentence}",
         )
     beyond = f" beyond the {local} in vLLM's own cache" if local else ""
-    least = policy.min_reused_tokens
     return Refusal(Why.TOO_LITTLE, f"{reused} tokens could be reused{beyond}; policy.min_reused_tokens is {least}")
 
 
@@ -165,20 +145,15 @@ def _too_much(claim: Decision, ratio: float) -> Refusal | None:
     return Refusal(Why.TOO_MUCH, f"blending would recompute {share:.0%} of what it covers, with the holes in it")
 
 
-def _too_slow(claim: Decision, ratio: float, pace: Pace | None) -> Refusal | None:
-    """Whether vLLM, whose steps are larger, computes the text before the steps recompute a part of the text."""
-    if pace is None:
+def _too_slow(claim: Decision, seconds: float, fewer: Decision, fewer_s: float) -> Refusal | None:
+    """Whether the prompt is sooner done if fewer tokens are reused, or none."""
+    if seconds <= fewer_s:
         return None
-    unmoved = [match for match in claim.matches if not match.moved]
-    kept = total(match.span for match in _unbroken(unmoved, claim.start))
-    recomputed, computed = math.ceil(claim.recomputed_at(ratio)), claim.end - claim.start - kept
-    slow, fast = pace.steps_to_recompute(recomputed), pace.steps_to_compute(computed)
-    if slow <= fast:
-        return None
+    instead = f"with reuse up to token {fewer.end}" if fewer.matches else "without"
     return Refusal(
         Why.TOO_SLOW,
-        f"recomputing {recomputed} tokens would take about {slow} steps, and computing {computed} takes vLLM {fast}; "
-        "blend_tokens_per_step says how many tokens a step recomputes at most",
+        f"the prompt would take about {1000 * seconds:.1f} ms with reuse up to token {claim.end}, and "
+        f"{1000 * fewer_s:.1f} ms {instead}; policy.min_reused_tokens lets a number of tokens decide instead",
     )
 
 

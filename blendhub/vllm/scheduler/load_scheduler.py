@@ -2,6 +2,7 @@
 
 import contextlib
 import time
+from collections import deque
 from collections.abc import Iterable
 
 import msgspec
@@ -53,6 +54,7 @@ class LoadScheduler:
         self._queue = queue
         self._reports = reports
         self._settings = facts.settings
+        self._costs = facts.costs
         self._block_size = blocks.hash_block_size
         self._n_positions = facts.max_model_len
         """Keys that were stored for this position or a later one cannot be moved: tables of rotations are as long."""
@@ -63,6 +65,9 @@ class LoadScheduler:
         self._unanswered: list[PendingLookup] = []
         self._waits_until = 0.0
         """When this step ceases to wait for the hub; 0: it has not begun to wait."""
+        self._begun_at = time.monotonic()
+        self._steps_s = deque([0.0], maxlen=8)
+        """How long the last steps took. The shortest has computed no prompt, or as little as those now."""
 
     def look_up(self, state: RequestState, local: int | None = None, *, waits_for_store: bool = True) -> PendingLookup:
         """Look up a request, or look it up again. What vLLM has is neither leased nor fetched from the store.
@@ -169,6 +174,11 @@ class LoadScheduler:
         """A step is planned, in which vLLM computes so many tokens; returns how many are recomputed at most."""
         self._queue.next_step()
         self._waits_until = 0.0
+        now = time.monotonic()
+        self._steps_s.append(now - self._begun_at)
+        self._begun_at = now
+        if self._costs:
+            self._costs = msgspec.structs.replace(self._costs, step=min(self._steps_s))
         # The session is mended before the turn of requests that wait, if the hub has not answered one of them.
         for lookup in self._unanswered:
             if lookup.done():
@@ -268,5 +278,5 @@ class LoadScheduler:
             BlendTerms(
                 state.can_blend and moves, state.terms.fills_holes, state.terms.ratio, self._settings.recompute_ratio
             ),
-            EngineLimits(self._n_positions, self._queue.pace(), has_scratch),
+            EngineLimits(self._n_positions, self._costs, has_scratch),
         )

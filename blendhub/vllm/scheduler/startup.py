@@ -14,6 +14,7 @@ from blendhub.client.arena_view import SHM, SHM_ADVICE
 from blendhub.contracts import ArenaProgress
 from blendhub.core.layout import Namespace
 from blendhub.framework.host import PluginHost
+from blendhub.vllm.costs import Costs
 from blendhub.vllm.settings import OWNER, Mode, Settings
 
 if TYPE_CHECKING:  # `blendhub check` imports this module without vLLM
@@ -40,6 +41,8 @@ class StartupFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Whether blended requests can be audited."""
     shows_hashes: bool = False
     """Whether another connector stores KV under a request's block hashes."""
+    costs: Costs | None = None
+    """None if reuse and prefill are not compared by time."""
 
 
 class Line(msgspec.Struct, frozen=True):

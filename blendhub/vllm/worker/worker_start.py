@@ -27,6 +27,7 @@ from blendhub.vllm.settings import Settings
 from blendhub.vllm.worker.attention_choice import choose_attention
 from blendhub.vllm.worker.audit import check_predictions
 from blendhub.vllm.worker.connector_worker import ConnectorWorker
+from blendhub.vllm.worker.measured_costs import measure_costs
 from blendhub.vllm.worker.ranks import Ranks
 from blendhub.vllm.worker.recompute import BlendContext
 
@@ -120,6 +121,9 @@ class WorkerStart:
                 attention = AttentionProbe(model, layers, selector.attended_layers)
                 self._memory.probe_bytes = attention.memory(model.config.model_config.max_model_len)
         context = BlendContext(model, layers, self._groups, device, selector, ranks, attention)
+        if check.support.blends and self._settings.policy.min_reused_tokens is None:
+            costs = measure_costs(context, self._settings.blend_tokens_per_step)
+            check = check._replace(support=msgspec.structs.replace(check.support, costs=costs))
         timeout_s = self._settings.lookup_timeout_s
         return check, ConnectorWorker(context, self._host, self._engine_id, timeout_s)
 

@@ -74,7 +74,9 @@ class Engine:
 
         from blendhub_tools.advice import forced
 
-        transfer = transfer_config(job.settings)
+        # Answers are compared whether reuse pays on this machine or not.
+        policy = {"min_reused_tokens": 64} | job.settings.get("policy", {})
+        transfer = transfer_config(job.settings | {"policy": policy})
         self._llm = LLM(job.model, kv_transfer_config=transfer, **(job.engine | forced.OPTIONS))
         self._job = job
         self._tokenizer = None if job.engine.get("skip_tokenizer_init") else self._llm.get_tokenizer()
