@@ -13,13 +13,13 @@ from typing import Any
 from benchmarks.peer import PEER_ENVIRONMENT, peer_connector, peer_server
 from benchmarks.quality.serving import SETTINGS
 from benchmarks.report import Row, finish, parser, row
-from benchmarks.texts import Texts
+from benchmarks.texts import Sizes, Texts
 from benchmarks.timing import in_turn, ratios
 from blendhub.vllm.settings import Settings
 from harness.engines import Engine
 from harness.engines.tiny_model import TIMED, make_tiny_model
 
-TURNS, ANSWER_TOKENS, STEP_TOKENS = 6, 16, 512
+TURNS, ANSWER_TOKENS, STEP_TOKENS, SHORT = 6, 16, 512, (256, 512, 1024, 2048)
 OPTIONS: dict[str, Any] = {"max_model_len": 8192, "max_num_batched_tokens": 4608, "max_num_seqs": 128}
 WAYS: dict[str, tuple[str, str, dict[str, Any], float | None]] = {
     "exact": ("exact prefix, all but the question of 64 tokens", "hkvd", {"mode": "exact"}, 0.05),
@@ -70,6 +70,22 @@ def ways(model: Path, rounds: int, peer_python: str | None) -> Iterator[Row]:
     yield row("exact_vs_peer", what, "x", beside, 1.0, "lower")
 
 
+def short(model: Path, rounds: int) -> Iterator[Row]:
+    """Prompts near the length from which on reuse pays, with the default policy: of the model, and of one whose prefill
+    of 256 tokens is sooner done than what any blend takes."""
+    fast = make_tiny_model(model / "fast", vocab_size=8000, max_position_embeddings=8192)
+    by_time = settings() | {"policy": {"min_donor_context": 0}}
+    for path, suffix in ((model, ""), (fast, "_fast")):
+        with Engine(path, **OPTIONS) as plain, Engine(path, by_time, **OPTIONS) as engine:
+            for n in SHORT:
+                texts = Texts(n, Sizes(2, (n - Sizes().question_tokens) // 2 - Sizes().glue_tokens))
+                texts.store(engine)
+                prefill, ours = (partial(first_token_s, asked, texts.shuffled) for asked in (plain, engine))
+                taken = in_turn({"full": prefill, "ours": ours}, 3 * rounds, lambda job: job(), warm_up=2)
+                what = f"two moved documents in {n} tokens, relative to full prefill{', fast model' if suffix else ''}"
+                yield row(f"short_{n}{suffix}", what, "x", ratios(taken["ours"], taken["full"]), 1.05, "lower")
+
+
 def decoding(model: Path, rounds: int) -> Iterator[Row]:
     """Three requests decode while a long one comes in: by blending, and by ordinary chunked prefill."""
     options, texts = OPTIONS | {"max_num_batched_tokens": STEP_TOKENS}, Texts(2)
@@ -110,11 +126,16 @@ def _chat_s(engine: Engine, chat: list[list[int]]) -> float:
 
 
 def main() -> None:
-    arguments = parser(__doc__ or "", ("ways", "decoding", "turns"))
+    arguments = parser(__doc__ or "", ("ways", "short", "decoding", "turns"))
     arguments.add_argument("--peer-python", metavar="PATH", help="an interpreter that has the peer, to compare with it")
     options = arguments.parse_args()
     parts: dict[str, Callable[..., Iterator[Row]]]
-    parts = {"ways": partial(ways, peer_python=options.peer_python), "decoding": decoding, "turns": turns}
+    parts = {
+        "ways": partial(ways, peer_python=options.peer_python),
+        "short": short,
+        "decoding": decoding,
+        "turns": turns,
+    }
     rounds, rows = 2 if options.quick else 7, list[Row]()
     with tempfile.TemporaryDirectory(prefix="blendhub-ttft-") as place:
         shape = TIMED | ({"hidden_size": 128, "intermediate_size": 256} if options.quick else {})
