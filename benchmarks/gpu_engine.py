@@ -87,7 +87,8 @@ def _first_tokens(start: StartEngine, contexts: Sequence[int], large: Mapping[st
     longest = max(contexts)
     # Keys and values of 16 bits in heads of 128 items; the arena also has room for chunks that are not full.
     kv_bytes = sum(contexts) * large["num_hidden_layers"] * large["num_key_value_heads"] * 2 * 2 * 128
-    settings = SETTINGS | {"hub": {"arena_gib": 0.25 + 1.5 * kv_bytes / 2**30, "metrics": ""}}
+    hub = {"arena_gib": 0.25 + 1.5 * kv_bytes / 2**30, "metrics": ""}
+    settings = SETTINGS | {"hub": hub, "policy": {"min_donor_context": 0}}  # what takes longer than prefill is refused
     options = {"max_model_len": longest + STEP, "max_num_batched_tokens": STEP, "gpu_memory_utilization": 0.6}
     model = {**large, "max_position_embeddings": longest + STEP}
     with start(model=model, settings=settings, load_format="dummy", **options) as engine:
