@@ -5,7 +5,6 @@ while the engine waits. Tests import this module without vLLM: each function imp
 """
 
 import importlib
-import math
 import multiprocessing
 import os
 from collections import Counter
@@ -169,7 +168,7 @@ def attend_on_device() -> None:
         return ReferenceAttention(layers, block_size, layout, rules)
 
     device.attach, device.attention = attach_and_remember, attention
-    choice.is_faster, choice.SECONDS = lambda ours, theirs: True, math.inf
+    choice.is_faster = lambda ours, theirs: True
 
 
 # Of the hub

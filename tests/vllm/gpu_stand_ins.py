@@ -5,7 +5,6 @@ An engine's interpreter imports this before vLLM. Triton's kernels run in Triton
 FlashInfer, ``put_in_place`` replaces by plain torch what is compiled for GPUs.
 """
 
-import math
 import os
 import sys
 import time
@@ -148,8 +147,8 @@ def put_device_in_place(attends):
 
     GridExecutor.__call__ = interpret_alone
     if attends:  # over a few tokens, because both ways take seconds in the interpreter
-        attention_choice.is_faster, attention_choice.SECONDS = lambda ours, theirs: True, math.inf
-        attention_choice.PROMPT_TOKENS, attention_choice.CHOSEN_TOKENS, attention_choice.LENGTHS = 64, 8, (1, 4)
+        attention_choice.is_faster = lambda ours, theirs: True
+        attention_choice.PROMPT_TOKENS, attention_choice.CHOSEN_TOKENS = 64, 8
     else:
         device.attention = Device.attention
 

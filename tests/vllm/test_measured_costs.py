@@ -66,16 +66,16 @@ def test_ranks_agree_on_what_the_slowest_takes():
     assert (costs.engine_tokens, costs.blend_tokens) == (StandInModel.max_tokens, 100)
 
 
-@pytest.mark.parametrize("token_s, longest", [(1e-4, 1024), (5e-4, 256), (1e-3, 256)])
+@pytest.mark.parametrize("token_s, longest", [(1e-4, 1024), (5e-4, 1024), (1e-3, 256)])
 def test_longer_prompts_are_measured_only_while_there_is_time(token_s, longest, caplog):
     model = Slow(token_s)
     with caplog.at_level(logging.INFO):
         assert measured(model).prefill.token == pytest.approx(token_s)
-    assert model.now <= SECONDS and f"measured on {longest} tokens" in caplog.text
+    assert model.now <= SECONDS * 4 / 3 and f"measured on {longest} tokens" in caplog.text
 
 
 @pytest.mark.parametrize(
-    "model, sentence", [(Slow(0.02), "3 lengths of prompts take more than 2 s"), (Full(), "out of memory")]
+    "model, sentence", [(Slow(0.02), "3 lengths of prompts take more than 3 s"), (Full(), "out of memory")]
 )
 def test_without_times_nothing_is_refused_by_time_and_one_line_says_so(model, sentence, caplog):
     with caplog.at_level(logging.INFO):

@@ -1,6 +1,5 @@
 """The loaded model of a vLLM worker: its layers, its paged KV, and forwards of our own over chosen tokens."""
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
@@ -66,10 +65,7 @@ class EngineModel:
         self.device = self._runner.device
         self.max_tokens: int = config.scheduler_config.max_num_batched_tokens
         self.attention: Sequence[GroupAttention] = ()
-        """The device's attention over all layers, for forwards over short spans; empty: all attend by the engine's
-        backend."""
-        self.attended_length = math.inf
-        """The longest spans, in the mean of a forward, whose tokens attend by the device."""
+        """The device's attention over all layers; empty: chosen tokens attend by the engine's backend."""
         self.n_blocks = self._runner.n_blocks
         self.samples_last = self._runner.samples_last
         self._own_layers = set(layers) - self._layers_of_draft_model(layers)
@@ -105,13 +101,7 @@ class EngineModel:
     @property
     def metadata_bytes(self) -> int:
         """The most device memory that a forward's metadata takes."""
-        only_device = self.attention and self.attended_length == math.inf
-        return 0 if only_device or not self._only_metadata else self._only_metadata.table_bytes
-
-    def _attends_by_device(self, chosen: RecomputeSet) -> bool:
-        """Whether the tokens attend by the device; the engine's attention takes a limited number of spans."""
-        is_short = len(chosen) <= self.attended_length * len(chosen.spans)
-        return bool(self.attention) and (is_short or len(chosen.spans) > self._metadata.max_spans)
+        return 0 if self.attention or not self._only_metadata else self._only_metadata.table_bytes
 
     def rules(self) -> list[AttentionRules]:
         """How the tokens of each layer attend; raises Unsupported for what no attention but the engine's computes."""
@@ -161,7 +151,7 @@ class EngineModel:
             by_layer = {name: slots[self.tables[name]] for name in self._metadata.layer_names}
             own: AbstractContextManager[None] = nullcontext()
             metadata: dict[str, Any] = {}
-            if self._attends_by_device(chosen):
+            if self.attention:
                 own = own_attention(self.layer_names, self._over_pages(chosen))
             else:
                 metadata = self._metadata.build(chosen, pretended, slots)

@@ -18,8 +18,9 @@ from blendhub_cuda.attention_kernel import TILE_WORDS, attend_chosen
 
 ROWS, KEYS = 128, 64
 """The rows of a tile, each a token's head, and the keys that a program multiplies with them at a time."""
-WIDE, ROWS_IF_WIDE = 256, 64
-"""Heads with more items than the first number leave room for fewer rows in a GPU's shared memory."""
+WIDE, ROWS_IF_WIDE, KEYS_OF_FLOAT32 = 256, 64, 16
+"""Heads with more items than the first number leave room for fewer rows in a GPU's shared memory; and for fewer keys,
+if items have 32 bits."""
 MOST_PARTS, PART_KEYS = 16, 1024
 """Few tokens fill few programs. So keys that are readable in part are cut in so many parts at most, each with so many
 keys at least."""
@@ -51,7 +52,7 @@ class CudaAttention(ChosenAttention):
             raise Unsupported("the attention of device 'cuda' does not know the scales of int8")
         self._place = pages.place
         self._layers = [
-            _layer(planes.keys, planes.values, one, layout.dtype)
+            _layer(planes.keys, planes.values, one, layout.dtype, dtype)
             for planes, one in zip(pages.layers, rules, strict=True)
         ]
         # Without tokens nothing runs, but kernels are compiled.
@@ -144,7 +145,10 @@ def tile_shape(group: int, width: int) -> TileShape:
     return TileShape(tokens, heads, max(LEAST, next_power_of_2(tokens * heads)))
 
 
-def _layer(keys: torch.Tensor, values: torch.Tensor, rules: AttentionRules, dtype: str) -> Layer:
+def _layer(
+    keys: torch.Tensor, values: torch.Tensor, rules: AttentionRules, dtype: str, multiplied: torch.dtype
+) -> Layer:
+    """``multiplied``: the dtype of queries, to which keys and values are converted."""
     _, n_heads, block_size, width = keys.shape
     main, rest = _split(width)
     if rules.latent not in (0, main):
@@ -159,7 +163,7 @@ def _layer(keys: torch.Tensor, values: torch.Tensor, rules: AttentionRules, dtyp
         "GROUP": rules.heads // n_heads,
         "HEADS": shape.heads,
         "ROWS": shape.rows,
-        "KEYS": KEYS,
+        "KEYS": KEYS_OF_FLOAT32 if width > WIDE and multiplied.itemsize > 2 else KEYS,
         "BLOCK_SIZE": block_size,
         "WIDTH": width,
         "MAIN": main,
