@@ -61,7 +61,7 @@ DOCUMENTS, DOCUMENT_TOKENS, STEP = 15, 512, 8192
 """The most documents of a prompt, the least tokens of one, and the tokens of an engine's step."""
 ROUNDS, STREAMS = 3, 32
 SMALL_SCALE = 2.0**-5
-PINNED_S = 60
+PINNED_S = 120
 
 StartEngine = Callable[..., AbstractContextManager[Engine]]
 """Takes changes to the model's configuration as ``model``, and options of the engine."""
@@ -88,18 +88,19 @@ def _first_tokens(start: StartEngine, contexts: Sequence[int], large: Mapping[st
     longest = max(contexts)
     # Keys and values of 16 bits in heads of 128 items; the arena also has room for chunks that are not full.
     kv_bytes = sum(contexts) * large["num_hidden_layers"] * large["num_key_value_heads"] * 2 * 2 * 128
-    hub = {"arena_gib": 0.25 + 1.5 * kv_bytes / 2**30, "metrics": ""}
-    settings = SETTINGS | {"hub": hub, "policy": {"min_donor_context": 0}}  # what takes longer than prefill is refused
+    arena_gib = 0.25 + 1.5 * kv_bytes / 2**30
+    # What takes longer than prefill is refused.
+    settings = SETTINGS | {"hub": {"arena_gib": arena_gib, "metrics": ""}, "policy": {"min_donor_context": 0}}
     options = {"max_model_len": longest + STEP, "max_num_batched_tokens": STEP, "gpu_memory_utilization": 0.6}
     model = {**large, "max_position_embeddings": longest + STEP}
     with start(model=model, settings=settings, load_format="dummy", **options) as engine:
         yield start_row("engine_large", "start-up checks of a model of 8B", engine.log)
+        _wait_until_pinned(engine, arena_gib)
         for context in contexts:
             count = min(DOCUMENTS, context // DOCUMENT_TOKENS - 1)
             texts = Texts(context, Sizes(count, context // (count + 1), 32, 32, 1000))
             stored_s = seconds(partial(texts.store, engine))
             gigabytes = kv_bytes / sum(contexts) * count * texts.sizes.document_tokens / 1e9
-            _wait_until_pinned(engine, hub["arena_gib"])
             reports = list[dict[str, Any]]()
 
             def first_token_s(texts: Texts = texts, reports: list[dict[str, Any]] = reports, **asked: Any) -> float:
@@ -166,7 +167,8 @@ def _checks(start: StartEngine) -> Iterator[Row]:
 
 
 def _wait_until_pinned(engine: Engine, arena_gib: float) -> None:
-    """KV of memory that is not pinned yet takes a slower way. An engine pins less at its start, to measure."""
+    """KV waits for memory that is not reserved yet, for a minute in some virtual machines, and takes a slower way while
+    it is not pinned. An engine also pins a little at its start, to measure."""
     until = time.monotonic() + PINNED_S
     while torch.cuda.is_available() and time.monotonic() < until:
         goals = map(int, re.findall(r"of the arena's (\d+) (?:are pinned|MiB could not be pinned)", engine.log))

@@ -11,6 +11,8 @@ import torch
 
 from blendhub.contracts import AttentionRules
 
+LEAST, TINY = torch.finfo(torch.float32).min, torch.finfo(torch.float32).tiny
+"""In place of minus infinity, and of 0, where a token sees no key: of these, differences and quotients are numbers."""
 SLICE_BYTES = 2**26
 """The most memory for the products of queries and keys that are computed at a time."""
 
@@ -35,20 +37,24 @@ class Attended(NamedTuple):
 
 
 def attend(queries: torch.Tensor, positions: torch.Tensor, keys: Keys, rules: AttentionRules) -> Attended:
-    """Tokens ``[n, heads, width]`` at these positions attend to the keys."""
+    """Tokens ``[n, heads, width]`` at these positions attend to the keys, of which there is one at least."""
     n, heads, _ = queries.shape
     width = keys.values.shape[-1]
     taken = queries.new_empty((n, heads, width), dtype=torch.float32)
     log_sums = queries.new_empty((n, heads), dtype=torch.float32)
     for rows, columns, served, products in _products(queries, positions, keys.positions, keys.keys, rules):
-        sums = products.logsumexp(-1)
+        highest = products.amax(-1).clamp_min(LEAST)
         if rules.sinks is not None:
-            sums = torch.logaddexp(sums, rules.sinks[columns].float().view(len(sums), 1, -1))
-        weights = (products - sums.clamp_min(torch.finfo().min)[..., None]).exp()
+            sinks = rules.sinks[columns].float().view(len(products), 1, -1)
+            highest = torch.maximum(highest, sinks)
+        weights = (products - highest[..., None]).exp()
+        sums = weights.sum(-1)
+        if rules.sinks is not None:
+            sums += (sinks - highest).exp()
         values = keys.values[:, served].float().transpose(0, 1)
-        parts = (weights.flatten(1, 2) @ values).view(*weights.shape[:3], width)
+        parts = (weights.flatten(1, 2) @ values).view(*weights.shape[:3], width) / sums.clamp_min(TINY)[..., None]
         taken[rows, columns] = parts.transpose(0, 1).flatten(1, 2)
-        log_sums[rows, columns] = sums.transpose(0, 1).flatten(1)
+        log_sums[rows, columns] = (highest + sums.log()).transpose(0, 1).flatten(1)
     return Attended(taken, log_sums)
 
 
@@ -67,15 +73,17 @@ def received(
     weights = torch.zeros(len(key_positions), device=queries.device)
     for rows, columns, _, products in _products(queries, positions, key_positions, keys, rules):
         sums = log_sums[rows, columns].reshape(products.shape[1], len(products), -1).transpose(0, 1)
-        weights += (products - sums.clamp_min(torch.finfo().min)[..., None]).exp().sum((0, 1, 2))
+        weights += (products - sums.clamp_min(LEAST)[..., None]).exp().sum((0, 1, 2))
     return weights
 
 
 def merged(parts: Attended) -> Attended:
     """What the tokens take from all keys, of which each part, on the first axis, had some."""
-    total = parts.log_sums.logsumexp(0)
-    shares = (parts.log_sums - total.clamp_min(torch.finfo().min)).exp()
-    return Attended((parts.taken * shares[..., None]).sum(0), total)
+    highest = parts.log_sums.amax(0).clamp_min(LEAST)
+    shares = (parts.log_sums - highest).exp()
+    sums = shares.sum(0)
+    taken = (parts.taken * shares[..., None]).sum(0) / sums.clamp_min(TINY)[..., None]
+    return Attended(taken, highest + sums.log())
 
 
 def _products(

@@ -183,7 +183,7 @@ class AttentionTests(DeviceTests):
             pages = AttentionPages(msgspec.structs.replace(LAYOUT, dtype=dtype), self.formats[0])
             self._check([spread_out(20, 100)], RULES._replace(key_scale=0.5, value_scale=2.0), pages)
 
-    @holds("``readable``")
+    @holds("A prompt's keys may be readable in part")
     def test_keys_that_are_not_readable_are_left_out(self) -> None:
         """Of 90 keys, some of which tokens see none, and some of which stand behind all that is readable."""
         for rules in (RULES, *OTHER_RULES):

@@ -183,7 +183,7 @@ class LifecycleTests(DeviceTests):
         assert [tensor() for tensor in tensors] == [None] * len(tensors)
         memory.close()  # raises BufferError while a view of it exists
 
-    @holds("The number of neighbouring tokens that should be recomputed together on this")
+    @holds("The number of neighbouring tokens that the engine's own attention computes")
     def test_block_tokens_is_a_number_of_tokens(self, device: Device) -> None:
         assert isinstance(device.block_tokens, int)
         assert device.block_tokens >= 1

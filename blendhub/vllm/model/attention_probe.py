@@ -146,7 +146,8 @@ class _Prompt:
 
     def __init__(self, model: EngineModel, query: AttentionQuery, chosen: RecomputeSet, number: int) -> None:
         places = chosen.places(number)
-        self.places = model.sent(places)
+        # The tokens of the only prompt need no index, which would be a copy in each layer.
+        self.places = slice(len(chosen)) if len(chosen.parts) == 1 else model.sent(places)
         self.positions = model.sent(chosen.positions[places])
         stored = RecomputeSet([query.asking._replace(spans=query.stored)])
         self.stored = model.sent(stored.positions)
