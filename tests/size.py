@@ -9,11 +9,11 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 
 BOUNDS = {
-    "blendhub/": 19_600,
-    "blendhub/testing/": 5_000,
-    "plugins/": 9_500,
-    "tests/, plugins/*/tests/": 21_500,
-    "benchmarks/, harness/, examples/": 6_800,
+    "blendhub/": 20_050,
+    "blendhub/testing/": 5_100,
+    "plugins/": 9_650,
+    "tests/, plugins/*/tests/": 22_200,
+    "benchmarks/, harness/, examples/": 6_950,
 }
 """The most lines of Python in these folders. A folder's files count in the row that names it most closely."""
 
