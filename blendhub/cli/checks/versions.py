@@ -96,7 +96,7 @@ def _vllm(vllm: Any) -> Finding:
     except Exception as error:
         sentence = f"vLLM {version} of {vllm.__file__} does not run BlendHub, which is made for {SERVED}: {error}"
         return fail(sentence, _install())
-    if version.rpartition(".")[0] not in ([WITH_NPUS] if find_spec("torch_npu") else TORCH):
+    if ".".join(version.split(".")[:2]) not in ([WITH_NPUS] if find_spec("torch_npu") else TORCH):
         return warn(f"BlendHub is made for {SERVED}, and was not tested with vLLM {version}", _install())
     allowed = os.environ.get("VLLM_PLUGINS")
     if allowed is not None and "blendhub" not in allowed.split(","):
