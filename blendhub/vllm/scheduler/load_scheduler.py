@@ -178,7 +178,9 @@ class LoadScheduler:
         self._steps_s.append(now - self._begun_at)
         self._begun_at = now
         if self._costs:
-            self._costs = msgspec.structs.replace(self._costs, step=min(self._steps_s))
+            # Where vLLM had nothing to do, a pause is no step: what takes longer than the least forward does not count.
+            step = min(*self._steps_s, self._costs.prefill.seconds(0))
+            self._costs = msgspec.structs.replace(self._costs, step=step)
         # The session is mended before the turn of requests that wait, if the hub has not answered one of them.
         for lookup in self._unanswered:
             if lookup.done():
