@@ -84,7 +84,7 @@ def decide(
         elif refusal:
             # Without moved text nothing is too much; what is left was too little, or is too slow to load.
             is_dear = refusal.why in (Why.TOO_MUCH, Why.TOO_SLOW, Why.NO_SCRATCH) and (match.moved or is_enough)
-            why = refusal.why if is_dear else Why.TOO_SLOW if costs else Why.TOO_LITTLE
+            why = refusal.why if is_dear or refusal.why is Why.TOO_SLOW else Why.TOO_LITTLE
             unused.append(NotReused(match.span, why))
     if found.matches and found.matches[-1].span.end >= n_tokens:
         unused.append(NotReused(Span(n_tokens - 1, n_tokens), Why.LAST))
@@ -132,7 +132,8 @@ def _too_little(found: Found, local: int, reused: int, least: int, *, blend: boo
             f"{n_tokens} tokens are not moved: {first.why.sentence}",
         )
     beyond = f" beyond the {local} in vLLM's own cache" if local else ""
-    return Refusal(Why.TOO_LITTLE, f"{reused} tokens could be reused{beyond}; policy.min_reused_tokens is {least}")
+    limit = f"; policy.min_reused_tokens is {least}" if least > 1 else ""
+    return Refusal(Why.TOO_LITTLE, f"{reused} tokens could be reused{beyond}{limit}")
 
 
 def _too_much(claim: Decision, ratio: float) -> Refusal | None:
