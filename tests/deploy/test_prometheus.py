@@ -66,7 +66,7 @@ def test_every_metric_of_ours_exists():
 def test_no_query_of_the_dashboard_or_of_an_alert_is_empty(tmp_path):
     texts, endpoint, metrics = Texts(1), f"ipc://{tmp_path}/hub.sock", f"127.0.0.1:{free_port()}"
     (tmp_path / "shared").mkdir()
-    settings = {"endpoint": endpoint, "audit_share": 0.3, "policy": {"min_donor_context": 0}}
+    settings = {"endpoint": endpoint, "audit_share": 0.3, "policy": {"min_donor_context": 0, "min_reused_tokens": 64}}
     options: dict[str, Any] = {"skip_tokenizer_init": True, "max_model_len": 2048}
     with contextlib.ExitStack() as closing:
         redis = closing.enter_context(RedisServer())
