@@ -19,8 +19,8 @@ from blendhub_cuda.attention_kernel import TILE_WORDS, attend_chosen
 ROWS, KEYS = 128, 64
 """The rows of a tile, each a token's head, and the keys that a program multiplies with them at a time."""
 WIDE, ROWS_IF_WIDE, KEYS_OF_FLOAT32 = 256, 64, 16
-"""Heads with more items than the first number leave room for fewer rows in a GPU's shared memory; and for fewer keys,
-if items have 32 bits."""
+"""Heads with more items than the first number leave room for fewer rows in a GPU's shared memory; and these and heads
+with as many for fewer keys, if items have 32 bits."""
 MOST_PARTS, PART_KEYS = 16, 1024
 """Few tokens fill few programs. So keys that are readable in part are cut in so many parts at most, each with so many
 keys at least."""
@@ -155,7 +155,7 @@ def _layer(
         raise Unsupported(f"the attention of device 'cuda' has no kernel for values of {rules.latent} items of {width}")
     value_width = rules.latent or values.shape[-1]
     shape = tile_shape(rules.heads // n_heads, width)
-    is_float8 = dtype.startswith("float8")
+    is_float8, is_half = dtype.startswith("float8"), dtype in ("float16", "bfloat16") and multiplied.itemsize == 2
     if is_float8:
         keys, values = keys.view(torch.int8), values.view(torch.int8)
     constants = {
@@ -163,7 +163,7 @@ def _layer(
         "GROUP": rules.heads // n_heads,
         "HEADS": shape.heads,
         "ROWS": shape.rows,
-        "KEYS": KEYS_OF_FLOAT32 if width > WIDE and multiplied.itemsize > 2 else KEYS,
+        "KEYS": KEYS_OF_FLOAT32 if width >= WIDE and multiplied.itemsize > 2 else KEYS,
         "BLOCK_SIZE": block_size,
         "WIDTH": width,
         "MAIN": main,
@@ -180,7 +180,7 @@ def _layer(
         # Measured on an H100. With three stages the table's entries are fetched ahead; wide heads leave no room for it.
         # With half of a multiprocessor's registers, two programs take turns at products and powers.
         "num_stages": 3 if main <= ROWS else 2,
-        **({"maxnreg": 128} if main == ROWS and not is_float8 and torch.version.hip is None else {}),
+        **({"maxnreg": 128} if main == ROWS and is_half and torch.version.hip is None else {}),
     }
     return Layer(keys, keys if rules.latent else values, rules, shape, constants)
 
