@@ -81,7 +81,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ] = "blend"
     recompute_ratio: Annotated[
         Share, Meta(description="share of the moved text that is recomputed; a request may override it")
-    ] = 0.3
+    ] = 0.4
     donors: Annotated[
         Literal["all", "trusted"],
         Meta(
