@@ -80,8 +80,10 @@ def check_model(
             dtype = model.config.cache_config.cache_dtype
             raise Unsupported(f"only vLLM's kernels can read KV of the dtype {dtype!r}, so that keys cannot be moved")
         # Several tokens first: a model that vLLM has not warmed up would be compiled for one token only.
-        kv = _checked(ranks, forward, lambda: digest_of_kv(model, layers))
-        copies = count_copies(ranks.gather(kv), ranks.gather(fingerprint(model.module)))
+        copies = 1
+        if ranks.count > 1:
+            kv = _checked(ranks, forward, lambda: digest_of_kv(model, layers))
+            copies = count_copies(ranks.gather(kv), ranks.gather(fingerprint(model.module)))
         _checked(ranks, forward, lambda: check_parts(model, layers))
         if selector.probe_layer:
             _checked(ranks, forward, lambda: _check_probe(model, layers, selector.probe_layer))
