@@ -81,7 +81,7 @@ class AttendedGroup:
         for row, positions in zip(kept, chosen, strict=True):
             row[: max(0, min(positions) + 1 - (rules.window or min(positions) + 1)) // block_size] = freed
         self.of_engine = self.tokens._replace(blocks=kept)
-        """The same without the blocks that have left the window of each token, for which the engine has another one."""
+        """What the engine gives: blocks that have left the windows of all tokens are another block here."""
         if rules.sinks is not None:
             rules = rules._replace(sinks=rules.sinks.to(place))
         self.rules = [rules, rules._replace(scale=2 * rules.scale)]
@@ -185,7 +185,7 @@ class AttentionTests(DeviceTests):
 
     @holds("A prompt's keys may be readable in part")
     def test_keys_that_are_not_readable_are_left_out(self) -> None:
-        """Of 90 keys, some of which tokens see none, and some of which stand behind all that is readable."""
+        """Some tokens see none of the 90 keys that may be readable, and some stand behind all of these."""
         for rules in (RULES, *OTHER_RULES):
             self._check([spread_out(20, 200), [0, 1, 150]], rules, n_readable=90)
 

@@ -42,7 +42,8 @@ class Seconds(NamedTuple):
 
 
 def measure_costs(context: BlendContext, blend_tokens: int) -> Costs | None:
-    """The same on all ranks; None, with a line in the log, if the costs cannot be measured.
+    """Measure what work costs on the slowest rank. All ranks return the same costs, or None with a line in the log if
+    they cannot be measured.
 
     Writes to any pages, and pins memory of its own in place of an arena, so it must be called before the first request.
     """
