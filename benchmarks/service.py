@@ -3,6 +3,7 @@
 Five of forty documents, in chance order, stand before each question. Nothing is computed before the first one.
 """
 
+import contextlib
 import json
 import random
 from collections.abc import Iterator, Sequence
@@ -92,13 +93,15 @@ def questions(chat: Chat, number: int) -> Iterator[Asked]:
 
 
 def serve(model: Path, settings: Sequence[dict[str, Any]], number: int) -> list[Asked]:
-    """All questions, asked of vLLM alone, and then with BlendHub and each of these settings: one engine at a time."""
+    """Ask all questions, each one of vLLM alone and then of BlendHub with each of these settings: engines take turns."""
     from transformers import AutoTokenizer
 
     asked = [*questions(Chat(AutoTokenizer.from_pretrained(model)), number)]
-    for blendhub in (None, *(BLENDHUB | chosen for chosen in settings)):
-        with Engine(model, blendhub, **PLAIN) as engine:
-            for question in progress(asked, json.dumps(blendhub)):
+    with contextlib.ExitStack() as stack:
+        blendhubs = [None, *(BLENDHUB | chosen for chosen in settings)]
+        engines = [stack.enter_context(Engine(model, blendhub, **PLAIN)) for blendhub in blendhubs]
+        for question in progress(asked, "questions"):
+            for engine in engines:
                 answer = engine.one(question.prompt, tokens=ANSWER_TOKENS)
                 computed = computed_tokens(question.prompt, answer)
                 question.answers.append(Said(answer.tokens, answer.ended_s, computed))
