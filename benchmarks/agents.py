@@ -37,8 +37,7 @@ OPTIONS: dict[str, Any] = {
     "max_num_batched_tokens": 8192,
     "enable_prompt_tokens_details": True,
 }
-# An audited request is answered from exact KV.
-SETTINGS = {"hub": {"arena_gib": 3.0, "metrics": ""}, "audit_share": 0.0}
+SETTINGS = {"hub": {"arena_gib": 3.0, "metrics": ""}, "audit_share": 0.0, "repair": "off"}
 BLENDHUB = transfer_config(SETTINGS)
 IDLE_S = 1.1
 """After a step, vLLM's worker keeps a core busy for a second while it waits for the next one."""

@@ -93,7 +93,7 @@ def questions(chat: Chat, number: int) -> Iterator[Asked]:
 
 
 def serve(model: Path, settings: Sequence[dict[str, Any]], number: int) -> list[Asked]:
-    """Ask all questions, each one of vLLM alone and then of BlendHub with each of these settings: engines take turns."""
+    """Ask all questions; vLLM alone, and BlendHub with each of these settings, take turns."""
     from transformers import AutoTokenizer
 
     asked = [*questions(Chat(AutoTokenizer.from_pretrained(model)), number)]

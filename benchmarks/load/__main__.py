@@ -26,6 +26,7 @@ SETTINGS = {
     # Documents are computed alone.
     "policy": {"min_donor_context": 0},
     "audit_share": 0.0,
+    "repair": "off",
 }
 PLAIN, BLENDHUB = None, transfer_config(SETTINGS)
 """vLLM with its prefix cache, and with BlendHub."""

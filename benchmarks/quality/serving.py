@@ -9,8 +9,8 @@ from harness.engines import Engine
 PLAIN: dict[str, Any] = {"dtype": "float32", "block_size": 32}
 SETTINGS: dict[str, Any] = {
     "lookup_timeout_s": 30.0,
-    # An audited request is answered from exact KV.
     "audit_share": 0.0,
+    "repair": "off",
     # Benchmarks compute documents alone, or behind little text, and reuse whether it pays or not.
     "policy": {"min_donor_context": 0, "min_reused_tokens": 64},
 }

@@ -25,16 +25,25 @@ Spans = Annotated[tuple[Span, ...], Meta(max_length=MOST_SPANS)]
 
 
 class AuditOutcome(msgspec.Struct, frozen=True):
-    """An answer's beginning, predicted from blended KV and from exact KV. The answer goes on from exact KV."""
+    """An answer's first token, predicted from blended KV and from exact KV."""
 
     agrees: bool
-    """Whether all compared tokens are the same, each the most likely one."""
+    """Whether the most likely token is the same."""
     kl: float
-    """The Kullback-Leibler divergence of the first token's prediction from blended KV from the exact one, in nats."""
+    """The Kullback-Leibler divergence of the prediction from blended KV from the exact one, in nats."""
+
+
+class RepairOutcome(msgspec.Struct, frozen=True):
+    """Approximate KV was computed anew while the answer was written, or after its end."""
+
     tokens: Position
-    """The number of compared tokens."""
-    agreed_tokens: Position
-    """How many of them come before the first difference."""
+    """The number of tokens that were computed anew."""
+    exact_from: Position
+    """The number of the answer's token, counted from 1, from which on all follow from exact KV."""
+    compared: Position = 0
+    """The number of the answer's tokens that were compared with what the model predicts from exact KV."""
+    differing: Annotated[tuple[Position, ...], Meta(max_length=MOST_SPANS)] = ()
+    """Those of them that are not the most likely ones, counted from 0."""
 
 
 class ReusedSpans(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -65,6 +74,8 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     reason: Annotated[str, Meta(max_length=LONGEST_REASON)] | None = None
     """Why nothing was reused, why some of what was found was not, or what went wrong."""
     audit: AuditOutcome | None = None
+    repair: RepairOutcome | None = None
+    """None if no KV was approximate, or its repair was not ended."""
     is_sample: bool = False
     """Whether the audit stands for all requests: the engine chose it, no client did."""
     approximate_from: Position | None = None
@@ -91,6 +102,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             else None,
             "reason": self.reason,
             "audit": msgspec.to_builtins(self.audit),
+            "repair": msgspec.to_builtins(self.repair),
             "approximate_from": self.approximate_from,
         }
         return {name: fact for name, fact in facts.items() if fact is not None}

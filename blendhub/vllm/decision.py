@@ -1,6 +1,5 @@
 """The decision about the reuse of one request."""
 
-import math
 from collections.abc import Sequence
 
 import msgspec
@@ -28,21 +27,11 @@ class Decision(msgspec.Struct, frozen=True):
     """The matches to load: ascending, each with tokens at or after ``start``."""
     ratio: float
     """The share of moved tokens to recompute."""
-    audit: bool = False
-    """BlendHub computes the rest of the prompt, too: first from blended KV, then everything that was blended anew."""
 
     @property
     def recomputes(self) -> bool:
         """Whether BlendHub computes some of the tokens."""
-        return bool(self.moved or self.holes or self.audit)
-
-    def claimed_end(self, n_tokens: int) -> int:
-        """The position up to which a request of so many tokens gets its KV from BlendHub."""
-        return n_tokens if self.audit else self.end
-
-    def n_recomputed(self, n_tokens: int) -> int:
-        """The number of tokens that BlendHub computes for a request of so many tokens."""
-        return n_tokens - self.start if self.audit else math.ceil(self.recomputed_at(self.ratio))
+        return bool(self.moved or self.holes)
 
     def recomputed_at(self, ratio: float) -> float:
         """How many tokens are computed to blend what is loaded; the selector may choose a few more or less."""

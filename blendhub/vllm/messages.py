@@ -70,15 +70,6 @@ class LoadSource(msgspec.Struct, frozen=True):
     """What to load of the decision's matches, chunk by chunk, with the places of rank 0's shards."""
 
 
-class AuditedAnswer(msgspec.Struct, frozen=True):
-    """How much of an answer an audit compares."""
-
-    tokens: int = 1
-    """The most tokens of the answer. There are blocks for their KV behind the prompt, in its last block."""
-    stop_tokens: frozenset[int] = frozenset()
-    """The tokens that end an answer."""
-
-
 class LoadJob(msgspec.Struct, frozen=True):
     """Load the KV that was decided for a request, and compute the holes and the chosen moved tokens."""
 
@@ -91,13 +82,30 @@ class LoadJob(msgspec.Struct, frozen=True):
     source: LoadSource
     adapter: Adapter | None = None
     """The adapter that the KV was computed with."""
-    answer: AuditedAnswer = AuditedAnswer()
-    """For an audit."""
 
     @property
     def end(self) -> int:
         """The position up to which vLLM waits for KV."""
-        return self.decision.claimed_end(len(self.tokens))
+        return self.decision.end
+
+
+class RepairJob(msgspec.Struct, frozen=True, kw_only=True):
+    """Compute approximate KV anew, behind exact KV."""
+
+    request: str
+    span: Span
+    tokens: Tokens
+    """Those of the span, and the next one if it is known."""
+    blocks: tuple[npt.NDArray[np.int64], ...]
+    """The request's blocks in each block table, from position 0 on."""
+    prompt_tokens: int
+    compares: bool
+    """Whether the answer's tokens are compared with what the model predicts."""
+    is_first: bool
+    asks: int | None = None
+    """For an audit's first job: the prompt's last token, behind which the model predicts from blended KV."""
+    is_last: bool
+    """Whether everything that is computed of the request is exact then."""
 
 
 class SaveJob(msgspec.Struct, frozen=True):
@@ -120,6 +128,9 @@ class StepPlan(KVConnectorMetadata):
     """Set in one plan only: the first after the scheduler has reached the hub."""
     loads: list[LoadJob] = field(default_factory=list)
     saves: list[SaveJob] = field(default_factory=list)
+    repair: RepairJob | None = None
+    unrepaired: set[str] = field(default_factory=set)
+    """Requests whose repair will not go on."""
     cancelled: set[str] = field(default_factory=set)
     """Requests that were aborted while they were loading."""
     preempted: set[str] = field(default_factory=set)
@@ -150,8 +161,19 @@ class LoadResult(msgspec.Struct, frozen=True, kw_only=True):
     """Why the load failed; empty if it succeeded."""
     another_failed: bool = False
     """Whether this rank ended its load because another one failed."""
+
+
+class RepairResult(msgspec.Struct, frozen=True, kw_only=True):
+    """How a repair ended."""
+
+    tokens: int = 0
+    """The number of tokens that were computed anew."""
+    compared: int = 0
+    """The number of the answer's tokens that were compared with what the model predicts from exact KV."""
+    differing: tuple[int, ...] = ()
+    """Those of them that are not the likeliest, counted from 0."""
     audit: AuditOutcome | None = None
-    """The outcome of an audit, on the ranks that have the model's predictions."""
+    error: str = ""
 
 
 class WorkerProof(msgspec.Struct, frozen=True):
@@ -163,9 +185,9 @@ class WorkerProof(msgspec.Struct, frozen=True):
     rotary: str = ""
 
 
-def _tells(result: LoadResult) -> tuple[bool, bool, bool]:
+def _tells(result: LoadResult) -> tuple[bool, bool]:
     """How much a rank's result tells: an error more than success, and the rank that failed more than the others."""
-    return bool(result.error), not result.another_failed, result.audit is not None
+    return bool(result.error), not result.another_failed
 
 
 @dataclass(kw_only=True)
@@ -173,6 +195,8 @@ class WorkerReport(KVConnectorWorkerMetadata):
     """A worker's message to the scheduler; vLLM aggregates the reports of all ranks of a step."""
 
     loads: dict[str, LoadResult] = field(default_factory=dict)
+    repairs: dict[str, RepairResult] = field(default_factory=dict)
+    """The first rank's: it has the model's predictions."""
     saved_tokens: int = 0
     failed_saves: dict[str, int] = field(default_factory=dict)
     """The number of failed saves, by reason."""
@@ -196,6 +220,7 @@ class WorkerReport(KVConnectorWorkerMetadata):
         saved_tokens = max(self.saved_tokens, other.saved_tokens)
         return WorkerReport(
             loads=loads,
+            repairs=self.repairs | other.repairs,
             saved_tokens=saved_tokens,
             failed_saves=Counter(self.failed_saves) + Counter(other.failed_saves),
             committed_ranks=Counter(self.committed_ranks) + Counter(other.committed_ranks),

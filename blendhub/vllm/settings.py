@@ -16,10 +16,9 @@ from blendhub.framework.options import did_you_mean, parse_options
 from blendhub.hub.config import DEFAULT_TRANSPORT, HubConfig, HubPlacement
 
 Mode = Literal["blend", "contiguous", "exact", "off"]
+RepairMode = Literal["idle", "always", "off"]
 Share = Annotated[float, Meta(ge=0, le=1)]
 KEY = "blendhub"
-MOST_AUDIT_TOKENS = 256
-"""The most tokens of an answer that are compared, by audits and by ``blendhub advise``."""
 
 
 class ReusePolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -94,17 +93,23 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         Share,
         Meta(description="share of the blended requests that are audited, and at least one in ten minutes; 0: none"),
     ] = 0.001
-    audit_tokens: Annotated[
-        int,
-        Meta(
-            ge=1,
-            le=MOST_AUDIT_TOKENS,
-            description="most tokens of an answer that an audit compares; each takes an engine step",
-        ),
-    ] = 1
     expected_agreement: Annotated[
-        Share, Meta(description="vLLM's log warns if fewer of the audited requests agree on the compared tokens")
+        Share, Meta(description="vLLM's log warns if fewer of the audited requests agree on the first token")
     ] = 0.9
+    repair: Annotated[
+        RepairMode,
+        Meta(
+            description="compute blended KV anew while the answer is written, so that later tokens follow from exact "
+            "KV; idle: while no prompt waits and at most four answers are written; always: beside other work, too"
+        ),
+    ] = "idle"
+    repair_share: Annotated[
+        float, Meta(gt=0, description="by how much a step that writes answers may take longer for a repair; 0.5: half")
+    ] = 0.5
+    repair_after_s: Annotated[
+        float,
+        Meta(ge=0, description="seconds after an answer's end in which its KV may still be repaired; its blocks stay"),
+    ] = 2.0
     store: Annotated[bool, Meta(description="store what this engine computes")] = True
     store_blended: Annotated[
         bool | None,
@@ -134,9 +139,8 @@ class RequestSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     settled: Annotated[
         bool, Meta(description="false: take no KV that earlier requests blended; their text is blended anew")
     ] = True
-    audit: Annotated[bool, Meta(description="true: audit this request if it blends; the response has the outcome")] = (
-        False
-    )
+    audit: Annotated[bool, Meta(description="true: audit this request if it blends")] = False
+    repair: Annotated[RepairMode | None, Meta(description="overrides the engine's for this request")] = None
     approximate_from: Annotated[
         int,
         Meta(

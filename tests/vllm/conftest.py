@@ -19,11 +19,12 @@ SETTINGS: dict[str, Any] = {
     "recompute_ratio": 0.15,
     "lookup_timeout_s": 10.0,
     "audit_share": 0.0,
+    "repair": "off",
 }
 """The settings of tests: all text is moved, also what was computed first, whether it pays with a tiny model or not, and
 however busy the machine is.
 
-No request is audited unless a test asks: by default one in a thousand is, chosen by its id, and its KV becomes exact.
+No request is repaired or audited unless a test asks.
 """
 
 PROBING: dict[str, Any] = {"selector": {"name": "hkvd"}}

@@ -17,7 +17,16 @@ from blendhub.outcome.reasons import Why
 from blendhub.vllm.decision import Refusal
 from blendhub.vllm.messages import Adapter, LoadedAdapter
 from blendhub.vllm.model_support import ModelSupport
-from blendhub.vllm.settings import KEY, Mode, RequestSettings, Settings, foreign_keys, has_remote_prefill, read_request
+from blendhub.vllm.settings import (
+    KEY,
+    Mode,
+    RepairMode,
+    RequestSettings,
+    Settings,
+    foreign_keys,
+    has_remote_prefill,
+    read_request,
+)
 
 log = logging.getLogger(__name__)
 MOVING: tuple[Mode, ...] = ("blend", "contiguous")
@@ -54,6 +63,10 @@ class Terms(msgspec.Struct, frozen=True):
     """Whether the request takes KV that earlier requests blended."""
     fills_holes: bool = False
     """Whether holes of the prompt may be computed apart from the engine's own prefill."""
+    repair: RepairMode = "off"
+    """When approximate KV is computed anew."""
+    repairable: bool = False
+    """Whether the model can compute chosen tokens of the request."""
     received_from: int | None = None
     """If another connector brings the prompt's KV: the position from which on it may be blended."""
 
@@ -117,6 +130,8 @@ class Admission:
             audit=overrides.audit,
             settles=overrides.settled and mode in MOVING and not refusal,
             fills_holes=blends and mode != "contiguous",
+            repair=overrides.repair or self._settings.repair,
+            repairable=blends and not has_remote_prefill(request.kv_transfer_params),
             received_from=overrides.approximate_from if has_remote_prefill(request.kv_transfer_params) else None,
         )
         return terms, refusal

@@ -6,8 +6,6 @@ from collections import deque
 from collections.abc import Callable
 from hashlib import blake2b
 
-from vllm.v1.request import Request
-
 from blendhub.outcome.agreement import wilson
 from blendhub.outcome.report import AuditOutcome
 from blendhub.vllm.scheduler.request_state import RequestState
@@ -34,13 +32,13 @@ class Audits:
     def __init__(
         self,
         settings: Settings,
-        possible: bool,
+        are_possible: bool,
         namespace: str,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``possible``: whether the model's predictions can be had. ``namespace``: the digest of the engine's own."""
+        """``are_possible``: whether the model predicts. ``namespace``: the digest of the engine's own."""
         self._settings = settings
-        self._possible = possible
+        self.are_possible = are_possible
         self._namespace = namespace
         self._clock = clock
         self._last_at = clock()
@@ -51,17 +49,12 @@ class Audits:
 
     def wants(self, state: RequestState) -> bool:
         """Whether to audit this request if it is blended; also notes whether it stands for all requests."""
-        if not self._possible or state.audit is not None or state.has_begun_to_answer or state.has_media:
+        if not self.are_possible or state.audit is not None or state.is_audited:
             return False
         share = self._settings.audit_share
         is_due = self._clock() >= self._last_at + LONGEST_PAUSE_S
         state.is_sample = share > 0 and (is_due or chance_of(state.id) < share)
         return state.is_sample or state.terms.audit
-
-    def n_tokens(self, request: Request, block_size: int) -> int:
-        """How many tokens to compare: the KV of all but the last needs room in the prompt's last block."""
-        room = -request.num_tokens % block_size
-        return min(self._settings.audit_tokens, request.max_tokens, 1 + room)
 
     def begun(self, state: RequestState) -> None:
         """Note that the audit of this request is under way."""
@@ -73,10 +66,10 @@ class Audits:
 
         If too few agree with near certainty, a warning is logged, once; again only after as many as expected agreed.
         """
-        if not state.is_sample or state.decision is None:
+        if not state.is_sample:
             return
-        decision, expected = state.decision, self._settings.expected_agreement
-        self._records.append(AuditRecord(self._namespace, decision.ratio, outcome.agrees, outcome.kl, expected))
+        expected = self._settings.expected_agreement
+        self._records.append(AuditRecord(self._namespace, state.ratio, outcome.agrees, outcome.kl, expected))
         self._recent.append(outcome.agrees)
         audits, agreed = len(self._recent), sum(self._recent)
         most = wilson(agreed, audits, SURE).high
@@ -85,7 +78,7 @@ class Audits:
         elif most < expected and not self._has_warned:
             self._has_warned = True
             log.warning(
-                "BlendHub: of the last %d audited requests %.1f%% had the same first tokens as without reuse, and of "
+                "BlendHub: of the last %d audited requests %.1f%% had the same first token as without reuse, and of "
                 "all requests probably at most %.1f%%: less than expected_agreement %g. Raise recompute_ratio, choose "
                 "another selector, or expect less",
                 audits, 100 * agreed / audits, 100 * most, expected,

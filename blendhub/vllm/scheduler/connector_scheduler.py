@@ -18,6 +18,8 @@ from blendhub.vllm.scheduler.blocks.block_tables import BlockTables
 from blendhub.vllm.scheduler.blocks.request_blocks import RequestBlocks, Tables
 from blendhub.vllm.scheduler.blocks.scratch import Scratch
 from blendhub.vllm.scheduler.load_scheduler import LoadScheduler
+from blendhub.vllm.scheduler.repair_pace import RepairPace
+from blendhub.vllm.scheduler.repairs import Repairs
 from blendhub.vllm.scheduler.reports import Reports
 from blendhub.vllm.scheduler.request_state import RequestState, Stage
 from blendhub.vllm.scheduler.save_scheduler import SaveScheduler
@@ -35,12 +37,14 @@ class ConnectorScheduler:
         admission: Admission,
         loads: LoadScheduler,
         saves: SaveScheduler,
+        repairs: Repairs,
         reports: Reports,
     ) -> None:
         """``requests``: empty, and shared with those that need all requests."""
         self.executor = executor
         self.loads = loads
         self.saves = saves
+        self.repairs = repairs
         self.reports = reports
         self._requests = requests
         self._admission = admission
@@ -59,7 +63,7 @@ class ConnectorScheduler:
     def arrived(self, request: Request) -> None:
         terms, refusal = self._admission.admit(request)
         state = self._requests[request.request_id] = RequestState(request, terms)
-        self.loads.settled.take(state, is_audited=self.loads.audits.wants(state))
+        self.loads.settled.take(state)
         if refusal:
             self.reports.refuse(state, refusal)
             return
@@ -87,6 +91,8 @@ class ConnectorScheduler:
         if state.first_approximate != was_approximate_from:
             # If it was preempted, its slots would store as exact what is approximate from now on.
             self.saves.begin_anew(state)
+        if state.stage is not Stage.LOADING:
+            self.repairs.add(state)
         self.saves.begin(state)
         self.reports.begun(state)
 
@@ -101,6 +107,11 @@ class ConnectorScheduler:
         plan.budget = self.loads.begin_step(step.total_num_scheduled_tokens)
         if self._unsent_place and self.executor.client.is_up:
             plan.hub, self._unsent_place = self._unsent_place, None
+        self.repairs.plan(plan, step)
+        for state, tables in self.repairs.take_over():
+            self.reports.tell(state)
+            if not self.saves.end(state, tables):
+                plan.ending.add(state.id)
         self.saves.plan_step(plan, step)
         return plan
 
@@ -111,7 +122,12 @@ class ConnectorScheduler:
         self.reports.count_work(report)
         self.saves.committed(report.committed_ranks)
         for name, result in report.loads.items():
-            self.loads.loaded(name, self._requests.get(name), result)
+            state = self._requests.get(name)
+            self.loads.loaded(name, state, result)
+            if state:
+                self.repairs.add(state)
+        for state in self.repairs.reported(report.repairs):
+            self.saves.begin_anew(state)
 
     # A request ends.
 
@@ -120,20 +136,25 @@ class ConnectorScheduler:
         state = self._requests.pop(request.request_id, None)
         if state is None:
             return False, None
-        response = self.reports.ended(state)
+        response = self.reports.response(state)
         self.loads.ended(state)
         if state.stage is Stage.LOADING:
             self._plan.cancelled.add(state.id)
         if state.stage is Stage.LOADING or not state.is_scheduled:
             # vLLM keeps the blocks until the workers report that they have stopped.
             self.saves.abort(state)
+            self.reports.tell(state)
             return False, response
+        if self.repairs.keep(state, tables):
+            return True, response
+        self.reports.tell(state)
         return self.saves.end(state, tables), response
 
     @property
     def has_work(self) -> bool:
-        """Whether steps are needed although there is no request: for saves, and until the workers use the hub."""
-        return self.saves.is_busy or self._are_opening
+        """Whether steps are needed although there is no request: for saves and repairs, and until the workers use the
+        hub."""
+        return self.saves.is_busy or self.repairs.is_busy or self._are_opening
 
     @property
     def _are_opening(self) -> bool:
@@ -143,7 +164,7 @@ class ConnectorScheduler:
     def take_stats(self) -> BlendHubStats | None:
         """The counts since the last call."""
         self.reports.time_first_tokens()
-        return BlendHubStats.taken_from(self.reports.counters, self.reports.times, self.loads.audits.take_records())
+        return BlendHubStats.taken_from(self.reports.counters, self.reports.times, self.repairs.audits.take_records())
 
     def clear(self) -> None:
         """Have the hub forget everything stored in this engine's namespaces; until it has, nothing is found.
@@ -151,6 +172,7 @@ class ConnectorScheduler:
         Earlier lookups are repeated, and pending saves are dropped.
         """
         self.saves.drop_all()
+        self.repairs.clear()
         self.executor.clear()
         self.loads.clear(self._requests.values())
 
@@ -176,11 +198,15 @@ def build_scheduler(
     loads = LoadScheduler(
         facts,
         executor,
-        Audits(settings, facts.audits, admission.namespace.digest),
         blocks,
         scratch,
         BlendQueue(settings, config.scheduler_config.max_num_batched_tokens, requests),
         reports,
     )
     saves = SaveScheduler(executor, scratch, arena, admission, reports, settings)
-    return ConnectorScheduler(requests, executor, admission, loads, saves, reports)
+    scheduling = config.scheduler_config
+    pace = RepairPace(facts.costs, settings.repair_share, lag=int(bool(scheduling.async_scheduling)))
+    audits = Audits(settings, facts.audits, admission.namespace.digest)
+    most = scheduling.max_num_batched_tokens
+    repairs = Repairs(settings, audits, pace, most, scratch, requests, reports.counters)
+    return ConnectorScheduler(requests, executor, admission, loads, saves, repairs, reports)

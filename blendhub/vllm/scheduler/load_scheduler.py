@@ -1,6 +1,7 @@
 """Scheduler side of loading: looks up what the hub has, decides what each request reuses of it, and plans the loads."""
 
 import contextlib
+import math
 import time
 from collections import deque
 from collections.abc import Iterable
@@ -14,8 +15,7 @@ from blendhub.core.errors import BlendHubError, DeadlineExceeded, PeerGone
 from blendhub.outcome.reasons import Why
 from blendhub.vllm.decision import Choice, Refusal
 from blendhub.vllm.hub_executor import HubExecutor
-from blendhub.vllm.messages import AuditedAnswer, LoadJob, LoadResult, LoadSource
-from blendhub.vllm.scheduler.audits import Audits
+from blendhub.vllm.messages import LoadJob, LoadResult, LoadSource
 from blendhub.vllm.scheduler.blend_queue import BlendQueue
 from blendhub.vllm.scheduler.blocks.request_blocks import RequestBlocks, Tables
 from blendhub.vllm.scheduler.blocks.scratch import Scratch
@@ -40,13 +40,11 @@ class LoadScheduler:
         self,
         facts: StartupFacts,
         executor: HubExecutor,
-        audits: Audits,
         blocks: RequestBlocks,
         scratch: Scratch,
         queue: BlendQueue,
         reports: Reports,
     ) -> None:
-        self.audits = audits
         self._executor = executor
         self._blocks = blocks
         self.settled = SettledBlocks(blocks)
@@ -54,7 +52,7 @@ class LoadScheduler:
         self._queue = queue
         self._reports = reports
         self._settings = facts.settings
-        self._costs = facts.costs
+        self._costs = facts.costs if facts.settings.policy.min_reused_tokens is None else None
         self._block_size = blocks.hash_block_size
         self._n_positions = facts.max_model_len
         """Keys that were stored for this position or a later one cannot be moved: tables of rotations are as long."""
@@ -100,12 +98,10 @@ class LoadScheduler:
     def matched(self, state: RequestState, local: int) -> tuple[int | None, bool]:
         """The number of tokens after the first ``local`` that are loaded; None: ask again in a later step."""
         request = state.request
-        # What is blended before the load stays so: other requests may read these blocks.
-        audited = state.first_approximate is None and self.audits.wants(state)
         # While it waited, other requests have settled what it repeats, or vLLM has evicted that.
         # Other connectors may have kept the hashes that they have seen.
         is_open = not state.is_scheduled and not state.shown_exact
-        if is_open and self.settled.take(state, is_audited=audited):
+        if is_open and self.settled.take(state):
             return None, False  # vLLM has to look into its cache again
         state.engine_tokens = local
         if request.skip_reading_prefix_cache and not state.refusal:
@@ -121,13 +117,13 @@ class LoadScheduler:
                 hint = "; lookup_timeout_s says how long a lookup may take" if is_late else ""
                 self._reports.refuse(state, Refusal(Why.HUB_FAILED, f"{type(error).__name__}: {error}{hint}"))
             else:
-                if not self._decide(state, audited):
+                if not self._decide(state):
                     return None, False
         if state.stage is Stage.FOUND:
             assert state.decision
             if self._shown:
                 self._shown.show(state, state.decision.first_approximate)
-            return state.decision.claimed_end(request.num_tokens) - local, True
+            return state.decision.end - local, True
         if self._queue.must_wait(request, request.num_tokens - local):
             return None, False
         if self._shown:
@@ -148,14 +144,12 @@ class LoadScheduler:
             if state.stage is Stage.FOUND:
                 self._reports.refuse(state, Refusal(Why.OTHER_CONNECTOR, Why.OTHER_CONNECTOR.sentence))
             return None
-        claimed = decision.claimed_end(state.request.num_tokens) - state.engine_tokens
+        claimed = decision.end - state.engine_tokens
         assert n_external == claimed, f"vLLM takes {n_external} of the {claimed} tokens that BlendHub has claimed"
         reading = self._reading[state.id] = state.begin_load()
         assert reading.reply and reading.reply.lease is not None
         self._scratch.allocated(state.id)
-        if decision.audit:
-            self.audits.begun(state)
-        if n_recomputed := decision.n_recomputed(state.request.num_tokens):
+        if n_recomputed := math.ceil(decision.recomputed_at(decision.ratio)):
             self._queue.begin(state.request, n_recomputed)
         is_salted = self._shown is not None and self._shown.is_salted(state)
         if decision.first_approximate is not None and not is_salted:
@@ -167,7 +161,6 @@ class LoadScheduler:
             decision,
             LoadSource(reading.reply.lease, reading.request.epoch, decision.pieces_of(reading.reply.pieces)),
             state.terms.adapter,
-            AuditedAnswer(self.audits.n_tokens(state.request, self._block_size), state.stop_tokens),
         )
 
     def begin_step(self, n_scheduled: int) -> int:
@@ -205,8 +198,6 @@ class LoadScheduler:
             self._queue.end(state.request)
             assert state.decision
             self._reports.count_load(state.decision, result)
-            if result.audit and not result.error:
-                self.audits.ended(state, result.audit)
             self.settled.remember(state)
 
     def ended(self, state: RequestState) -> None:
@@ -249,7 +240,7 @@ class LoadScheduler:
             self._reports.times.add("lookup_seconds", time.monotonic() - lookup.sent_at)
         return True
 
-    def _decide(self, state: RequestState, audited: bool) -> bool:
+    def _decide(self, state: RequestState) -> bool:
         """Decide what a request reuses; returns False if it must wait for scratch that others use."""
         for has_scratch in (True, False):
             choice = self._choice(state, has_scratch)
@@ -257,8 +248,6 @@ class LoadScheduler:
             if self._shown and first is not None and first < state.shown_exact:
                 choice = self._choice(state, has_scratch, moves=False)
             decision = choice.decision
-            if decision and audited and has_scratch and decision.first_approximate is not None:
-                choice = msgspec.structs.replace(choice, decision=msgspec.structs.replace(decision, audit=True))
             state.decided(choice)
             is_lent = self._scratch.borrow(state)
             if is_lent is None:

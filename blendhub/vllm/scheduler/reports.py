@@ -75,21 +75,25 @@ class Reports:
         for reason, count in report.failed_saves.items():
             self.counters[f"saves_failed_{reason}"] += count
 
-    def ended(self, state: RequestState) -> dict[str, Any]:
-        """Tell the outcome of a request that has ended; returns the report for the response."""
+    def response(self, state: RequestState) -> dict[str, Any]:
+        """The report for the response of a request that has ended."""
         self.time_first_tokens()
         self._without_token.pop(state.id, None)
+        outcome = state.outcome()
+        response = {"blendhub": outcome.response(explains=state.terms.explains)}
+        if log.isEnabledFor(logging.DEBUG):
+            # The responses of streams and batches do not carry the report.
+            log.debug("%s", msgspec.json.encode({"request": outcome.request, **response}).decode())
+        return response
+
+    def tell(self, state: RequestState) -> None:
+        """Tell observers and the hub the outcome of a request that has ended, and is repaired, if it will be."""
         outcome = state.outcome()
         self._observers.request_done(outcome)
         self._waiting.append(outcome)
         if not self._is_asked:
             self._is_asked = True
             self._run(self._send).add_done_callback(self._answered)
-        response = {"blendhub": outcome.response(explains=state.terms.explains)}
-        if log.isEnabledFor(logging.DEBUG):
-            # The responses of streams and batches do not carry the report.
-            log.debug("%s", msgspec.json.encode({"request": outcome.request, **response}).decode())
-        return response
 
     def _send(self, client: HubClient) -> None:
         # Before it looks what waits: a request that ends from now on asks again.

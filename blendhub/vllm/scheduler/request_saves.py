@@ -36,7 +36,8 @@ def spans_to_save(
     keeps_exact = not request.terms.donates
     stored = [match.span for match in request.matches if (keeps_exact if match.exact else first is not None)]
     # What earlier requests blended is no text that could be moved.
-    stored += [span for span in (request.settled_span, request.loaded_by_other) if span]
+    settled = None if first is None else request.settled_span
+    stored += [span for span in (settled, request.loaded_by_other) if span]
     if keeps_windows and request.engine_tokens:
         stored.append(Span(0, request.engine_tokens))
     stored = join_spans(stored)

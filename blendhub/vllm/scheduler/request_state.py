@@ -14,11 +14,12 @@ from blendhub.core.layout import Variant
 from blendhub.core.spans import Match, Span, join_spans
 from blendhub.core.tokens import Tokens
 from blendhub.outcome.reasons import NotReused, Why
-from blendhub.outcome.report import AuditOutcome, Outcome, ReusedSpans
+from blendhub.outcome.report import AuditOutcome, Outcome, RepairOutcome, ReusedSpans
 from blendhub.vllm.decision import Choice, Decision, Refusal
 from blendhub.vllm.messages import Adapter, LoadResult
 from blendhub.vllm.scheduler.admission import Terms, text_end
 from blendhub.vllm.scheduler.blocks.hashes import RequestHashes, Settled
+from blendhub.vllm.scheduler.blocks.request_blocks import RequestBlocks
 
 MOST_TAKES = 8
 """How often a request may wait for a later step, so that vLLM looks into its cache for what others have blended."""
@@ -65,8 +66,12 @@ class RequestState:
         """Whether vLLM has asked for the request."""
         self.is_sample = False
         """Whether its audit stands for all requests: true if the engine chose the request, false if its client did."""
+        self.is_audited = False
         self.audit: AuditOutcome | None = None
         """The outcome of the audit. No request is audited twice."""
+        self.repair: RepairOutcome | None = None
+        self._is_repaired = False
+        """Whether all approximate KV was computed anew since the last load."""
         self.engine_tokens = 0
         """The length of vLLM's own cached prefix when the request was scheduled last."""
         self.hashes = RequestHashes(request)
@@ -136,6 +141,7 @@ class RequestState:
         self._approximate_before = self.first_approximate
         self.end_lookup()
         self.found = self.choice = self.result = None
+        self._is_repaired = False
         self.stage = Stage.LOOKING_UP
 
     def answered(self, found: Found) -> None:
@@ -156,10 +162,9 @@ class RequestState:
     def end_load(self, result: LoadResult) -> None:
         assert self.stage is Stage.LOADING
         self.result = result
-        self.audit = self.audit or result.audit
         self.stage = Stage.COMPUTING if result.error else Stage.LOADED
         loaded = self.decision if self.stage is Stage.LOADED else None
-        if loaded and loaded.first_approximate is not None and not loaded.audit:
+        if loaded and loaded.first_approximate is not None:
             self.ratio = min(self.ratio, loaded.ratio)
 
     def refuse(self, refusal: Refusal) -> None:
@@ -167,6 +172,14 @@ class RequestState:
         self._approximate_before = self.first_approximate
         self.refusal, self.stage = refusal, Stage.COMPUTING
         self.end_lookup()
+
+    def repaired(self, blocks: RequestBlocks, end: int) -> None:
+        """Note that all KV before ``end`` is what the model alone computes: vLLM finds its blocks as such."""
+        first = self.first_approximate
+        assert first is not None
+        self._is_repaired, self._approximate_before = True, None
+        self.hashes.restore()
+        blocks.cache_anew(self.request, first, end)
 
     def end_lookup(self) -> None:
         """End the lease that the lookup brought, or still brings."""
@@ -201,6 +214,11 @@ class RequestState:
         return self.terms.moves and bool(self.request.block_hashes)
 
     @property
+    def is_repairable(self) -> bool:
+        """Whether approximate KV of the request can be computed anew, and found under the hashes of exact KV then."""
+        return self.terms.repairable and not self.has_media and bool(self.request.block_hashes)
+
+    @property
     def matches(self) -> tuple[Match, ...]:
         """The matches of the last lookup, which may be loaded."""
         return self.found.matches if self.found else ()
@@ -209,7 +227,7 @@ class RequestState:
     def first_approximate(self) -> int | None:
         """The position from which on KV differs from what the model alone computes; None if it differs nowhere."""
         firsts = [self._approximate_before]
-        if self.decision and self.stage in (Stage.LOADING, Stage.LOADED):
+        if self.decision and self.stage in (Stage.LOADING, Stage.LOADED) and not self._is_repaired:
             firsts.append(self.decision.first_approximate)
         return min((first for first in firsts if first is not None), default=None)
 
@@ -226,7 +244,7 @@ class RequestState:
     def reused_end(self) -> int:
         """The end of what vLLM's own cache had, or BlendHub has loaded."""
         loaded = self.decision if self.stage is Stage.LOADED else None
-        return max(self.engine_tokens, loaded.claimed_end(self.request.num_tokens) if loaded else 0)
+        return max(self.engine_tokens, loaded.end if loaded else 0)
 
     @property
     def left_to_engine(self) -> int:
@@ -237,10 +255,8 @@ class RequestState:
 
     @property
     def reuse(self) -> str:
-        """What kind of KV the request has loaded: none, exact, or blended; audited: blended, and computed anew."""
+        """What kind of KV the request has loaded: none, exact, or blended."""
         loaded = self.decision if self.stage is Stage.LOADED else None
-        if self.audit:
-            return "audited"
         if self.settled_span or (loaded and loaded.first_approximate is not None):
             return "blended"
         return "exact" if loaded else "none"
@@ -249,12 +265,6 @@ class RequestState:
     def has_begun_to_answer(self) -> bool:
         """Whether tokens were generated before it was preempted."""
         return len(self.request.output_token_ids) > 0
-
-    @property
-    def stop_tokens(self) -> frozenset[int]:
-        """The tokens that end an answer."""
-        params = self.request.sampling_params
-        return frozenset(params.all_stop_token_ids if params else ())
 
     @property
     def prompt_end(self) -> int:
@@ -288,6 +298,7 @@ class RequestState:
             unused=tuple(self._unused(is_loaded=loaded is not None)),
             reason=result.error or self._reason(loaded),
             audit=self.audit,
+            repair=self.repair,
             is_sample=self.is_sample,
             approximate_from=self.first_approximate,
             ended_at=time.time(),

@@ -120,7 +120,9 @@ class SaveScheduler:
     def committed(self, requests: Mapping[str, int]) -> None:
         """Count ranks that have done all commits of these requests; one that all ranks have done is forgotten."""
         for name, ranks in requests.items():
-            saves = self._announced[name]
+            saves = self._announced.get(name)
+            if saves is None:
+                continue  # its blocks were kept for a repair only
             saves.uncommitted_ranks -= ranks
             if not saves.uncommitted_ranks:
                 self._abandon(self._announced.pop(name))

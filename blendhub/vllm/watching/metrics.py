@@ -25,12 +25,21 @@ COUNTERS: dict[str, str] = {
     "tokens_recomputed": "Moved tokens that were recomputed.",
     "tokens_in_holes": "Tokens between reused ones that were computed.",
     "saved_tokens": "Tokens whose KV was stored.",
+    "requests_repaired": "Requests whose approximate KV was computed anew, so that all of it is exact.",
+    "tokens_repaired": "Tokens that were computed anew for these requests.",
 }
 """The counters without a label."""
 
 LABELLED: dict[str, tuple[str, str, str]] = {
     "refused_": ("requests_without_reuse", "reason", "Requests for which nothing was reused, by reason."),
     "saves_failed_": ("saves_failed", "reason", "Saves that failed, by error."),
+    "repairs_ended_": ("repairs_ended_early", "reason", "Repairs that ended before all KV was exact, by reason."),
+    "answer_tokens_compared_": (
+        "answer_tokens_compared",
+        "position",
+        "Tokens of repaired answers that were compared with the likeliest ones from exact KV, by their place.",
+    ),
+    "answer_tokens_differing_": ("answer_tokens_differing", "position", "Those of them that are not the likeliest."),
     "reservations_failed_": ("reservations_failed", "reason", "Reservations of slots that failed, by error."),
 }
 """The counters whose names end with a label: the beginning of the name, the metric, the label, the help text."""
@@ -45,12 +54,10 @@ SECONDS: dict[str, str] = {
 }
 """The histograms without a label."""
 
-FIRST_TOKENS = (
-    "Time from a request's arrival until its first token was sampled, by its reuse: none, exact, blended, or audited."
-)
+FIRST_TOKENS = "Time from a request's arrival until its first token was sampled, by its reuse: none, exact, or blended."
 OF_AUDITS: dict[str, str] = {
     "audits": "Blended requests that were audited.",
-    "audit_disagreements": "Audited requests whose first tokens differ between blended and exact KV.",
+    "audit_disagreements": "Audited requests whose likeliest first token differs between blended and exact KV.",
 }
 DIVERGENCE = "How far the first token's prediction from blended KV is off in an audit, in nats."
 EXPECTED = "The share of audits that should agree: the setting expected_agreement."

@@ -63,7 +63,7 @@ def times_of_load(decision: Decision, result: LoadResult) -> dict[str, float]:
     times = {"load_seconds": result.load_seconds}
     if decision.moved:
         times["probe_seconds"] = result.probe_seconds
-    if decision.moved or decision.holes or decision.audit:
+    if decision.moved or decision.holes:
         times["recompute_seconds"] = result.recompute_seconds
         times["blend_seconds"] = result.probe_seconds + result.recompute_seconds
     return times

@@ -16,9 +16,11 @@ from blendhub.vllm.worker.layer_copies import LayerCopies
 from blendhub.vllm.worker.load_task import LoadProgress, LoadTask, PinnedArena
 from blendhub.vllm.worker.loaded_adapters import LoadedAdapters
 from blendhub.vllm.worker.recompute import Blend, BlendContext
+from blendhub.vllm.worker.repairs import Repairs
 from blendhub.vllm.worker.saves import Saves
 
 log = logging.getLogger(__name__)
+ASLEEP = "vLLM has gone to sleep, and its KV cache is lost"
 
 
 class ConnectorWorker:
@@ -49,6 +51,7 @@ class ConnectorWorker:
         self._must_check_weights = False
         self._has_other_weights = False
         self._forwards = Forwards(context)
+        self._repairs = Repairs(context)
         self._copies = LayerCopies(context.device, context.groups)
         self._adapters = LoadedAdapters(context.model.adapters)
         self._loads: dict[str, LoadTask] = {}
@@ -90,6 +93,10 @@ class ConnectorWorker:
             self._loads[job.request] = load
         for load in self._loads.values():
             load.advance()
+        for request in plan.unrepaired:
+            self._repairs.forget(request)
+        if plan.repair:
+            self._repairs.step(plan.repair)
         if self._postponed:
             budget, self._postponed = self._postponed, 0
             self._forwards.step(self._blends, budget)
@@ -133,6 +140,8 @@ class ConnectorWorker:
         for request in committed:
             self._saves.forget(request)
         report.committed_ranks = dict.fromkeys(committed, 1)
+        repaired = self._repairs.take_results()
+        report.repairs = repaired if self._ranks.number == 0 else {}
         report.saved_tokens, report.save_seconds, report.failed_saves = self._saves.take_numbers()
         adapters = self._adapters.take_changes()
         report.adapters = {} if adapters is None else {self._ranks.number: adapters}
@@ -144,7 +153,8 @@ class ConnectorWorker:
         self._saves.settle(None)
         self._saves.wait()
         for load in self._loads.values():
-            load.stop(HubError("vLLM has gone to sleep, and its KV cache is lost"))
+            load.stop(HubError(ASLEEP))
+        self._repairs.fail(HubError(ASLEEP))
 
     def attach(self) -> None:
         """Copy again. vLLM may load other weights before its next step."""

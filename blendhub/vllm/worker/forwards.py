@@ -5,6 +5,7 @@ import logging
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Protocol
 
 import torch
 
@@ -14,7 +15,7 @@ from blendhub.vllm.model.attention_probe import AttentionQuery
 from blendhub.vllm.model.pages import read_as_computed
 from blendhub.vllm.model.recompute_set import RecomputeSet, RequestTokens
 from blendhub.vllm.spans import cut
-from blendhub.vllm.worker.ranks import RankFailure
+from blendhub.vllm.worker.ranks import RankFailure, Ranks
 from blendhub.vllm.worker.recompute import Blend, BlendContext, Computed, HostCopy
 
 log = logging.getLogger(__name__)
@@ -33,14 +34,13 @@ class Forwards:
         each request's work: what queries attend to first, and whole, since they are few tokens.
         """
         spent = 0
-        held: list[Blend] = []
         while True:
             if waiting := [blend for blend in blends if blend.is_waiting]:
                 have_scores = self._context.ranks.least([blend.has_scores for blend in waiting])
                 for blend in itertools.compress(waiting, have_scores):
-                    with self._failing([blend]):
+                    with failing(self._context.ranks, [blend]):
                         blend.go_on()
-            ready = [blend for blend in blends if blend.work and blend not in held]
+            ready = [blend for blend in blends if blend.work]
             if not ready or spent >= budget:
                 return spent
             if queries := [blend for blend in ready if blend.work and blend.work.query]:
@@ -49,7 +49,6 @@ class Forwards:
                 for layer, batches in self._batches(ready, budget - spent):
                     spent += sum(self._cost(spans, layer) for _, spans in batches)
                     self._compute(batches, layer)
-            held += [blend for blend in ready if blend.work and blend.work.in_next_step]
 
     def _batches(
         self, blends: Sequence[Blend], budget: int
@@ -74,18 +73,18 @@ class Forwards:
     def _compute(self, batches: Sequence[tuple[Blend, list[Span]]], layer: int) -> None:
         """One forward: through the whole model (0), or up to a probed layer."""
         blends = [blend for blend, _ in batches]
-        chosen = RecomputeSet([RequestTokens(blend.tokens, blend.job.blocks, spans) for blend, spans in batches])
-        hidden, scores, started = None, None, time.perf_counter()
-        with self._failing(blends):
+        chosen = RecomputeSet([RequestTokens(blend.job.tokens, blend.job.blocks, spans) for blend, spans in batches])
+        scores, started = None, time.perf_counter()
+        with failing(self._context.ranks, blends):
             if layer:
                 scores = HostCopy(self._score(chosen, layer))
             else:
-                hidden = self._context.model.forward(chosen)
+                self._context.model.forward(chosen)
         second = (time.perf_counter() - started) / len(chosen)
         for number, (blend, spans) in enumerate(batches):
             if not blend.error:
-                with self._failing([blend]):
-                    blend.go_on(Computed(spans, chosen, number, total(spans) * second, hidden, scores))
+                with failing(self._context.ranks, [blend]):
+                    blend.go_on(Computed(spans, chosen, number, total(spans) * second, scores))
 
     def _score(self, chosen: RecomputeSet, layer: int) -> torch.Tensor:
         """Probe tokens, and keep the computed KV in the pages."""
@@ -114,13 +113,13 @@ class Forwards:
             spent += cost
         weights: list[HostCopy] = []
         chosen, started = RecomputeSet([query.asking for _, query in taken]), time.perf_counter()
-        with self._failing([blend for blend, _ in taken]):
+        with failing(self._context.ranks, [blend for blend, _ in taken]):
             weights = [HostCopy(received) for received in self._received([query for _, query in taken])]
         second = (time.perf_counter() - started) / len(chosen)
         for number, ((blend, query), received) in enumerate(zip(taken, weights, strict=False)):
-            with self._failing([blend]):
+            with failing(self._context.ranks, [blend]):
                 spans = query.asking.spans
-                blend.go_on(Computed(spans, chosen, number, total(spans) * second, scores=received))
+                blend.go_on(Computed(spans, chosen, number, total(spans) * second, received))
         return spent
 
     def _received(self, queries: Sequence[AttentionQuery]) -> Sequence[torch.Tensor]:
@@ -142,23 +141,27 @@ class Forwards:
         """The cost of a token, as a fraction: of the probed layer it goes through one half."""
         return (2 * layer + 1, 2 * len(self._context.layers)) if layer else (1, 1)
 
-    @contextmanager
-    def _failing(self, blends: Sequence[Blend]) -> Iterator[None]:
-        """An error costs these requests their stored KV; where ranks would part for ever, the engine ends."""
-        ranks = self._context.ranks
-        try:
-            yield
-        except RankFailure as error:
-            for blend in blends:
-                blend.fail(error)
-        except Exception as error:  # a model that fails on chosen tokens may still compute all of them
-            log.exception("the model failed on chosen tokens")
-            sentence = f"the model failed on chosen tokens: {type(error).__name__}: {error}"
-            if ranks.count > 1:
-                where = ranks.named(ranks.number)
-                ranks.end_engine(f"{sentence}{where}; the engine ends, because the other ranks may wait for this one")
-            for blend in blends:
-                blend.fail(BlendHubError(sentence))
+
+class CanFail(Protocol):
+    def fail(self, error: Exception) -> None: ...
+
+
+@contextmanager
+def failing(ranks: Ranks, works: Sequence[CanFail]) -> Iterator[None]:
+    """An error fails this work and nothing else; where ranks would part for ever, the engine ends."""
+    try:
+        yield
+    except RankFailure as error:
+        for work in works:
+            work.fail(error)
+    except Exception as error:  # a model that fails on chosen tokens may still compute all of them
+        log.exception("the model failed on chosen tokens")
+        sentence = f"the model failed on chosen tokens: {type(error).__name__}: {error}"
+        if ranks.count > 1:
+            where = ranks.named(ranks.number)
+            ranks.end_engine(f"{sentence}{where}; the engine ends, because the other ranks may wait for this one")
+        for work in works:
+            work.fail(BlendHubError(sentence))
 
 
 def shares(needs: Sequence[int], amount: int) -> list[int]:

@@ -12,7 +12,6 @@ import torch
 
 from blendhub.contracts import Device, Selection, Selector, checked_picks
 from blendhub.core.spans import Span, join_spans, total
-from blendhub.outcome.report import AuditOutcome
 from blendhub.vllm.messages import LoadJob, LoadResult
 from blendhub.vllm.model.attention_probe import AttentionProbe, AttentionQuery
 from blendhub.vllm.model.engine_model import EngineModel
@@ -21,13 +20,10 @@ from blendhub.vllm.model.pages import LayerPages
 from blendhub.vllm.model.recompute_set import RecomputeSet, positions_of
 from blendhub.vllm.spans import behind, sampled, spread
 from blendhub.vllm.worker.attention_query import attention_query
-from blendhub.vllm.worker.audit import compare, inexact
 from blendhub.vllm.worker.ranks import Ranks
 
 PROBED_GROUP = 16
 """The least neighbours of which the first ones are probed, and speak for the others."""
-NO_TOKEN = 2**32
-"""Stands for the token on ranks without predictions; greater than every token."""
 
 
 @dataclass
@@ -71,8 +67,6 @@ class Work(NamedTuple):
     """0: the whole model computes them; otherwise the layers before this one, at which the tokens are scored."""
     query: AttentionQuery | None = None
     """Tokens that are computed only to see what they attend to, all of them in one forward."""
-    in_next_step: bool = False
-    """Whether it waits for the next step: of tokens that follow from each other, a step computes one."""
 
 
 class Computed(NamedTuple):
@@ -85,18 +79,8 @@ class Computed(NamedTuple):
     """The number of the request's part in it."""
     seconds: float
     """The request's share of the time."""
-    hidden: Any = None
-    """The hidden states of all tokens of the forward, if the whole model computed them."""
     scores: HostCopy | None = None
     """What a probe has measured: the scores of all tokens of the forward, or how much each position is attended to."""
-
-    def hidden_from(self, first: int) -> torch.Tensor:
-        """The hidden states of the tokens at this position and later ones, a row each, in their order."""
-        places = self.chosen.places(self.part)
-        at = self.chosen.positions[places]
-        order = np.argsort(at)
-        states: torch.Tensor = self.hidden[places[order[np.searchsorted(at[order], first) :]]]
-        return states
 
 
 Steps: TypeAlias = Generator[Work | None, Computed | None, None]
@@ -112,8 +96,6 @@ class Blend:
 
     def __init__(self, context: BlendContext, job: LoadJob) -> None:
         self.job = job
-        self.tokens = job.tokens
-        """The prompt; during an audit, also the tokens that follow it."""
         self.result: LoadResult | None = None if job.decision.recomputes else LoadResult()
         self.error: Exception | None = None
         self.work: Work | None = None
@@ -123,7 +105,6 @@ class Blend:
         self._phase = "probe"
         self._since = 0.0
         self._recomputed: tuple[Span, ...] = ()
-        self._audit: AuditOutcome | None = None
         self._steps = self._work_through()
 
     @property
@@ -150,7 +131,6 @@ class Blend:
                 holes=total(self.job.decision.holes),
                 probe_seconds=self._seconds["probe"],
                 recompute_seconds=self._seconds["recompute"],
-                audit=self._audit,
             )
 
     def fail(self, error: Exception) -> None:
@@ -163,7 +143,7 @@ class Blend:
         self._phase, self._since = phase, now
 
     def _work_through(self) -> Steps:
-        """Probe, select, recompute and audit."""
+        """Probe, select and recompute."""
         decision, selector = self.job.decision, self._context.selector
         chosen: list[Span] = []
         if decision.moved:
@@ -180,8 +160,6 @@ class Blend:
         self._recomputed = tuple(chosen)
         self._begin("recompute")
         yield from self._compute(Work(join_spans([*decision.holes, *chosen])))
-        if decision.audit:
-            yield from self._work_through_audit()
 
     def _compute(self, work: Work, use: Callable[[Computed], None] = lambda computed: None) -> Steps:
         """Have all of this computed, by as many forwards as it takes; ``use`` takes what each has computed."""
@@ -190,36 +168,6 @@ class Blend:
             assert computed
             use(computed)
             work = work._replace(spans=behind(work.spans, computed.spans[-1].end))
-            del computed  # its hidden states take memory of the device
-
-    def _work_through_audit(self) -> Steps:
-        """Predict an answer's beginning from the blended KV, and its tokens again after all of that is computed anew.
-
-        The request goes on with the exact KV that this leaves: vLLM overwrites the KV of the answer's tokens. All that
-        it costs is counted like recomputation.
-        """
-        job, answer, n = self.job, self.job.answer, len(self.job.tokens)
-        blended = [(yield from self._predict([Span(job.decision.end, n)], n - 1))]
-        while len(blended) < answer.tokens and (token := self._likeliest(blended[-1])) not in answer.stop_tokens:
-            self.tokens, end = np.append(self.tokens, np.uint32(token)), len(self.tokens)
-            blended.append((yield from self._predict([Span(end, end + 1)], end, in_next_step=True)))
-        exact = yield from self._predict(inexact(job.decision, len(self.tokens)), n - 1)
-        rows = [row for row in blended if row is not None]
-        if rows and exact is not None:
-            self._audit = compare(torch.cat(rows), exact)
-
-    def _likeliest(self, predicted: torch.Tensor | None) -> int:
-        """The most likely token, known to all ranks. Waits for the device."""
-        return self._context.ranks.least([NO_TOKEN if predicted is None else int(predicted.argmax())])[0]
-
-    def _predict(
-        self, spans: list[Span], first: int, in_next_step: bool = False
-    ) -> Generator[Work | None, Computed | None, torch.Tensor | None]:
-        """Compute tokens; returns what the model predicts behind each from ``first`` on, or None on some ranks."""
-        states: list[torch.Tensor] = []
-        work = Work(spans, in_next_step=in_next_step)
-        yield from self._compute(work, lambda computed: states.append(computed.hidden_from(first)))
-        return self._context.model.logits(torch.cat(states))
 
     def _selection(self) -> Selection:
         """What the selector decides from; nothing in it differs between ranks."""

@@ -13,7 +13,7 @@ from blendhub.core.errors import InvalidInput, OptionError
 from blendhub.framework.host import PluginHost
 from blendhub.outcome.agreement import audits_needed
 from blendhub.system.served_vllm import transfer_config
-from blendhub.vllm.settings import KEY, MOST_AUDIT_TOKENS, OWNER, Settings, check_settings
+from blendhub.vllm.settings import KEY, OWNER, Settings, check_settings
 from blendhub.vllm.transfer_config import FLAG
 from blendhub_tools.advice.answering import Job, Served
 from blendhub_tools.advice.card import Measured, card, head
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
 RATIOS = "0,0.05,0.15,0.3,0.5"
+MOST_TOKENS = 256
+"""The most tokens of an answer that are compared."""
 
 
 class Advise(Command):
@@ -82,8 +84,8 @@ def _jobs(arguments: argparse.Namespace, settings: dict[str, Any]) -> list[Job]:
         raise OptionError(f"--agreement {arguments.agreement} should be above 0 and below 1, such as 0.95")
     if arguments.most < 1:
         raise OptionError(f"--most {arguments.most} should be at least 1")
-    if not 1 <= arguments.tokens <= MOST_AUDIT_TOKENS:
-        raise OptionError(f"--tokens {arguments.tokens} should be from 1 to {MOST_AUDIT_TOKENS}")
+    if not 1 <= arguments.tokens <= MOST_TOKENS:
+        raise OptionError(f"--tokens {arguments.tokens} should be from 1 to {MOST_TOKENS}")
     try:
         ratios = tuple(sorted({float(ratio) for ratio in arguments.ratios.split(",")}))
     except ValueError:
@@ -100,7 +102,7 @@ def _jobs(arguments: argparse.Namespace, settings: dict[str, Any]) -> list[Job]:
     engine, host = read_object("--engine", arguments.engine), PluginHost.discover()
     check_settings({KEY: settings}, host, None)
     served = {
-        name: settings | {"audit_share": 0, "mode": "blend", "selector": selector_of(name, settings)}
+        name: settings | {"audit_share": 0, "repair": "off", "mode": "blend", "selector": selector_of(name, settings)}
         for name in arguments.selectors.split(",")
     }
     for measured in served.values():

@@ -69,6 +69,11 @@ class RequestHashes:
         """Take back the last salt, before vLLM has used the hashes."""
         self._request.block_hashes, self._are_own, self._cached_before = self._unsalted
 
+    def restore(self) -> None:
+        """Use the own hashes again."""
+        self._request.block_hashes = list(self.own())
+        self._are_own, self._cached_before = True, []
+
 
 def salt_block_hashes(request: Request, first_approximate: int, hash_block_size: int) -> None:
     """Make the block hashes unique to this request, from the first approximate token on.

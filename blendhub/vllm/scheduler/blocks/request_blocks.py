@@ -8,6 +8,7 @@ from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock
 if TYPE_CHECKING:
     from vllm.v1.core.block_pool import BlockPool
     from vllm.v1.core.kv_cache_manager import KVCacheManager
+    from vllm.v1.request import Request
 
 Tables = Sequence[Sequence[int]]
 """A request's blocks in each of the block tables that vLLM keeps for it. The null block stands for freed ones."""
@@ -35,6 +36,18 @@ class RequestBlocks:
     def cached_blocks(self, hashes: Sequence[BlockHash], most: int) -> Sequence[Sequence[KVCacheBlock]]:
         """The blocks that vLLM's prefix cache has under these hashes, for each block table."""
         return self.manager.coordinator.find_longest_cache_hit(list(hashes), most)[0]
+
+    def cache_anew(self, request: "Request", start: int, end: int) -> None:
+        """Have vLLM's prefix cache hold the blocks of ``[start, end)`` under the hashes that the request has now."""
+        if not self.pool.enable_caching:
+            return
+        for manager in self.manager.coordinator.single_type_managers:
+            first, n_cached = start // manager.block_size, manager.num_cached_block.get(request.request_id, 0)
+            for block in manager.req_to_blocks[request.request_id][first:n_cached]:
+                if not block.is_null:
+                    self.pool._maybe_evict_cached_block(block)
+            manager.num_cached_block[request.request_id] = min(first, n_cached)
+        self.manager.cache_blocks(request, end)
 
     def cached_tokens(self, hashes: Sequence[BlockHash], most: int) -> int:
         """How many tokens, up to ``most``, vLLM's prefix cache has under these hashes."""

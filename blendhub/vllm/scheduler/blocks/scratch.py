@@ -82,9 +82,8 @@ class Scratch:
         decision, request = state.decision, state.request
         if not decision or not decision.recomputes:
             return True
-        end = decision.claimed_end(request.num_tokens)
         tables = zip(self.tables.block_sizes, self.tables.windows, strict=True)
-        missing = [missing_blocks(size, window, decision.start, end) for size, window in tables]
+        missing = [missing_blocks(size, window, decision.start, decision.end) for size, window in tables]
         n_lost = sum(len(of_table.loaded) for of_table in missing)
         if not any(of_table.cached or of_table.loaded for of_table in missing):
             return True
@@ -144,7 +143,7 @@ class Scratch:
             self._n_failed[request] = self._n_failed.get(request, 0) + 1
             self._give_back(self._asked, request)
         for request, until in list(self._kept_until.items()):
-            if not are_needed(request) or self._is_short or time.monotonic() > until:
+            if not are_needed(request) or self.is_short or time.monotonic() > until:
                 self.give_back(request)
 
     def give_back(self, request: str) -> None:
@@ -158,7 +157,7 @@ class Scratch:
         self._n_failed.pop(request, None)
 
     @property
-    def _is_short(self) -> bool:
+    def is_short(self) -> bool:
         """Whether vLLM may need the blocks for the requests that it has."""
         pool = self.blocks.pool
         return pool.get_num_free_blocks() < LEAST_FREE * pool.num_gpu_blocks

@@ -39,13 +39,10 @@ class SettledBlocks:
     def __len__(self) -> int:
         return len(self._blocks)
 
-    def take(self, state: RequestState, *, is_audited: bool) -> bool:
-        """Have vLLM look for the blended blocks that a request may take; returns whether that is new.
-
-        Exact KV, which an audit needs, cannot be written in the place of blended blocks.
-        """
+    def take(self, state: RequestState) -> bool:
+        """Have vLLM look for the blended blocks that a request may take; returns whether that is new."""
         settled, request, least_ratio = None, state.request, state.terms.settled_ratio
-        if least_ratio is not None and not is_audited and not request.skip_reading_prefix_cache:
+        if least_ratio is not None and not request.skip_reading_prefix_cache:
             settled = self.find(state.hashes.own(), request.num_tokens, least_ratio)
         return state.take(settled)
 

@@ -59,8 +59,8 @@ def in_words(advice: Advice, target: float, tokens: int) -> str:
     )
 
 
-def settings_for(chosen: Outcome | None, target: float, tokens: int, settings: dict[str, Any]) -> dict[str, Any]:
-    """The settings to paste: the person's, changed as advised. Audits compare as many tokens as were measured."""
+def settings_for(chosen: Outcome | None, target: float, settings: dict[str, Any]) -> dict[str, Any]:
+    """The settings to paste: the person's, changed as advised."""
     if chosen is None:
         return {**settings, "mode": "exact"}
     return {
@@ -68,7 +68,6 @@ def settings_for(chosen: Outcome | None, target: float, tokens: int, settings: d
         "selector": selector_of(chosen.selector, settings),
         "recompute_ratio": chosen.ratio,
         "expected_agreement": target,
-        "audit_tokens": tokens,
     }
 
 

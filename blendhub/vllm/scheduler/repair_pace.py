@@ -1,0 +1,97 @@
+"""How many tokens a step may compute anew, by time: the costs measured at the start, and the steps that were taken."""
+
+import time
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Callable
+from statistics import median
+from typing import NamedTuple
+
+from blendhub.core.spans import Span
+from blendhub.vllm.costs import Costs
+
+LEAST = 8
+"""Fewer tokens take about as long."""
+LONGEST_S = 0.1
+"""The longest repair in a step without an answer: the next request may come at any moment."""
+UNMEASURED = 64
+"""The tokens of such a step where nothing is known about costs."""
+MEASURED = 8
+"""The steps without a repair that tell how long one takes."""
+
+
+class Step(NamedTuple):
+    n_answers: int
+    """The number of tokens of answers that it computes, if it computes nothing else; otherwise 0."""
+    estimated_s: float = 0.0
+    """What its repair should take by the costs of the start."""
+
+
+class RepairPace:
+    """Steps that compute answers become longer by ``share`` at most; if the least forward takes longer than that, only
+    some of them become longer, and on average by ``share``: by their own length, or by ``share``, at most."""
+
+    def __init__(
+        self, costs: Costs | None, share: float, lag: int = 0, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """``lag``: how many steps vLLM plans ahead of the one that it computes."""
+        self._costs = costs
+        self._share = share
+        self._clock = clock
+        self._steps = deque([Step(0)] * (lag + 1))
+        """The planned steps that have not ended; the last is being planned."""
+        self._begun_at = clock()
+        self._plain: deque[float] = deque(maxlen=MEASURED)
+        """How long the last steps took that computed so many answers, and repaired nothing."""
+        self._n_answers = 0
+        self._factor = 1.0
+        """How much longer repairs take than by the costs of the start."""
+        self._credit = 0.0
+        """The seconds by which answers may still be slowed down."""
+
+    def begin_step(self, n_answers: int) -> None:
+        """``n_answers``: as of ``Step``."""
+        now = self._clock()
+        self._end_step(self._steps.popleft(), now - self._begun_at)
+        self._begun_at = now
+        self._steps.append(Step(n_answers))
+        if n_answers and self._plain:
+            step = median(self._plain)
+            share = self._share * step
+            in_each = self._seconds(Span(0, LEAST)) <= share
+            self._credit = min(self._credit + share, share if in_each else max(step, share))
+
+    def take(self, left: Span, most: int) -> int:
+        """How many tokens of the span the step repairs; it is planned to."""
+        answers = self._steps[-1].n_answers
+        if self._costs is None:
+            return 0 if answers else min(UNMEASURED, most, len(left))
+        limit = (self._credit if self._plain else 0.0) if answers else LONGEST_S
+        longest = min(most, len(left))
+        n = bisect_right(range(1, longest + 1), limit, key=lambda n: self._seconds(Span(left.start, left.start + n)))
+        if not answers:
+            n = max(n, min(LEAST, longest))
+        if n < min(LEAST, longest):
+            return 0
+        seconds = self._seconds(Span(left.start, left.start + n))
+        if answers:
+            self._credit -= seconds
+        self._steps[-1] = Step(answers, seconds / self._factor)
+        return n
+
+    def _seconds(self, span: Span) -> float:
+        assert self._costs
+        cost = self._costs.recompute
+        return self._factor * cost.seconds(cost.sum([span]))
+
+    def _end_step(self, step: Step, taken_s: float) -> None:
+        if not step.n_answers:
+            return
+        if step.n_answers != self._n_answers:
+            self._plain.clear()
+            self._n_answers = step.n_answers
+        if not step.estimated_s:
+            self._plain.append(taken_s)
+        elif self._plain:
+            factor = (taken_s - median(self._plain)) / step.estimated_s
+            self._factor += 0.25 * (min(max(factor, 0.25), 4.0) - self._factor)
