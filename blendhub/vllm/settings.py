@@ -265,6 +265,11 @@ def has_remote_prefill(params: Mapping[str, Any] | None) -> bool:
     return isinstance(params, Mapping) and bool(params.get("do_remote_prefill"))
 
 
+def is_split(params: Mapping[str, Any] | None) -> bool:
+    """Whether one engine computes the prompt and another one answers, with another connector between them."""
+    return isinstance(params, Mapping) and bool(params.get("do_remote_prefill") or params.get("do_remote_decode"))
+
+
 def foreign_keys(params: Mapping[str, Any] | None) -> list[str]:
     """The keys that are not BlendHub's."""
     return [str(key) for key in params or {} if key != KEY]

@@ -92,6 +92,16 @@ def fail_loads(fails: bool) -> None:
     layer_copies.LayerCopies.load = fail if fails else load
 
 
+def fail_repairs() -> None:
+    """Have every forward of a repair fail from now on."""
+    from blendhub.vllm.worker.repairs import Repairs
+
+    def fail(*arguments: Any) -> None:
+        raise RuntimeError("no memory is left")
+
+    setattr(Repairs, "_hidden", fail)  # noqa: B010
+
+
 def fail_builders() -> None:
     """The attention backend makes no second builder of metadata, as one of a new kind may not."""
     engine_model: Any = importlib.import_module("blendhub.vllm.model.engine_model")

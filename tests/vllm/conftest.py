@@ -20,11 +20,12 @@ SETTINGS: dict[str, Any] = {
     "lookup_timeout_s": 10.0,
     "audit_share": 0.0,
     "repair": "off",
+    "repair_share": 20.0,
 }
 """The settings of tests: all text is moved, also what was computed first, whether it pays with a tiny model or not, and
 however busy the machine is.
 
-No request is repaired or audited unless a test asks.
+No request is repaired or audited unless a test asks; its repair takes few steps then.
 """
 
 PROBING: dict[str, Any] = {"selector": {"name": "hkvd"}}

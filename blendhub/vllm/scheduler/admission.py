@@ -25,6 +25,7 @@ from blendhub.vllm.settings import (
     Settings,
     foreign_keys,
     has_remote_prefill,
+    is_split,
     read_request,
 )
 
@@ -131,7 +132,7 @@ class Admission:
             settles=overrides.settled and mode in MOVING and not refusal,
             fills_holes=blends and mode != "contiguous",
             repair=overrides.repair or self._settings.repair,
-            repairable=blends and not has_remote_prefill(request.kv_transfer_params),
+            repairable=blends and not is_split(request.kv_transfer_params),
             received_from=overrides.approximate_from if has_remote_prefill(request.kv_transfer_params) else None,
         )
         return terms, refusal

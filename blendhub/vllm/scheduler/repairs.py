@@ -99,11 +99,11 @@ class Repairs:
         return bool(self._over) or any(repair.kept is not None for repair in self._repairs.values())
 
     def add(self, state: RequestState) -> None:
-        """A request has its KV, of which some is approximate, or none."""
-        if state.first_approximate is None or not state.is_repairable:
+        """A request has its KV, of which some is approximate, or none. May be said again."""
+        if state.first_approximate is None or not state.is_repairable or state.id in self._repairs:
             return
-        state.is_audited = self.audits.wants(state)
-        if state.is_audited:
+        if self.audits.wants(state):
+            state.is_audited = True
             self.audits.begun(state)
         if state.is_audited or state.terms.repair != "off":
             self._repairs[state.id] = Repair(state)
@@ -111,6 +111,9 @@ class Repairs:
     def plan(self, plan: StepPlan, step: SchedulerOutput) -> None:
         """Have the step compute tokens of one request anew."""
         scheduled = step.num_scheduled_tokens
+        if not self._repairs:
+            self._pace.begin_step(0)
+            return
         states = [self._requests.get(name) for name in scheduled]
         only_answers = all(state and state.has_begun_to_answer for state in states)
         self._pace.begin_step(len(scheduled) if only_answers else 0)
@@ -121,6 +124,8 @@ class Repairs:
                 self._give_up(repair, "short_of_blocks", plan)
             elif repair.kept is not None and time.monotonic() > repair.until:
                 self._give_up(repair, "late", plan)
+            else:
+                self._scratch.hold(name, self._tables(repair))
         ready = [repair for repair in self._repairs.values() if self._is_ready(repair, scheduled)]
         if not ready:
             return
@@ -130,8 +135,7 @@ class Repairs:
         if not n_tokens:
             return
         span = Span(left.start, left.start + n_tokens)
-        tables = self._scratch.blocks.of(repair.state.id) if repair.kept is None else repair.kept
-        tables = self._scratch.complete(repair.state.id, tables)
+        tables = self._scratch.complete(repair.state.id, self._tables(repair))
         if self._lacks_blocks(span, tables):
             self._give_up(repair, "freed_blocks", plan)
         else:
@@ -152,8 +156,9 @@ class Repairs:
                 if result.audit:
                     state.audit = result.audit
                     self.audits.ended(state, result.audit)
+                # Behind these tokens of the answer one more was sampled, and the first one behind exact KV comes then.
                 n_answered = max(0, repair.exact_end - state.request.num_prompt_tokens)
-                state.repair = RepairOutcome(result.tokens, n_answered + 1, result.compared, result.differing)
+                state.repair = RepairOutcome(result.tokens, n_answered + 2, result.compared, result.differing)
                 state.repaired(self._scratch.blocks, repair.computed_end)
                 yield state
 
@@ -196,6 +201,10 @@ class Repairs:
         requests = self._requests.values()
         return len(requests) <= MOST_ANSWERS and all(state.has_begun_to_answer for state in requests)
 
+    def _tables(self, repair: Repair) -> Tables:
+        """The blocks that vLLM has of a request."""
+        return self._scratch.blocks.of(repair.state.id) if repair.kept is None else repair.kept
+
     def _lacks_blocks(self, span: Span, tables: Tables) -> bool:
         """Whether vLLM has freed blocks that the tokens write, or attend to."""
         of_tables = zip(tables, self._scratch.tables.block_sizes, self._scratch.tables.windows, strict=True)
@@ -209,8 +218,9 @@ class Repairs:
         repair.has_begun, repair.exact_end = True, span.end
         repair.is_planned = span.end == repair.computed_end and repair.knows_all
         sizes = self._scratch.tables.block_sizes
-        blocks = (table[: -(-span.end // size)] for table, size in zip(tables, sizes, strict=True))
         n_prompt = request.num_prompt_tokens
+        end = max(span.end, n_prompt) if is_first else span.end  # an audit asks behind the prompt
+        blocks = (table[: -(-end // size)] for table, size in zip(tables, sizes, strict=True))
         return RepairJob(
             request=state.id,
             span=span,

@@ -121,8 +121,7 @@ class WorkerStart:
                 attention = AttentionProbe(model, layers, selector.attended_layers)
                 self._memory.probe_bytes = attention.memory(model.config.model_config.max_model_len)
         context = BlendContext(model, layers, self._groups, device, selector, ranks, attention)
-        compares_times = self._settings.policy.min_reused_tokens is None
-        if check.support.blends and (compares_times or self._settings.repair != "off"):
+        if check.support.blends:
             costs = measure_costs(context, self._settings.blend_tokens_per_step)
             check = check._replace(support=msgspec.structs.replace(check.support, costs=costs))
         timeout_s = self._settings.lookup_timeout_s

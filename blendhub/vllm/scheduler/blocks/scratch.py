@@ -64,6 +64,8 @@ class Scratch:
         self._asked: dict[str, Loan] = {}
         """The loans of requests for which vLLM has not allocated blocks yet in this step."""
         self._held: dict[str, Loan] = {}
+        self._wanted: set[str] = set()
+        """The requests whose blocks this step wants to be held."""
         self._kept_until: dict[str, float] = {}
         """The requests that are loaded, of those that hold blocks."""
         self._n_failed: dict[str, int] = {}
@@ -117,6 +119,7 @@ class Scratch:
     def allocated(self, request: str) -> None:
         """vLLM has allocated blocks for a request that will be loaded."""
         if loan := self._asked.pop(request, None):
+            self._give_back(self._held, request)
             self._held[request] = loan
 
     def complete(self, request: str, tables: Tables) -> Tables:
@@ -134,6 +137,21 @@ class Scratch:
         if request in self._held:
             self._kept_until[request] = time.monotonic() + self._patience_s
 
+    def hold(self, request: str, tables: Tables) -> None:
+        """Hold the blocks that will leave a window, for this step; called in each one, with what vLLM has not freed."""
+        if not any(self.tables.windows):
+            return
+        self._wanted.add(request)
+        self._kept_until.setdefault(request, 0.0)
+        loan = self._held.setdefault(request, Loan([], [], [{} for _ in tables]))
+        for numbers, table, window in zip(loan.numbers, tables, self.tables.windows, strict=True):
+            held = {number: at for at, number in numbers.items()}
+            new = {at: number for at, number in enumerate(table) if window and number not in (NULL_BLOCK, *held)}
+            blocks = [self.blocks.pool.blocks[number] for number in new.values()]
+            self.blocks.pool.touch(blocks)
+            loan.pinned.extend(blocks)
+            numbers |= new
+
     def end_step(self, are_needed: Callable[[str], bool]) -> None:
         """vLLM has planned a step, and this says which requests that are loaded have something to store.
 
@@ -143,8 +161,10 @@ class Scratch:
             self._n_failed[request] = self._n_failed.get(request, 0) + 1
             self._give_back(self._asked, request)
         for request, until in list(self._kept_until.items()):
-            if not are_needed(request) or self.is_short or time.monotonic() > until:
+            is_needed = are_needed(request) and time.monotonic() <= until
+            if self.is_short or not (is_needed or request in self._wanted):
                 self.give_back(request)
+        self._wanted.clear()
 
     def give_back(self, request: str) -> None:
         """Give back the blocks of a request: no step that is still to be planned will use them."""
