@@ -32,5 +32,5 @@ def outcome(
 
 def audited(*agree: bool, is_sample: bool = True) -> tuple[Outcome, ...]:
     """Outcomes of audited requests."""
-    audits = [AuditOutcome(agrees, 0.1, 1, int(agrees)) for agrees in agree]
+    audits = [AuditOutcome(agrees, 0.1) for agrees in agree]
     return tuple(outcome("r", 9, 0, {}, audit=audit, is_sample=is_sample) for audit in audits)

@@ -97,7 +97,7 @@ def test_every_field_of_the_report_is_documented():
     state = RequestState(request, Terms(Variant(), "off", 0.0, stores=False))
     state.refuse(Refusal(Why.OFF, "mode is off"))
     state._approximate_before = 0
-    state.audit = AuditOutcome(agrees=True, kl=0.0, tokens=1, agreed_tokens=1)
+    state.audit = AuditOutcome(agrees=True, kl=0.0)
     report = state.outcome().response(explains=False)
     documented = [row.split("`")[1] for row in table_under("## The report in the response", "reports.md")]
     assert documented == list(report)

@@ -157,7 +157,7 @@ def test_what_cannot_be_asked_is_refused(capsys, said, complaint):
 
 
 def test_no_benchmark_audits_and_an_accelerator_chooses_its_blocks_and_dtype(tmp_path, monkeypatch):
-    """An audited request is answered from exact KV, and takes as long as a prefill."""
+    """An audit, and a repair, take as long as a prefill."""
     torch = pytest.importorskip("torch", reason="engines need torch; `make setup` installs it")
     pytest.importorskip("vllm", reason="the benchmarks serve with vLLM; `make setup` installs it")
     from benchmarks import agents, ttft
@@ -167,7 +167,7 @@ def test_no_benchmark_audits_and_an_accelerator_chooses_its_blocks_and_dtype(tmp
     _, options = holes.parsed(["--chunk-size", "64", "--tp-size", "2"])
     settings, engine = holes.engine_arguments(model, prompts, 1, options)
     for without_audits in (settings, agents.SETTINGS, load.SETTINGS, serving.SETTINGS, ttft.settings()):
-        assert without_audits["audit_share"] == 0
+        assert (without_audits["audit_share"], without_audits["repair"]) == (0, "off")
     assert settings["chunk_tokens"] == 64
     assert (engine["block_size"], engine["dtype"], engine["tensor_parallel_size"]) == (32, "float32", 2)
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)

@@ -8,7 +8,7 @@ import numpy as np
 from blendhub import PluginHost
 from blendhub.core.tokens import Tokens
 from blendhub.vllm.decision import Decision
-from blendhub.vllm.messages import AuditedAnswer, LoadJob, LoadSource
+from blendhub.vllm.messages import LoadJob, LoadSource
 from blendhub.vllm.model.layer_groups import layer_groups, pages_of
 from blendhub.vllm.worker.forwards import Forwards
 from blendhub.vllm.worker.ranks import Ranks
@@ -17,7 +17,6 @@ from tests.stand_in import StandIn
 from tests.vllm.two_ranks import ALONE
 
 HOST = PluginHost.discover()
-ONE_TOKEN = AuditedAnswer()
 
 
 def context_of(model: Any, selector: Any = "first_k", ranks: Ranks = ALONE, device: Any = None) -> Any:
@@ -28,12 +27,10 @@ def context_of(model: Any, selector: Any = "first_k", ranks: Ranks = ALONE, devi
     return BlendContext(model, pages_of(model, groups), groups, device, selector, ranks)
 
 
-def load_job(
-    tokens: Tokens, decision: Decision, first_block: int = 0, answer: AuditedAnswer = ONE_TOKEN, name: str = "r"
-) -> LoadJob:
+def load_job(tokens: Tokens, decision: Decision, first_block: int = 0, name: str = "r") -> LoadJob:
     """A load whose KV is there already, in blocks of 16 tokens from this one on."""
     blocks = np.arange(first_block, first_block - (-len(tokens) // 16))
-    return LoadJob(name, tokens, (blocks,), decision, LoadSource(0, 0, ()), answer=answer)
+    return LoadJob(name, tokens, (blocks,), decision, LoadSource(0, 0, ()))
 
 
 def to_the_end(context: BlendContext, blends: Sequence[Blend], budget: int = 4096) -> list[int]:

@@ -5,6 +5,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -20,12 +21,12 @@ from vllm.v1.request import Request
 from blendhub import PluginHost
 from blendhub.client.hub_client import HubClient
 from blendhub.core.layout import KVLayout, Namespace
+from blendhub.core.spans import Span
 from blendhub.framework.observers import Observers
 from blendhub.hub.config import HubConfig
 from blendhub.hub.embedded import HubInThread
-from blendhub.outcome.report import AuditOutcome
 from blendhub.vllm.hub_executor import HubExecutor
-from blendhub.vllm.messages import HubAddress, HubPlace, LoadJob, LoadResult, WorkerReport
+from blendhub.vllm.messages import HubAddress, HubPlace, LoadJob, LoadResult, RepairJob, WorkerReport
 from blendhub.vllm.model_support import ModelSupport
 from blendhub.vllm.plugin import register
 from blendhub.vllm.scheduler import load_scheduler, save_scheduler
@@ -42,7 +43,7 @@ BLOCK = 16
 HOST = PluginHost.discover()
 LAYOUT = KVLayout(layers=1, kv_heads=1, key_dim=4, value_dim=4, dtype="float32", chunk_tokens=32)
 NAMESPACE = Namespace(model="m", layout=LAYOUT)
-SETTINGS = Settings(recompute_ratio=0.15, policy=ReusePolicy(min_reused_tokens=16, min_donor_context=0))
+SETTINGS = Settings(repair="off", recompute_ratio=0.15, policy=ReusePolicy(min_reused_tokens=16, min_donor_context=0))
 FACTS = StartupFacts(
     settings=SETTINGS, blends=True, role="kv_both", max_model_len=4096, namespace=NAMESPACE, finds_prefixes=True
 )
@@ -67,11 +68,20 @@ class PlayedBlocks(RequestBlocks):
 
     def __init__(self) -> None:
         self.blocks = list(range(1, 101))
+        self.n_free = 90
+        self.cached_anew: dict[str, Span] = {}
         self.own: set[BlockHash] = set()
         self.cached = lambda hashes, most: 0 if self.own.issuperset(hashes) else min(most, BLOCK * len(hashes))
 
     def of(self, request: str) -> Tables:
         return (self.blocks,)
+
+    @property
+    def pool(self) -> Any:
+        return SimpleNamespace(num_gpu_blocks=100, get_num_free_blocks=lambda: self.n_free)
+
+    def cache_anew(self, request: Request, start: int, end: int) -> None:
+        self.cached_anew[request.request_id] = Span(start, end)
 
     def cached_tokens(self, hashes: Sequence[BlockHash], most: int) -> int:
         return self.cached(hashes, most)
@@ -116,6 +126,10 @@ class PlayedEngine:
         self.saved = []
         self.loads: list[LoadJob] = []
         """What the last step has begun to load."""
+        self.preempts: set[str] = set()
+        """What the next step preempts."""
+        self.repair: RepairJob | None = None
+        """What the last step repairs."""
         self.last_report: dict[str, Any] = {}
         """What the response of the last request that was served reported."""
 
@@ -168,7 +182,9 @@ class PlayedEngine:
             self.side._requests[name].request.num_computed_tokens = before
             output.num_scheduled_tokens[name] = n_scheduled
         output.total_num_scheduled_tokens = sum(output.num_scheduled_tokens.values())
+        output.preempted_req_ids, self.preempts = self.preempts, set()
         plan = self.side.plan(output)
+        self.repair, self.unrepaired = plan.repair, plan.unrepaired
         self.loads, self.ending = plan.loads, plan.ending
         self.settle()
         for job in plan.saves:
@@ -181,7 +197,7 @@ class PlayedEngine:
         self.side.loads._waits_until = 0.0
         return self.side.matched(request, local)
 
-    def load(self, request: Request, local: int = 0, error: str = "", outcome: AuditOutcome | None = None) -> int:
+    def load(self, request: Request, local: int = 0, error: str = "") -> int:
         """What vLLM does with a request whose turn it is; returns how far its KV is there after it."""
         n_external, _ = self.turn(request, local)
         assert n_external is not None
@@ -190,7 +206,7 @@ class PlayedEngine:
             self.step()
             for job in self.loads:
                 self.client.release(job.source.lease).result()
-            self.side.process_report(WorkerReport(loads={request.request_id: LoadResult(error=error, audit=outcome)}))
+            self.side.process_report(WorkerReport(loads={request.request_id: LoadResult(error=error)}))
         return local if error else local + n_external
 
     def end(self, request: Request, computed: int) -> None:

@@ -6,14 +6,12 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blendhub.outcome.report import AuditOutcome
 from blendhub.vllm.messages import LoadedAdapter, LoadResult, WorkerProof, WorkerReport
 from blendhub.vllm.model_support import ModelSupport
 
 outcomes = st.one_of(
     st.builds(LoadResult, holes=st.integers(0, 9), error=st.sampled_from(["", "no"])),
     st.just(LoadResult(error="another rank failed", another_failed=True)),
-    st.just(LoadResult(audit=AuditOutcome(agrees=True, kl=0.5, tokens=1, agreed_tokens=1))),
 )
 reports = st.builds(
     WorkerReport,
@@ -39,9 +37,9 @@ def test_the_reports_of_all_ranks_become_one(ranks):
     for request, result in whole.loads.items():
         results = [report.loads[request] for report in ranks if request in report.loads]
         assert result in results and bool(result.error) == any(other.error for other in results)
-        telling = [other for other in results if (other.error and not other.another_failed) or other.audit]
+        telling = [other for other in results if (other.error and not other.another_failed)]
         told = any(other.error for other in telling) or not any(other.error for other in results)
-        assert not (telling and told) or result in telling, "the reason of the rank that failed, or the audit"
+        assert not (telling and told) or result in telling, "the reason of the rank that failed"
     assert whole.opened == sum(report.opened for report in ranks)
     # Ranks save their shards of the same tokens, but each fails by itself.
     assert whole.saved_tokens == max(report.saved_tokens for report in ranks)

@@ -5,8 +5,6 @@ import numpy as np
 import pytest
 from vllm.v1.core.kv_cache_utils import BlockHash
 
-from blendhub.outcome.report import AuditOutcome
-from blendhub.vllm.messages import LoadResult, WorkerReport
 from blendhub.vllm.scheduler.blocks.settled_blocks import SettledBlocks
 from tests.stand_in import StandIn
 from tests.vllm.played_engine import SETTINGS, played_engine, text
@@ -58,21 +56,6 @@ def test_what_was_blended_while_a_request_waited_is_taken_in_its_turn_with_and_w
     engine.side.clear()
     request, own = arrived(engine, "after the clear")
     assert request.block_hashes == own
-
-
-def test_a_request_that_is_to_be_audited_takes_nothing_and_is_taken_by_others(engine):
-    engine.serve("blended", PROMPT)
-    request, own = arrived(engine, "audited", audit=True, recompute_ratio=0.15)
-    assert request.block_hashes == own
-    n_external, _ = engine.turn(request)
-    assert n_external == len(GOES_ON)
-    engine.side.allocated(request, (list(range(1, 30)),), n_external)
-    engine.step()
-    audit = AuditOutcome(agrees=True, kl=0.0, tokens=1, agreed_tokens=1)
-    engine.side.process_report(WorkerReport(loads={"audited": LoadResult(audit=audit)}))
-    # Its KV is exact, so those may take it that ask for the most.
-    following, own = arrived(engine, "next", recompute_ratio=1.0)
-    assert following.block_hashes[:16] == request.block_hashes[:16] != own[:16]
 
 
 def test_the_blended_blocks_used_longest_ago_are_forgotten():

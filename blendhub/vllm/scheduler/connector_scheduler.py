@@ -127,7 +127,7 @@ class ConnectorScheduler:
             if state:
                 self.repairs.add(state)
         for state in self.repairs.reported(report.repairs):
-            self.saves.begin_anew(state)
+            self.saves.repaired(state)
 
     # A request ends.
 

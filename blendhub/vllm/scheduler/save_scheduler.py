@@ -133,6 +133,12 @@ class SaveScheduler:
             saves.drop()
             self._open[request.id] = saves
 
+    def repaired(self, request: RequestState) -> None:
+        """All KV of a request is exact now, which may have ended: store it as such."""
+        self.begin_anew(request)
+        if saves := self._running.get(request.id):
+            self._reserve_prompt(saves)
+
     def abort(self, request: RequestState) -> None:
         """A request was aborted before vLLM computed any of it: end its write rights."""
         self._open.pop(request.id, None)

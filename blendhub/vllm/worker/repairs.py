@@ -78,7 +78,7 @@ class Repairs:
             repair.is_over = job.is_last
             first = max(job.span.start, last.start)
             behind = job.tokens[first + 1 - job.span.start :]
-            n = len(behind) if job.compares else int(repair.blended is not None and first == last.start)
+            n = len(behind) if job.compares else int(repair.blended is not None and first == last.start < job.span.end)
             for at in range(0, n, ROWS):
                 begin = first + at
                 predicted = self._context.model.logits(hidden[begin - job.span.start :][: min(ROWS, n - at)])

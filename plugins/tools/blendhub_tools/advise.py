@@ -69,7 +69,7 @@ class Advise(Command):
         if not any(agreed(outcome)[1] for outcome in outcomes):
             why = served.unmoved or "only exact reuse was seen, which loses nothing"
             said = f"No text of these prompts was moved: {why}."
-        config = transfer_config(settings_for(advice.chosen, target, tokens, settings))
+        config = transfer_config(settings_for(advice.chosen, target, settings))
         flag = f"--{FLAG} '{json.dumps(config)}'"
         print(f"\n{said}\n\n{flag}\n")
         page = card(jobs[0], arguments.data, served, measured, f"{said}\n\n```sh\n{flag}\n```")

@@ -72,11 +72,11 @@ def test_the_number_of_audits_needed_is_the_least_that_shows_the_target(agreed, 
 
 def test_the_settings_to_paste_keep_what_was_given():
     settings = {"endpoint": "ipc:///x", "selector": {"name": "a", "options": {"k": 3}}}
-    advised = {"recompute_ratio": 0.2, "expected_agreement": 0.95, "audit_tokens": 16}
-    assert settings_for(measured("a", 0.2, 9, 9), 0.95, 16, settings) == settings | advised
-    other = settings_for(measured("b", 0.2, 9, 9), 0.95, 16, settings)
+    advised = {"recompute_ratio": 0.2, "expected_agreement": 0.95}
+    assert settings_for(measured("a", 0.2, 9, 9), 0.95, settings) == settings | advised
+    other = settings_for(measured("b", 0.2, 9, 9), 0.95, settings)
     assert other == settings | advised | {"selector": {"name": "b"}}
-    assert settings_for(None, 0.95, 16, {"store": False}) == {"store": False, "mode": "exact"}
+    assert settings_for(None, 0.95, {"store": False}) == {"store": False, "mode": "exact"}
 
 
 @pytest.mark.parametrize(

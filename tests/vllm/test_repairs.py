@@ -1,0 +1,233 @@
+"""What the scheduler side has repaired, in which order and for how long: on a real hub, with a played worker."""
+
+import time
+from itertools import count
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from blendhub.core.spans import Span
+from blendhub.outcome.report import AuditOutcome
+from blendhub.vllm.costs import Cost, Costs
+from blendhub.vllm.messages import RepairResult, WorkerReport
+from blendhub.vllm.scheduler import repairs
+from blendhub.vllm.scheduler.repair_pace import LEAST, LONGEST_S, RepairPace
+from blendhub.vllm.scheduler.repairs import says_the_likeliest
+from blendhub.vllm.watching.stats import AuditRecord
+from tests.vllm.played_engine import NAMESPACE, SETTINGS, played_engine, text
+
+FAST = Costs(
+    prefill=Cost(1e-9), probe=Cost(1e-9), recompute=Cost(1e-9), load=Cost(1e-9), engine_tokens=4096, blend_tokens=4096
+)
+"""Of a repair that costs nothing."""
+ALWAYS = msgspec.structs.replace(SETTINGS, repair="always")
+PROMPT = text(1, 32) + text(0, 96) + text(2, 21)
+FIRST = 32
+"""The first approximate token."""
+
+
+@pytest.fixture
+def engine():
+    with played_engine(settings=ALWAYS, costs=FAST, audits=True) as engine:
+        engine.serve("stored", text(0, 96))
+        yield engine
+
+
+def answering(engine, name: str, n_answered: int = 2, prompt=PROMPT, max_tokens: int = 99, **asked: Any):
+    """A request that was blended, and has begun its answer."""
+    request = engine.arrived(name, prompt, **asked)
+    request.max_tokens, request.sampling_params.temperature = max_tokens, 0.0
+    there = engine.load(request)
+    engine.step(**{name: (there, len(prompt) - there)})
+    request.append_output_token_ids([7] * n_answered)
+    return request
+
+
+def step(engine, *requests):
+    """A step that computes the next token of these answers; two let the pace know how long one takes."""
+    for _ in range(2):
+        engine.step(**{request.request_id: (request.num_tokens - 1, 1) for request in requests})
+        if engine.repair:
+            break
+    return engine.repair
+
+
+def repaired(engine, name: str, **result: Any) -> None:
+    engine.side.process_report(WorkerReport(repairs={name: RepairResult(**result)}))
+    engine.step()
+
+
+def test_a_repair_begins_with_the_first_approximate_token_and_what_is_exact_then_is_found_and_stored_as_such(engine):
+    request, twin = answering(engine, "a", n_answered=12), engine.request("twin", PROMPT + [7] * 12)
+    assert request.block_hashes[:2] == twin.block_hashes[:2] and request.block_hashes[2] != twin.block_hashes[2]
+    job = step(engine, request)
+    computed = len(PROMPT) + 11
+    assert job.span == Span(FIRST, computed) and job.is_first and job.is_last and job.compares
+    assert job.tokens.tolist() == (PROMPT + [7] * 12)[FIRST:]
+    assert len(job.blocks[0]) == -(-computed // 16)
+    assert step(engine, request) is None
+    repaired(engine, "a", tokens=len(job.span), compared=12, differing=(0, 1, 6))
+    assert request.block_hashes == twin.block_hashes
+    assert engine.blocks.cached_anew == {"a": Span(FIRST, computed)}
+    report = engine.report("a")
+    assert report["repair"] == {"tokens": 128, "exact_from": 13, "compared": 12, "differing": (0, 1, 6)}
+    assert "approximate_from" not in report
+    counts = {name: engine.counters[name] for name in engine.counters if name.startswith("answer_tokens_")}
+    bands = {"1-1": (1, 1), "2-2": (1, 1), "3-4": (2, 0), "5-8": (4, 1), "9-16": (4, 0)}
+    assert counts == {f"answer_tokens_compared_{band}": of[0] for band, of in bands.items()} | {
+        f"answer_tokens_differing_{band}": of[1] for band, of in bands.items()
+    }
+    engine.end(request, computed)
+    assert engine.found(PROMPT + [7] * 11, exact=True) >= set(range(FIRST, computed - 16))
+
+
+def test_an_audit_asks_first_and_its_outcome_reaches_report_metrics_and_hub():
+    with played_engine(settings=msgspec.structs.replace(ALWAYS, audit_share=1.0), costs=FAST, audits=True) as engine:
+        engine.serve("stored", text(0, 96))
+        request = answering(engine, "a")
+        job = step(engine, request)
+        assert job.is_first and job.asks == PROMPT[-1]
+        repaired(engine, "a", audit=AuditOutcome(False, 3.0))
+        assert engine.report("a")["audit"] == {"agrees": False, "kl": 3.0}
+        assert engine.side.repairs.audits.take_records() == [AuditRecord(NAMESPACE.digest, 0.15, False, 3.0, 0.9)]
+        engine.end(request, len(PROMPT) + 1)
+        assert engine.client.stats().namespaces[NAMESPACE.digest]["audit_disagreements"] == 1
+
+
+def test_audits_come_first_and_then_the_answer_that_is_longest_to_come(engine):
+    requests = [
+        answering(engine, "short", max_tokens=9, prompt=text(1, 32) + text(0, 96) + text(4, 21)),
+        answering(engine, "long", prompt=text(3, 32) + text(0, 96)),
+        answering(engine, "audited", max_tokens=9, audit=True, prompt=text(5, 32) + text(0, 96)),
+    ]
+    order = [engine.repair.request] if engine.repair else []
+    while job := step(engine, *requests):
+        order.append(job.request)
+    assert order[:1] in (["audited"], ["short"]) and set(order) == {"short", "long", "audited"}
+    assert order.index("audited") < order.index("long")
+
+
+def test_an_engine_that_is_not_idle_repairs_what_wants_it_always(engine):
+    idle, always = (answering(engine, repair, repair=repair) for repair in ("idle", "always"))
+    waiting = engine.arrived("waiting", text(9, 64))
+    assert step(engine, idle, always).request == "always"
+    assert step(engine, idle, always) is None
+    engine.side.ended(waiting, ((),))
+    assert step(engine, idle, always).request == "idle"
+    others = [
+        answering(engine, f"other {number}", prompt=text(10 + number, 64)) for number in range(repairs.MOST_ANSWERS)
+    ]
+    late = answering(engine, "late", repair="idle", prompt=text(20, 32) + text(0, 96))
+    assert step(engine, late, *others) is None
+
+
+def test_with_repair_off_an_audit_waits_for_the_end_of_the_answer_which_nothing_changes(engine):
+    off, audited = answering(engine, "off", repair="off"), answering(engine, "audited", repair="off", audit=True)
+    assert step(engine, off, audited) is None
+    assert engine.side.ended(off, (engine.blocks.blocks,))[0], "its saves need the blocks"
+    assert engine.side.ended(audited, (engine.blocks.blocks,))[0]
+    engine.step()
+    assert engine.repair.request == "audited" and engine.side.repairs.is_busy
+    repaired(engine, "audited", audit=AuditOutcome(True, 0.0))
+    assert not engine.side.repairs.is_busy and engine.counters["requests_repaired"] == 1
+
+
+@pytest.mark.parametrize("why", ["late", "short_of_blocks", "cleared"])
+def test_the_blocks_of_a_request_that_has_ended_are_kept_for_a_while_and_while_others_do_not_need_them(
+    engine, monkeypatch, why
+):
+    request = answering(engine, "a", store=False)
+    is_kept, _ = engine.side.ended(request, (engine.blocks.blocks,))
+    assert is_kept and engine.side.has_work
+    if why == "late":
+        now = count(time.monotonic() + SETTINGS.repair_after_s + 1)
+        monkeypatch.setattr(time, "monotonic", lambda: next(now))
+    elif why == "short_of_blocks":
+        engine.blocks.n_free = 20
+    else:
+        engine.side.clear()
+    engine.step()
+    assert engine.repair is None and engine.ending == {"a"}, "the worker says that the blocks are free"
+    assert engine.counters[f"repairs_ended_{why if why != 'cleared' else 'late'}"] == 1
+    engine.side.process_report(WorkerReport(committed_ranks={"a": 1}))
+    assert not engine.side.has_work
+
+
+def test_what_is_preempted_begins_anew_and_what_fails_or_lacks_blocks_stays_approximate(engine):
+    request = answering(engine, "preempted")
+    assert step(engine, request).is_first
+    engine.preempts = {"preempted"}
+    engine.step()
+    assert engine.unrepaired == {"preempted"} and engine.counters["repairs_ended_preempted"] == 1
+    repaired(engine, "preempted", tokens=9)  # the report comes late
+    assert engine.report("preempted")["approximate_from"] == FIRST
+    engine.load(request)
+    assert step(engine, request).is_first
+    repaired(engine, "preempted", error="no memory is left")
+    assert engine.counters["repairs_ended_failed"] == 1 and step(engine, request) is None
+    lacking = answering(engine, "lacking", prompt=text(3, 32) + text(0, 96))
+    engine.blocks.blocks[3] = 0
+    assert step(engine, lacking) is None and engine.counters["repairs_ended_freed_blocks"] == 1
+
+
+PLAIN = {
+    "temperature": 0, "presence_penalty": 0, "frequency_penalty": 0, "repetition_penalty": 1, "logit_bias": None,
+    "allowed_token_ids": None, "bad_words": [], "min_tokens": 0, "structured_outputs": None,
+    "extra_args": {"kv_transfer_params": {}},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("asked", [{"temperature": 0.7}, {"min_tokens": 3}, {"extra_args": {"forced": [1]}}])
+def test_only_answers_that_nothing_but_the_model_decides_are_compared(asked):
+    assert says_the_likeliest(SimpleNamespace(**PLAIN)) and not says_the_likeliest(SimpleNamespace(**PLAIN | asked))
+
+
+def slow(fixed_s: float, token_s: float) -> Costs:
+    """Recomputation takes so long: in any case, and for each token."""
+    sums = np.array([1, 10, 100, 1000]) * token_s
+    recompute = Cost(token_s, measured=tuple((float(work), float(fixed_s + work)) for work in sums))
+    return msgspec.structs.replace(FAST, recompute=recompute)
+
+
+@given(
+    step_s=st.floats(0.005, 0.1), share=st.floats(0.2, 3.0), fixed_s=st.floats(0.0, 0.02), factor=st.floats(0.5, 3.0),
+    lag=st.integers(0, 1),
+)  # fmt: skip
+def test_answers_are_slowed_down_by_the_share_on_average_and_by_a_step_or_the_share_at_most(
+    step_s, share, fixed_s, factor, lag
+):
+    """``factor``: how much longer repairs take than was measured."""
+    now, token_s = 0.0, 1e-4
+    pace = RepairPace(slow(fixed_s, token_s), share, lag, clock=lambda: now)
+    durations, n_repaired = [], 0
+    running = [0.0] * lag  # the steps that vLLM has planned ahead
+    for _ in range(400):
+        pace.begin_step(1)
+        n = pace.take(Span(n_repaired, 10**9), 4096)
+        n_repaired += n
+        running.append(step_s + factor * (fixed_s + n * token_s if n else 0.0))
+        durations.append(running.pop(0))
+        now += durations[-1]
+    late = durations[200:]
+    least_s = factor * (fixed_s + LEAST * token_s)
+    assert sum(late) / len(late) / step_s < 1 + 1.2 * share
+    assert max(late) / step_s < 1 + 1.2 * max(share, 1.0 if least_s > 0.9 * share * step_s else 0.0)
+    if max(1.0, factor) * (fixed_s + LEAST * token_s) < 0.8 * step_s:
+        assert sum(late) / len(late) / step_s > 1 + 0.4 * min(share, 1.0)
+
+
+def test_steps_without_answers_are_as_long_as_the_next_request_may_wait():
+    pace = RepairPace(slow(0.0, 1e-4), 0.5)
+    pace.begin_step(0)
+    assert pace.take(Span(0, 5000), 4096) == pytest.approx(LONGEST_S / 1e-4, abs=1)
+    assert pace.take(Span(0, 500), 4096) == 500 and pace.take(Span(0, 5000), 300) == 300
+    unmeasured = RepairPace(None, 0.5)
+    unmeasured.begin_step(0)
+    assert unmeasured.take(Span(0, 5000), 4096) > 0
+    unmeasured.begin_step(1)
+    assert unmeasured.take(Span(0, 5000), 4096) == 0

@@ -1,0 +1,164 @@
+"""What a worker computes for repairs and audits, on a model of plain torch, and how it compares predictions."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from blendhub import Span
+from blendhub.core.errors import Unsupported
+from blendhub.vllm.messages import RepairJob
+from blendhub.vllm.model_support import ModelSupport
+from blendhub.vllm.worker import repairs
+from blendhub.vllm.worker.audit import MOST_KL, check_predictions, compared
+from blendhub.vllm.worker.repairs import Repairs
+from blendhub.vllm.worker.worker_start import with_audits
+from tests.vllm.blending import context_of
+from tests.vllm.stand_in_model import StandInModel
+from tests.vllm.two_ranks import ALONE
+
+N, EXACT, ANSWER = 60, 10, 9
+"""The lengths of a prompt, of its exact beginning, and of its answer."""
+TOKENS = np.arange(1, N + ANSWER + 1, dtype=np.uint32)
+SUMS = np.cumsum(TOKENS)
+
+
+class SummingModel(StandInModel):
+    """A token's KV is the sum of all tokens up to it: it depends on the whole context, and shows what is stale."""
+
+    def __init__(self, says: bool = True, stale: int = -1) -> None:
+        super().__init__()
+        self.kv = np.full(N + ANSWER, stale)
+        self.kv[:EXACT] = SUMS[:EXACT]
+        self._says = says
+
+    def forward(self, chosen, *, positions=None):
+        (part,) = chosen.parts
+        for position in sorted(chosen.positions):
+            self.kv[position] = part.tokens[position] + (self.kv[position - 1] if position else 0)
+        return torch.from_numpy(self.kv[chosen.positions].astype(float)).reshape(-1, 1)
+
+    def logits(self, hidden):
+        return torch.stack([hidden[:, 0] % 7, hidden[:, 0] % 5], 1) if self._says else None
+
+    def sent(self, numbers):
+        return torch.from_numpy(numbers)
+
+
+def jobs(answer, spans, compares: bool = True, asks: int | None = None):
+    """A repair in these spans, of which the last one ends with the tokens that are known and computed."""
+    tokens = np.append(TOKENS[:N], answer).astype(np.uint32)
+    for number, span in enumerate(spans):
+        yield RepairJob(
+            request="r", span=span, tokens=tokens[span.start : span.end + 1], blocks=(np.arange(5),), prompt_tokens=N,
+            compares=compares, is_first=number == 0, asks=asks if number == 0 else None, is_last=span is spans[-1],
+        )  # fmt: skip
+
+
+@st.composite
+def parts(draw):
+    """The spans of a repair, step by step."""
+    ends = sorted(draw(st.sets(st.integers(EXACT + 1, N + ANSWER - 1), max_size=5)) | {N + ANSWER})
+    return [Span(start, end) for start, end in zip([EXACT, *ends], ends, strict=False)]
+
+
+@given(parts(), st.lists(st.integers(0, 1), min_size=ANSWER, max_size=ANSWER), st.integers(1, 4))
+def test_a_repair_leaves_exact_kv_and_tells_which_tokens_of_the_answer_the_model_would_not_say(spans, answer, rows):
+    model, worker = SummingModel(), None
+    worker = Repairs(context_of(model))
+    tokens = np.append(TOKENS[:N], answer)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(repairs, "ROWS", rows)
+        for job in jobs(answer, spans):
+            assert not worker.take_results()
+            worker.step(job)
+    exact = np.cumsum(tokens)
+    assert np.array_equal(model.kv, exact)
+    likeliest = (exact % 5 > exact % 7)[N - 1 : -1].astype(int)
+    (result,) = worker.take_results().values()
+    assert (result.tokens, result.compared) == (N + ANSWER - EXACT, ANSWER)
+    assert list(result.differing) == np.flatnonzero(likeliest != answer).tolist()
+    assert result.audit is None and not worker.take_results()
+
+
+@pytest.mark.parametrize("stale", [-9, -5, -2])
+@pytest.mark.parametrize("compares", [True, False], ids=["greedy", "sampled"])
+def test_an_audit_compares_what_blended_and_exact_kv_say_behind_the_prompt(stale, compares):
+    model, answer = SummingModel(stale=stale), [0] * ANSWER
+    worker = Repairs(context_of(model))
+    for job in jobs(
+        answer, [Span(EXACT, 30), Span(30, N + 4), Span(N + 4, N + ANSWER)], compares, asks=int(TOKENS[N - 1])
+    ):
+        worker.step(job)
+    (result,) = worker.take_results().values()
+    blended, exact = (torch.tensor([total % 7.0, total % 5.0]) for total in (stale + N, int(SUMS[N - 1])))
+    assert result.audit.agrees == bool(blended.argmax() == exact.argmax())
+    assert result.audit.kl == pytest.approx(float(compared(blended, exact)[1]), rel=1e-4)
+    assert result.compared == (ANSWER if compares else 0)
+
+
+def test_a_repair_that_fails_is_over_and_the_next_one_of_the_request_is_not():
+    worker = Repairs(context_of(SummingModel()))
+    first, second = jobs([0] * ANSWER, [Span(EXACT, 30), Span(30, N + ANSWER)])
+    worker.step(first)
+    worker.fail(RuntimeError("vLLM has gone to sleep"))
+    worker.step(second)
+    assert "gone to sleep" in worker.take_results()["r"].error
+    worker.step(second)  # the scheduler had not heard of it
+    assert not worker.take_results()
+    for job in (first, second):
+        worker.step(job)
+    assert worker.take_results()["r"].error == ""
+    worker.step(first)
+    worker.forget("r")
+    worker.step(second)
+    assert not worker.take_results()
+
+
+def test_a_rank_without_predictions_computes_the_same_and_compares_nothing():
+    model, answer = SummingModel(says=False), [0] * ANSWER
+    worker = Repairs(context_of(model))
+    for job in jobs(answer, [Span(EXACT, N + ANSWER)], asks=int(TOKENS[N - 1])):
+        worker.step(job)
+    assert np.array_equal(model.kv, np.cumsum(np.append(TOKENS[:N], answer)))
+    result = worker.take_results()["r"]
+    assert (result.compared, result.audit) == (0, None)
+
+
+logits = st.lists(st.floats(-30, 30, width=32), min_size=4, max_size=4)
+
+
+@given(logits, logits)
+def test_divergence_and_agreement_are_those_of_the_definition(blended, truth):
+    agrees, kl = compared(torch.tensor(blended), torch.tensor(truth)).tolist()
+    p, q = (np.exp(np.array(row) - np.logaddexp.reduce(row)) for row in (truth, blended))
+    expected = sum(a * (math.log(a) - math.log(b)) for a, b in zip(p, q, strict=True) if a > 1e-30)
+    assert kl == pytest.approx(expected, rel=1e-3, abs=1e-4) and kl >= 0
+    if all(np.diff(np.sort(row))[-1] > 1e-3 for row in (blended, truth)):  # otherwise rounding decides
+        assert agrees == (np.argmax(blended) == np.argmax(truth))
+
+
+def test_predictions_that_cannot_be_compared_count_as_far_apart():
+    none, truth = -math.inf, [0.0, 1.0, 2.0]
+    for blended, true, kl in (
+        ([0.0, 1.0, none], [0.0, 1.0, none], 0.0),
+        ([0.0, 1.0, none], truth, MOST_KL),
+        ([math.nan, 1.0, 0.0], truth, MOST_KL),
+    ):
+        assert float(compared(torch.tensor(blended), torch.tensor(true))[1]) == pytest.approx(kl, abs=1e-6)
+
+
+def test_a_model_without_predictions_is_not_audited_and_the_log_says_why():
+    support = ModelSupport((), True, ("one",))
+    assert with_audits(support, SummingModel(), ALONE) == ModelSupport((), True, ("one",), audits=True)
+    mute: Any = SummingModel()
+    mute.logits = None
+    without = with_audits(support, mute, ALONE)
+    assert not without.audits and without.blends and "requests are not audited" in without.reasons[1]
+    mute.forward = lambda chosen: (1, 2)
+    with pytest.raises(Unsupported, match="tuple"):
+        check_predictions(mute)
