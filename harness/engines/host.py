@@ -9,6 +9,7 @@ import importlib
 import os
 import sys
 import time
+import traceback
 from collections import Counter
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -336,6 +337,7 @@ def serve(line: Connection) -> None:
         try:
             answer = getattr(host, method)(*arguments)
         except Exception as error:
+            traceback.print_exc()
             answer = RuntimeError(f"{type(error).__name__}: {error}")
         line.send(answer)
         if method == "close":

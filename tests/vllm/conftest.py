@@ -103,7 +103,7 @@ def store(engine: Engine, *documents: list[int]) -> None:
 
 
 def check_recomputation(engine: Engine, texts: Texts, n: int, rounding: float = ROUNDING) -> None:
-    """Two documents of ``n`` tokens in another order, all recomputed, have the KV of a full prefill."""
+    """Two documents of ``n`` tokens in another order, all recomputed or repaired, have the KV of a full prefill."""
     first, second = texts.new(n), texts.new(n)
     store(engine, [*first, *second])
     prompt = [*second, *texts.new(5), *first, *texts.new(9)]
@@ -117,6 +117,9 @@ def check_recomputation(engine: Engine, texts: Texts, n: int, rounding: float = 
     assert half.report["recomputed_tokens"] == n
     # In the first layer keys and values depend on the token and its position alone.
     assert largest_difference(half.kv(len(prompt) - 1)[0], expected[0]) < rounding
+    engine.forget()
+    repaired = engine.one(prompt, tokens=2, recompute_ratio=0.0, repair="always", store=False)
+    assert largest_difference(repaired.kv(len(prompt) - 1), expected) < rounding
     engine.forget()
 
 

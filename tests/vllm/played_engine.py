@@ -80,7 +80,7 @@ class PlayedBlocks(RequestBlocks):
     def pool(self) -> Any:
         return SimpleNamespace(num_gpu_blocks=100, get_num_free_blocks=lambda: self.n_free)
 
-    def cache_anew(self, request: Request, start: int, end: int) -> None:
+    def cache_anew(self, request: Request, tables: Tables, start: int, end: int) -> None:
         self.cached_anew[request.request_id] = Span(start, end)
 
     def cached_tokens(self, hashes: Sequence[BlockHash], most: int) -> int:

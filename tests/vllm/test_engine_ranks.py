@@ -29,7 +29,7 @@ def orders(tmp_path_factory):
 @pytest.fixture(scope="module")
 def engine(model, orders):
     """Copies to its pages end late, and at another time on each rank."""
-    settings = SETTINGS | ATTENDED | {"audit_tokens": 4}
+    settings = SETTINGS | ATTENDED
     engine = Engine(model, settings, arrange=arrange(ranks, str(orders)), **RANKS)
     yield engine
     with suppress(RuntimeError):  # a test has ended it
@@ -52,7 +52,7 @@ def expected(plain, prompts):
     return [plain.one(prompt, tokens=6) for prompt in prompts]
 
 
-def test_two_ranks_blend_and_audit_as_one_and_no_step_waits_for_a_copy(engine, prompts, expected, orders):
+def test_two_ranks_blend_and_repair_as_one_and_no_step_waits_for_a_copy(engine, plain, prompts, expected, orders):
     assert engine.call("batches_in_flight") == 2
     for ratio in (1.0, 0.3):
         answers = engine.ask(*prompts, tokens=6, recompute_ratio=ratio, store=False)
@@ -62,11 +62,13 @@ def test_two_ranks_blend_and_audit_as_one_and_no_step_waits_for_a_copy(engine, p
         assert ratio < 1 or disagreement(answers, expected) < TOLERANCE
         engine.forget()
     for ratio in (1.0, 0.1):
-        audited = engine.ask(*prompts, tokens=6, recompute_ratio=ratio, audit=True, store=False)
-        assert disagreement(audited, expected) < TOLERANCE
-        audits = [answer.report["audit"] for answer in audited]
-        assert [audit["tokens"] for audit in audits] == [3, 2, 1], "as many as fit into the prompt's last block"
-        assert all((audit["kl"] < 1e-5) == (ratio == 1.0) for audit in audits), audits
+        repaired = engine.ask(*prompts, tokens=40, recompute_ratio=ratio, repair="always", audit=True, store=False)
+        kl = [answer.report["audit"]["kl"] for answer in repaired]
+        assert all((number < 1e-5) == (ratio == 1.0) for number in kl), kl
+        turns = [[*prompt, *answer.tokens] for prompt, answer in zip(prompts, repaired, strict=True)]
+        again = engine.ask(*turns, tokens=4, mode="exact", store=False)
+        assert all(answer.report["engine_tokens"] > len(prompts[-1]) - 40 for answer in again)
+        assert disagreement(again, [plain.one(turn, tokens=4) for turn in turns]) < TOLERANCE
         engine.forget()
     # What one rank could not copy is computed by all.
     (orders / "1").write_text("copy")

@@ -75,7 +75,7 @@ def test_an_answer_and_the_next_turn_go_on_from_exact_kv_and_the_report_says_whi
 @pytest.mark.parametrize("repair", ["always", "idle"])
 def test_what_ended_too_early_or_was_aborted_is_repaired_after_its_end(engine, plain, texts, repair):
     prompt = blended_prompt(engine, texts)
-    answer = engine.one(prompt, 1, repair=repair)
+    answer = engine.one(prompt, 1, repair=repair, store=False)
     assert answer.report["approximate_from"] == BEFORE and "repair" not in answer.report
     turn = next_turn(engine, plain, [*prompt, *answer.tokens], texts)
     assert turn["engine_tokens"] == len(prompt) // BLOCK * BLOCK

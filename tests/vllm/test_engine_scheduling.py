@@ -69,5 +69,11 @@ def test_answers_behind_reused_text_are_those_without_speculation(model, plain, 
         engine.forget()
         exact = engine.one(goes_on, tokens=24, store=False)
         assert inside(engine, counted)["drafted"] > 0
+        engine.forget()
+        repaired = engine.one(moved, tokens=60, recompute_ratio=0.0, repair="always", store=False)
+        turn = [*moved, *repaired.tokens]
+        again = engine.one(turn, tokens=4, mode="exact", store=False)
+    assert repaired.report["repair"]["exact_from"] < 60 and again.report["engine_tokens"] >= len(turn) // 32 * 32 - 32
+    assert disagreement([again], [plain.one(turn, tokens=4)]) < TOLERANCE
     assert blended.report["moved_tokens"] >= 256 and exact.report["exact_tokens"] >= 256
     assert disagreement([blended, exact], [plain.one(prompt, tokens=24) for prompt in (moved, goes_on)]) < TOLERANCE

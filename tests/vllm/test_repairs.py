@@ -226,8 +226,14 @@ def test_steps_without_answers_are_as_long_as_the_next_request_may_wait():
     pace.begin_step(0)
     assert pace.take(Span(0, 5000), 4096) == pytest.approx(LONGEST_S / 1e-4, abs=1)
     assert pace.take(Span(0, 500), 4096) == 500 and pace.take(Span(0, 5000), 300) == 300
-    unmeasured = RepairPace(None, 0.5)
-    unmeasured.begin_step(0)
-    assert unmeasured.take(Span(0, 5000), 4096) > 0
-    unmeasured.begin_step(1)
-    assert unmeasured.take(Span(0, 5000), 4096) == 0
+
+
+@pytest.mark.parametrize("token_s", [1e-5, 3e-3])
+def test_where_costs_were_not_measured_steps_tell_them(token_s):
+    now, step_s, durations = 0.0, 0.05, []
+    pace = RepairPace(None, 0.5, clock=lambda: now)
+    for _ in range(300):
+        pace.begin_step(1)
+        durations.append(step_s + token_s * pace.take(Span(0, 10**9), 10**6))
+        now += durations[-1]
+    assert 1.2 < sum(durations[200:]) / 100 / step_s < 1.6

@@ -8,14 +8,14 @@ from statistics import median
 from typing import NamedTuple
 
 from blendhub.core.spans import Span
-from blendhub.vllm.costs import Costs
+from blendhub.vllm.costs import Cost, Costs
 
 LEAST = 8
 """Fewer tokens take about as long."""
 LONGEST_S = 0.1
 """The longest repair in a step without an answer: the next request may come at any moment."""
-UNMEASURED = 64
-"""The tokens of such a step where nothing is known about costs."""
+GUESS = Cost(1e-3)
+"""Where costs were not measured at the start, steps show how far this one is off."""
 MEASURED = 8
 """The steps without a repair that tell how long one takes."""
 
@@ -35,7 +35,7 @@ class RepairPace:
         self, costs: Costs | None, share: float, lag: int = 0, clock: Callable[[], float] = time.monotonic
     ) -> None:
         """``lag``: how many steps vLLM plans ahead of the one that it computes."""
-        self._costs = costs
+        self._cost = costs.recompute if costs else GUESS
         self._share = share
         self._clock = clock
         self._steps = deque([Step(0)] * (lag + 1))
@@ -64,8 +64,6 @@ class RepairPace:
     def take(self, left: Span, most: int) -> int:
         """How many tokens of the span the step repairs; it is planned to."""
         answers = self._steps[-1].n_answers
-        if self._costs is None:
-            return 0 if answers else min(UNMEASURED, most, len(left))
         limit = (self._credit if self._plain else 0.0) if answers else LONGEST_S
         longest = min(most, len(left))
         n = bisect_right(range(1, longest + 1), limit, key=lambda n: self._seconds(Span(left.start, left.start + n)))
@@ -80,9 +78,7 @@ class RepairPace:
         return n
 
     def _seconds(self, span: Span) -> float:
-        assert self._costs
-        cost = self._costs.recompute
-        return self._factor * cost.seconds(cost.sum([span]))
+        return self._factor * self._cost.seconds(self._cost.sum([span]))
 
     def _end_step(self, step: Step, taken_s: float) -> None:
         if not step.n_answers:
@@ -94,4 +90,4 @@ class RepairPace:
             self._plain.append(taken_s)
         elif self._plain:
             factor = (taken_s - median(self._plain)) / step.estimated_s
-            self._factor += 0.25 * (min(max(factor, 0.25), 4.0) - self._factor)
+            self._factor += 0.25 * (min(max(factor, self._factor / 4), self._factor * 4) - self._factor)

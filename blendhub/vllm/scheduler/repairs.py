@@ -149,7 +149,7 @@ class Repairs:
                 log.warning("request %s is not repaired: %s", name, result.error)
                 self._give_up(repair, "failed")
             elif repair and repair.is_planned:  # otherwise it has begun anew
-                state = repair.state
+                state, tables = repair.state, self._scratch.complete(name, self._tables(repair))
                 self._end(repair)
                 self._counters.update({"requests_repaired": 1, "tokens_repaired": result.tokens})
                 self._count_agreement(result)
@@ -159,7 +159,7 @@ class Repairs:
                 # Behind these tokens of the answer one more was sampled, and the first one behind exact KV comes then.
                 n_answered = max(0, repair.exact_end - state.request.num_prompt_tokens)
                 state.repair = RepairOutcome(result.tokens, n_answered + 2, result.compared, result.differing)
-                state.repaired(self._scratch.blocks, repair.computed_end)
+                state.repaired(self._scratch.blocks, tables, repair.computed_end)
                 yield state
 
     def keep(self, state: RequestState, tables: Tables) -> bool:

@@ -19,7 +19,7 @@ from blendhub.vllm.decision import Choice, Decision, Refusal
 from blendhub.vllm.messages import Adapter, LoadResult
 from blendhub.vllm.scheduler.admission import Terms, text_end
 from blendhub.vllm.scheduler.blocks.hashes import RequestHashes, Settled
-from blendhub.vllm.scheduler.blocks.request_blocks import RequestBlocks
+from blendhub.vllm.scheduler.blocks.request_blocks import RequestBlocks, Tables
 
 MOST_TAKES = 8
 """How often a request may wait for a later step, so that vLLM looks into its cache for what others have blended."""
@@ -173,13 +173,13 @@ class RequestState:
         self.refusal, self.stage = refusal, Stage.COMPUTING
         self.end_lookup()
 
-    def repaired(self, blocks: RequestBlocks, end: int) -> None:
+    def repaired(self, blocks: RequestBlocks, tables: Tables, end: int) -> None:
         """Note that all KV before ``end`` is what the model alone computes: vLLM finds its blocks as such."""
         first = self.first_approximate
         assert first is not None
         self._is_repaired, self._approximate_before = True, None
         self.hashes.restore()
-        blocks.cache_anew(self.request, first, end)
+        blocks.cache_anew(self.request, tables, first, end)
 
     def end_lookup(self) -> None:
         """End the lease that the lookup brought, or still brings."""

@@ -37,17 +37,24 @@ class RequestBlocks:
         """The blocks that vLLM's prefix cache has under these hashes, for each block table."""
         return self.manager.coordinator.find_longest_cache_hit(list(hashes), most)[0]
 
-    def cache_anew(self, request: "Request", start: int, end: int) -> None:
-        """Have vLLM's prefix cache hold the blocks of ``[start, end)`` under the hashes that the request has now."""
-        if not self.pool.enable_caching:
+    def cache_anew(self, request: "Request", tables: Tables, start: int, end: int) -> None:
+        """Have vLLM's prefix cache hold the blocks of ``[start, end)`` under the hashes that the request has now.
+
+        ``tables`` may have blocks that vLLM has freed, and that are held.
+        """
+        pool = self.pool
+        if not pool.enable_caching:
             return
-        for manager in self.manager.coordinator.single_type_managers:
-            first, n_cached = start // manager.block_size, manager.num_cached_block.get(request.request_id, 0)
-            for block in manager.req_to_blocks[request.request_id][first:n_cached]:
+        for manager, table in zip(self.manager.coordinator.single_type_managers, tables, strict=True):
+            name, size = request.request_id, manager.block_size
+            blocks, first = [pool.blocks[number] for number in table], start // size
+            # vLLM has cached what the steps under way will fill, too.
+            n_full = max(end // size, manager.num_cached_block.get(name, 0))
+            for block in blocks[first:n_full]:
                 if not block.is_null:
-                    self.pool._maybe_evict_cached_block(block)
-            manager.num_cached_block[request.request_id] = min(first, n_cached)
-        self.manager.cache_blocks(request, end)
+                    pool._maybe_evict_cached_block(block)
+            pool.cache_full_blocks(request, blocks, first, n_full, size, manager.kv_cache_group_id)
+            manager.num_cached_block[name] = n_full
 
     def cached_tokens(self, hashes: Sequence[BlockHash], most: int) -> int:
         """How many tokens, up to ``most``, vLLM's prefix cache has under these hashes."""
