@@ -28,7 +28,7 @@ from tests.metric_names import OF_HUB
 DOCS = Path(__file__).parent.parent / "docs"
 STRUCTS: list[type[msgspec.Struct]] = [
     *(hookspecs.PluginSpec, hookspecs.Unavailable, hookspecs.EngineInfo),
-    *(report.Outcome, report.ReusedSpans, report.AuditOutcome),
+    *(report.Outcome, report.ReusedSpans, report.AuditOutcome, report.RepairOutcome),
 ]
 
 Rows = Callable[[list[str]], list[str]]

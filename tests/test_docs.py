@@ -88,7 +88,7 @@ def test_every_field_of_the_report_is_documented():
     from vllm.v1.request import Request
 
     from blendhub.core.layout import Variant
-    from blendhub.outcome.report import AuditOutcome
+    from blendhub.outcome.report import AuditOutcome, RepairOutcome
     from blendhub.vllm.decision import Refusal
     from blendhub.vllm.scheduler.admission import Terms
     from blendhub.vllm.scheduler.request_state import RequestState
@@ -97,12 +97,12 @@ def test_every_field_of_the_report_is_documented():
     state = RequestState(request, Terms(Variant(), "off", 0.0, stores=False))
     state.refuse(Refusal(Why.OFF, "mode is off"))
     state._approximate_before = 0
-    state.audit = AuditOutcome(agrees=True, kl=0.0)
+    state.audit, state.repair = AuditOutcome(agrees=True, kl=0.0), RepairOutcome(9, 1)
     report = state.outcome().response(explains=False)
     documented = [row.split("`")[1] for row in table_under("## The report in the response", "reports.md")]
     assert documented == list(report)
     (example,) = (one for one in json_examples(read(DOCS / "reports.md")) if "blendhub" in one)
-    assert list(example["blendhub"]) == [name for name in report if name not in ("reason", "audit")]
+    assert list(example["blendhub"]) == [name for name in report if name not in ("reason", "audit", "repair")]
 
 
 def json_examples(text: str) -> list[dict]:
@@ -186,9 +186,9 @@ def test_the_picture_of_strips_has_every_colour_and_word():
     assert all(COLOURS[fate] in picture and fate.label in picture for fate in Fate)
 
 
-def test_the_fifteen_functions_on_a_request_s_way_exist():
+def test_the_sixteen_functions_on_a_request_s_way_exist():
     rows = re.findall(r"^\| (\d+) \| `([\w.]+)` \| `([\w/]+)\.py` \|", read(DOCS / "how-it-works.md"), re.M)
-    assert [int(number) for number, _, _ in rows] == [*range(1, 16)]
+    assert [int(number) for number, _, _ in rows] == [*range(1, 17)]
     for _, function, file in rows:
         room = "blendhub" if file.startswith(("client/", "hub/")) else "blendhub.vllm"
         module = importlib.import_module(f"{room}.{file.replace('/', '.')}")

@@ -19,7 +19,7 @@ ROOT = Path(__file__).parent.parent
 PACKAGES = [ROOT / "blendhub", *(folder for folder in ROOT.glob("plugins/*/blendhub_*") if folder.is_dir())]
 LONGEST_FILE, LONGEST_MEDIAN = 400, 150
 MOST_MODULES = 14
-MOST_OPTIONS = 30
+MOST_OPTIONS = 31
 MOST_ARGUMENTS = 7
 
 LINES = {file.relative_to(ROOT): size.lines([file]) for file in size.python_files()}

@@ -58,9 +58,7 @@ class Costs(msgspec.Struct, frozen=True, kw_only=True):
     """Computing chosen tokens again."""
     load: Cost
     engine_tokens: int
-    """The most tokens of vLLM's own forwards."""
-    blend_tokens: int
-    """The most tokens that a forward computes for a blend."""
+    """The most tokens of a forward."""
     step: float = 0.0
     """A step of vLLM in which it computes nothing of the prompt."""
 
@@ -77,5 +75,5 @@ class Costs(msgspec.Struct, frozen=True, kw_only=True):
             reusing += self.probe.seconds(self.probe.sum([Span(0, claim.end)]))
         if recomputed := math.ceil(claim.recomputed_at(ratio)):
             work = self.prefill.sum(holes) + ratio * self.recompute.sum(moved)
-            reusing += self.recompute.seconds(work, -(-recomputed // self.blend_tokens))
+            reusing += self.recompute.seconds(work, -(-recomputed // self.engine_tokens))
         return computing + IN_SERVICE * reusing

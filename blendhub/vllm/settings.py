@@ -119,10 +119,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         ),
     ] = None
     chunk_tokens: Annotated[int, Meta(ge=1, le=2**16, description="tokens of a chunk of stored KV")] = 256
-    blend_tokens_per_step: Annotated[
-        int,
-        Meta(ge=0, description="most tokens recomputed in a step; 0: as many as vLLM left of its token budget"),
-    ] = 0
     lookup_timeout_s: Annotated[float, Meta(gt=0, description="after this a request is computed without reuse")] = 1.0
 
 

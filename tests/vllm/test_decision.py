@@ -140,7 +140,6 @@ COSTS = Costs(
     recompute=Cost(UNIT, measured=((10 * UNIT, 10 * UNIT),)),
     load=Cost(UNIT / 100, measured=((UNIT, UNIT),)),
     engine_tokens=1000,
-    blend_tokens=1000,
     step=5 * UNIT,
 )
 """A token takes about a millisecond. What a blend takes in any case is 15 for steps, 20 for its probe and 10; all of

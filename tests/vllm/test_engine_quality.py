@@ -10,7 +10,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 @pytest.fixture(scope="module")
 def engine(model):
-    with Engine(model, SETTINGS | PROBING | {"blend_tokens_per_step": 250}) as engine:
+    with Engine(model, SETTINGS | PROBING) as engine:
         yield engine
 
 

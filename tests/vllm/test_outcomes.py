@@ -37,7 +37,6 @@ SLOW = Costs(
     recompute=Cost(0.0, measured=((5000.0, 5000.0),)),
     load=FREE,
     engine_tokens=1000,
-    blend_tokens=1000,
 )
 """A forward of a blend takes longer than to compute the whole prompt."""
 
@@ -157,12 +156,12 @@ def test_reports_wait_for_a_hub_that_stands_still_and_the_oldest_are_forgotten(e
     started = time.monotonic()
     with standing_still(engine.hub):
         for state in states:
-            engine.side.reports.ended(state)
+            engine.side.reports.tell(state)
         assert time.monotonic() - started < 1, "the scheduler waited for the hub"
     assert all(explained(engine, name) for name in ("a", "b", "c"))
     engine.side.executor.client.close()
     for _ in range(1000):
-        engine.side.reports.ended(states[0])
+        engine.side.reports.tell(states[0])
     engine.settle()
     assert len(engine.side.reports._waiting) == 256
 

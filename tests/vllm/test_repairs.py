@@ -21,9 +21,7 @@ from blendhub.vllm.scheduler.repairs import says_the_likeliest
 from blendhub.vllm.watching.stats import AuditRecord
 from tests.vllm.played_engine import NAMESPACE, SETTINGS, played_engine, text
 
-FAST = Costs(
-    prefill=Cost(1e-9), probe=Cost(1e-9), recompute=Cost(1e-9), load=Cost(1e-9), engine_tokens=4096, blend_tokens=4096
-)
+FAST = Costs(prefill=Cost(1e-9), probe=Cost(1e-9), recompute=Cost(1e-9), load=Cost(1e-9), engine_tokens=4096)
 """Of a repair that costs nothing."""
 ALWAYS = msgspec.structs.replace(SETTINGS, repair="always")
 PROMPT = text(1, 32) + text(0, 96) + text(2, 21)

@@ -2,6 +2,7 @@
 
 import time
 
+import msgspec
 import pytest
 from vllm import SamplingParams
 from vllm.v1.request import Request
@@ -9,8 +10,8 @@ from vllm.v1.request import Request
 from blendhub.vllm.costs import Cost, Costs
 from blendhub.vllm.messages import LoadResult, WorkerReport
 from blendhub.vllm.scheduler.blend_queue import SPARE_STEPS, BlendQueue
-from blendhub.vllm.settings import Settings
-from tests.vllm.played_engine import played_engine, text
+from blendhub.vllm.settings import ReusePolicy
+from tests.vllm.played_engine import SETTINGS, played_engine, text
 
 ENGINE = 100
 """What vLLM computes in a step."""
@@ -25,7 +26,7 @@ def request(number, priority=0):
 def test_nobody_waits_longer_than_recomputation_takes_beside_others(monkeypatch, n_blended, steps):
     """The bound counts all requests together, but no wait for hub or copy: 25 tokens in each step."""
     monkeypatch.setattr("blendhub.vllm.scheduler.blend_queue.LEAST_S", 0.0)
-    queue = BlendQueue(Settings(), ENGINE, {})
+    queue = BlendQueue(ENGINE, {})
     for number in range(n_blended):
         queue.begin(request(number, priority=1), 250)
     # In vLLM's order, which may be by priority.
@@ -37,11 +38,9 @@ def test_nobody_waits_longer_than_recomputation_takes_beside_others(monkeypatch,
     assert held == steps + SPARE_STEPS + 1
 
 
-@pytest.mark.parametrize(
-    ("most", "scheduled", "budget"), [(0, 0, 8192), (0, 1000, 7192), (0, 8192, 2048), (100, 0, 100), (5000, 8192, 2048)]
-)
-def test_recomputation_has_a_share_of_every_step(most, scheduled, budget):
-    assert BlendQueue(Settings(blend_tokens_per_step=most), 8192, {}).budget(scheduled) == budget
+@pytest.mark.parametrize(("scheduled", "budget"), [(0, 8192), (1000, 7192), (8192, 2048)])
+def test_recomputation_has_a_share_of_every_step(scheduled, budget):
+    assert BlendQueue(8192, {}).budget(scheduled) == budget
 
 
 # Through the scheduler side and a real hub.
@@ -61,8 +60,9 @@ def engine():
 
 def test_a_prompt_that_is_sooner_computed_is_served_without_blending_and_its_report_says_both_times():
     prefill, probe, nothing = Cost(1e-3, measured=((0.02, 0.02),)), Cost(1e-3, measured=((0.7, 0.7),)), Cost(0.0)
-    costs = Costs(prefill=prefill, probe=probe, recompute=nothing, load=nothing, engine_tokens=512, blend_tokens=512)
-    with played_engine(costs=costs) as engine:
+    costs = Costs(prefill=prefill, probe=probe, recompute=nothing, load=nothing, engine_tokens=512)
+    settings = msgspec.structs.replace(SETTINGS, policy=ReusePolicy(min_donor_context=0))
+    with played_engine(settings=settings, costs=costs) as engine:
         engine.serve("stored", STORED)
         engine.serve("more", [*STORED, *text(40, 9)])
         assert engine.load(engine.arrived("r", BLENDED)) == 0 and engine.counters["refused_too_slow"] == 1

@@ -8,7 +8,6 @@ from typing import NamedTuple
 from vllm.v1.request import Request
 
 from blendhub.vllm.scheduler.request_state import RequestState
-from blendhub.vllm.settings import Settings
 
 SPARE_STEPS = 2
 """Steps added for the copy, and for a scheduler that plans a step before it knows the result of the last one."""
@@ -39,11 +38,10 @@ class BlendQueue:
     It waits instead: for as many steps as recomputation takes beside prompts that fill them, and no longer.
     """
 
-    def __init__(self, settings: Settings, engine_tokens: int, requests: Mapping[str, RequestState]) -> None:
+    def __init__(self, engine_tokens: int, requests: Mapping[str, RequestState]) -> None:
         """``engine_tokens``: vLLM's token budget of a step. ``requests``: those of the engine, now and later."""
         self._engine_tokens = engine_tokens
         self._least = math.ceil(MIN_BLEND_SHARE * engine_tokens)
-        self._most = settings.blend_tokens_per_step or engine_tokens
         self._requests = requests
         self._step = 0
         self._begun: int | None = None
@@ -64,7 +62,7 @@ class BlendQueue:
 
     def budget(self, scheduled: int) -> int:
         """How many tokens may be recomputed in a step in which vLLM computes ``scheduled`` tokens."""
-        return min(max(self._engine_tokens - scheduled, self._least), self._most)
+        return max(self._engine_tokens - scheduled, self._least)
 
     def begin(self, request: Request, n_tokens: int) -> None:
         """Note that a request is loaded, and that so many of its tokens are recomputed."""

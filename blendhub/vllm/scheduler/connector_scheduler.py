@@ -200,7 +200,7 @@ def build_scheduler(
         executor,
         blocks,
         scratch,
-        BlendQueue(settings, config.scheduler_config.max_num_batched_tokens, requests),
+        BlendQueue(config.scheduler_config.max_num_batched_tokens, requests),
         reports,
     )
     saves = SaveScheduler(executor, scratch, arena, admission, reports, settings)

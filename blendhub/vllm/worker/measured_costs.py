@@ -41,7 +41,7 @@ class Seconds(NamedTuple):
     load: float
 
 
-def measure_costs(context: BlendContext, blend_tokens: int) -> Costs | None:
+def measure_costs(context: BlendContext) -> Costs | None:
     """Measure what work costs on the slowest rank. All ranks return the same costs, or None with a line in the log if
     they cannot be measured.
 
@@ -72,14 +72,12 @@ def measure_costs(context: BlendContext, blend_tokens: int) -> Costs | None:
     prefill, probe, recompute, load = (
         list(zip(measured, seconds, strict=True)) for seconds in zip(*measured.values(), strict=True)
     )
-    most = context.model.max_tokens
     return Costs(
         prefill=Cost.fitted(prefill),
         probe=Cost.fitted(probe),
         recompute=Cost.fitted(recompute, SHARE),
         load=Cost.fitted(load),
-        engine_tokens=most,
-        blend_tokens=min(most, blend_tokens or most),
+        engine_tokens=context.model.max_tokens,
     )
 
 

@@ -122,7 +122,7 @@ class WorkerStart:
                 self._memory.probe_bytes = attention.memory(model.config.model_config.max_model_len)
         context = BlendContext(model, layers, self._groups, device, selector, ranks, attention)
         if check.support.blends:
-            costs = measure_costs(context, self._settings.blend_tokens_per_step)
+            costs = measure_costs(context)
             check = check._replace(support=msgspec.structs.replace(check.support, costs=costs))
         timeout_s = self._settings.lookup_timeout_s
         return check, ConnectorWorker(context, self._host, self._engine_id, timeout_s)
