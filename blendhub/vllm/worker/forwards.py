@@ -40,7 +40,7 @@ class Forwards:
                 for blend in itertools.compress(waiting, have_scores):
                     with self._failing([blend]):
                         blend.go_on()
-            ready = [blend for blend in blends if blend.work and blend not in held]
+            ready = [blend for blend in blends if blend.is_ready and blend not in held]
             if not ready or spent >= budget:
                 return spent
             if queries := [blend for blend in ready if blend.work and blend.work.query]:

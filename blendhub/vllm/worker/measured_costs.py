@@ -11,7 +11,6 @@ import torch
 
 from blendhub.contracts import Segment
 from blendhub.core.errors import Unsupported
-from blendhub.core.layout import shard_bytes_of
 from blendhub.core.spans import Match, Span
 from blendhub.vllm.costs import Cost, Costs
 from blendhub.vllm.decision import Decision
@@ -93,10 +92,11 @@ class _Prompts:
         self.longest = min(LENGTHS[-1], longest - QUESTION)
         # Block tables share the memory of their blocks, which does not matter here.
         self._tables = [blocks[: (self.longest + QUESTION) // block_size + 1]] * len(model.block_sizes)
-        self._copies, layouts = LayerCopies(context.device, context.groups), [group.layout for group in context.groups]
-        self._chunk_tokens = layouts[0].chunk_tokens
+        self._copies = LayerCopies(context.device, context.groups)
+        self._chunk_tokens = context.groups[0].layout.chunk_tokens
         # Every chunk is loaded from the same place.
-        context.device.pin(np.zeros(shard_bytes_of(layouts), np.uint8))
+        n_bytes = max(group.at + group.layout.shard_bytes for group in context.groups)
+        context.device.pin(np.zeros(n_bytes, np.uint8))
 
     def measured(self, n: int) -> Seconds:
         """The seconds of a prompt of ``n`` tokens and a question."""
@@ -109,7 +109,7 @@ class _Prompts:
             model.attention = attention
         chunks = (Span(at, min(at + self._chunk_tokens, n)) for at in range(0, n, self._chunk_tokens))
         pieces = [Segment(chunk, 0, 0, 0) for chunk in chunks]
-        load = self._timed(lambda: self._copies.load(pieces, self._tables, 0).wait())
+        load = self._timed(lambda: self._copies.load(pieces, self._tables, 0).all.wait())
         moved = Decision(0, n, (Match(Span(0, n), 0, 0, False),), SHARE)
         blend = Blend(self._context, LoadJob("", tokens, tuple(self._tables), moved, LoadSource(0, 0, ())))
         both = self._timed(lambda: self._blend(blend))
