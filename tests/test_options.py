@@ -19,7 +19,7 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     high: Annotated[int, Meta(le=100, description="the upper bound")] = 10
     order: Annotated[Literal["old", "new"], Meta(description="what goes first")] = "old"
     ids: Annotated[tuple[int, ...], Meta(min_length=1, description="some ids")] = (0,)
-    rate: Annotated[float | None, Meta(description="how fast")] = None
+    rate: Annotated[Annotated[float, Meta(gt=0)] | None, Meta(description="how fast")] = None
     within: Annotated[Within, Meta(description="more of them")] = Within()
 
     def __post_init__(self) -> None:
@@ -67,3 +67,4 @@ def test_options_are_described_as_plain_data():
     assert rows["order"]["type"] == "'new' or 'old'"
     assert rows["ids"]["type"] == "array of integer" and rows["ids"]["bounds"] == {"minItems": 1}
     assert rows["rate"]["type"] == "number or null" and rows["rate"]["default"] is None
+    assert rows["rate"]["bounds"] == {"exclusiveMinimum": 0}

@@ -63,8 +63,8 @@ class Device(ABC):
     *Shards.* A slot of the arena holds one chunk. This rank's shard of it has a section for each group of layers, laid
     out as ``KVLayout`` says, and ``Segment.shard`` is where it begins.
 
-    *Groups.* Layers whose shape or whose block table differs are attached as groups. A transfer copies the layers of
-    one group, and touches no page of another one.
+    *Groups.* Layers whose shape or whose block table differs are attached as groups, and so are layers that the adapter
+    reads before the others. A transfer copies the layers of one group, and touches no page of another one.
 
     *Exactness.* Values are copied bit for bit, and so are keys that stay at their position and keys of layers
     without rotation. Moved keys are rotated by the angle between the two positions: their rotated part, pair by

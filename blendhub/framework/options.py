@@ -50,7 +50,9 @@ def describe_options(options: type[msgspec.Struct]) -> list[dict[str, Any]]:
             "type": _type_name(facts),
             "default": facts.get("default"),
             "description": facts.get("description", ""),
-            "bounds": {key: facts[key] for key in sorted(facts) if key in _BOUNDS},
+            "bounds": {
+                key: kind[key] for kind in (facts, *facts.get("anyOf", ())) for key in sorted(kind) if key in _BOUNDS
+            },
         }
         for name, facts in properties.items()
     ]

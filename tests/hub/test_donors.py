@@ -87,7 +87,9 @@ def test_a_short_beginning_that_stays_is_computed_once_with_what_is_behind_it(me
     assert kinds(member.lookup(np.concatenate([before[:40], text[SHALLOW - 20 :]])))[1][0] == 60
     document, begins = text[SHALLOW - 20 :], len(before) + 20 + MIN_SAVED_TOKENS
     prompt = np.concatenate([before, document])
-    assert kinds(member.lookup(prompt))[1:] == [(begins, len(prompt), "moved")]
+    found = member.lookup(prompt)
+    assert kinds(found)[1:] == [(begins, len(prompt), "moved")]
+    assert NotReused(Span(len(before) + 20, begins), Why.SHALLOW) in found.staying
     member.store(prompt, Span(0, begins), movable_from=SHALLOW)
     matches = member.lookup(np.concatenate([other, document])).matches
     assert [(match.span.start, match.moved) for match in matches[:2]] == [(0, False), (len(other), True)]

@@ -27,13 +27,15 @@ from tests.vllm.stand_in_model import StandInModel
 
 
 class SideTransfer(Transfer):
-    def __init__(self, device: "SideDevice", end: Task) -> None:
+    def __init__(self, device: "SideDevice", end: Task, group: int) -> None:
         self._device = device
         self._end = end
+        self._group = group
 
     def done(self) -> bool:
         """The machine takes up to ten tasks further between two polls."""
-        return not self._device.is_held and any(self._device.runtime.query(self._end) for _ in range(10))
+        is_held = self._device.is_held or self._group in self._device.held_groups
+        return not is_held and any(self._device.runtime.query(self._end) for _ in range(10))
 
     def wait(self) -> None:
         assert self.done(), "a step waits for a copy"
@@ -52,6 +54,8 @@ class SideDevice(CpuDevice):
         self.runtime.set_device()
         self.is_held = False
         """No load ends while this is true."""
+        self.held_groups: set[int] = set()
+        """No load of these groups of layers ends."""
         self.error: Exception | None = None
         """What loads and the pinning of the arena raise."""
         self.pins = 0
@@ -75,7 +79,7 @@ class SideDevice(CpuDevice):
         self.runtime.wait_event(self._stream, self._step_begins)
         super_load = super().load
         self._stream.submit(lambda: super_load(segments, blocks, skip_prefix_n_tokens, group).wait())
-        return SideTransfer(self, self.runtime.record_event(self._stream))
+        return SideTransfer(self, self.runtime.record_event(self._stream), group)
 
 
 class PlayedWorker:

@@ -25,7 +25,7 @@ def config_of(*, speculative: str | None = None, **changes: Any) -> Any:
     """What BlendHub reads of vLLM's configuration of a usual model, with these fields changed."""
     ones = ["pipeline_parallel_size", "decode_context_parallel_size", "data_parallel_size"]
     usual = dict.fromkeys(ones, 1) | dict.fromkeys(["is_moe_model", "is_encoder_decoder", "enable_sleep_mode"], False)
-    fields = StandIn(dtype=torch.float32, max_model_len=LONGEST, **usual | changes)
+    fields = StandIn(dtype=torch.float32, max_model_len=LONGEST, get_total_num_kv_heads=lambda: 1, **usual | changes)
     return SimpleNamespace(
         parallel_config=fields,
         model_config=fields,

@@ -21,6 +21,8 @@ BACKENDS = {
     "FlexAttention": ("FLEX_ATTENTION", "0", ""),
     "Triton attention and the kernel for chosen tokens, second runner": ("TRITON_ATTN", "1", "", "attends"),
 }
+ASKING: dict[str, Any] = {"selector": {"name": "attended", "options": {"layers": [0.0], "window_tokens": 1}}}
+"""What the end of a prompt attends to is measured while the second layer is copied."""
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +39,7 @@ def start(model: Path, *backend: str, **settings):
 @pytest.fixture(scope="module", params=BACKENDS)
 def engine(request: pytest.FixtureRequest, model: Path) -> Iterator[Engine]:
     backend = BACKENDS[request.param]
-    with start(model, *backend) as engine:
+    with start(model, *backend, **(ASKING if request.param == FLASH_ATTENTION else {})) as engine:
         assert "text is reused anywhere" in engine.log and engine.call("batches_in_flight") == 2
         assert ("attends" in backend) == ("chosen tokens attend by the device" in engine.log)
         yield engine

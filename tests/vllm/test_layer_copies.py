@@ -1,5 +1,7 @@
 """Loads and saves of models with several block tables, against copies made token by token."""
 
+from itertools import product
+
 import numpy as np
 import pytest
 import torch
@@ -11,7 +13,8 @@ from hypothesis import strategies as st
 from blendhub import Span
 from blendhub.contracts import PagedLayer, Segment
 from blendhub.core.layout import KVLayout, section_starts, shard_bytes_of
-from blendhub.vllm.model.layer_groups import LayerGroup
+from blendhub.vllm.model import layer_groups
+from blendhub.vllm.model.layer_groups import LayerGroup, split
 from blendhub.vllm.worker.layer_copies import LayerCopies, Transfers
 from tests.stand_in import Anything
 
@@ -19,29 +22,42 @@ N_BLOCKS, CHUNK, N_CHUNKS = 40, 12, 6
 
 
 @st.composite
-def layer_groups(draw):
-    groups = []
-    for table in range(draw(st.integers(1, 3))):
-        heads, width, layers = draw(st.integers(1, 2)), draw(st.sampled_from([2, 4])), draw(st.integers(1, 2))
+def groups_of_layers(draw):
+    """Groups whose layers follow each other in turn, as far as each has some."""
+    groups, n_tables = [], draw(st.integers(1, 3))
+    for table in range(n_tables):
+        heads, width, layers = draw(st.integers(1, 2)), draw(st.sampled_from([2, 4])), draw(st.integers(1, 3))
         shape = {"layers": layers, "kv_heads": heads, "key_dim": width, "value_dim": width}
         layout = KVLayout(**shape, dtype="float32", chunk_tokens=CHUNK)
         page = draw(st.sampled_from([2, 4]))
         block = page * draw(st.integers(1, 2))
-        groups.append(LayerGroup(table, tuple(range(layers)), layout, block, page, "packed_heads"))
+        at = shard_bytes_of([*(group.layout for group in groups), layout]) - layout.shard_bytes
+        numbers = tuple(range(table, layers * n_tables, n_tables))
+        groups.append(LayerGroup(table, numbers, layout, block, page, "packed_heads", at))
     return groups
 
 
 @settings(max_examples=60, deadline=None)
-@given(layer_groups(), st.data())
-def test_a_window_s_layers_are_written_where_vllm_has_blocks_and_nowhere_else_and_saved_again(groups, data):
+@given(groups_of_layers(), st.integers(0, 9), st.data())
+def test_a_window_s_layers_are_written_where_vllm_has_blocks_and_nowhere_else_and_saved_again(groups, n_probed, data):
     random = np.random.default_rng(data.draw(st.integers(0, 99)))
     device, pages = CpuDevice(CpuOptions()), []
     for group in groups:
         layout, n_pages = group.layout, N_BLOCKS * group.block_size // group.page_size
         shape = n_pages, layout.kv_heads, group.page_size, layout.key_dim + layout.value_dim
         pages.append([torch.from_numpy(random.normal(size=shape).astype(np.float32)) for _ in group.layers])
-        device.attach([PagedLayer("layer", "packed_heads", (part,)) for part in pages[-1]], group.page_size, layout)
-    copies, shard_bytes = LayerCopies(device, groups), shard_bytes_of([group.layout for group in groups])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(layer_groups, "LEAST_BYTES", 0)
+        split_groups = split(groups, n_probed)
+    for group in split_groups:
+        first = groups[group.table].layers.index(group.layers[0])
+        of_group = pages[group.table][first : first + len(group.layers)]
+        paged = [PagedLayer("layer", "packed_heads", (part,)) for part in of_group]
+        device.attach(paged, group.page_size, group.layout)
+        assert {layer < n_probed for layer in group.layers} == {group.is_probed}
+    order = [group.is_probed for group in split_groups]
+    assert order == sorted(order, reverse=True), "layers that probes read are copied first"
+    copies, shard_bytes = LayerCopies(device, split_groups), shard_bytes_of([group.layout for group in groups])
     arena = random.integers(0, 100, N_CHUNKS * shard_bytes).astype(np.float32).view(np.uint8)
     device.pin(arena)
     n = data.draw(st.integers(1, N_CHUNKS * CHUNK))
@@ -60,14 +76,14 @@ def test_a_window_s_layers_are_written_where_vllm_has_blocks_and_nowhere_else_an
             for layer, part in enumerate(parts):
                 row = row_of(arena, group, shard_bytes, start, layer, position)
                 part[page, :, slot] = torch.from_numpy(row)
-    copies.load(segments, tables, skipped).wait()
+    copies.load(segments, tables, skipped).all.wait()
     for parts, others in zip(pages, expected, strict=True):
         assert all(part.equal(other) for part, other in zip(parts, others, strict=True))
     if not skipped and all(blocks.all() for blocks in tables):
         kept, arena[:] = arena.copy(), 0
         copies.save(segments, tables).wait()
         for group, start in zip(groups, starts, strict=True):
-            for layer, position in ((layer, position) for layer in group.layers for position in range(n)):
+            for layer, position in product(range(len(group.layers)), range(n)):
                 place = group, shard_bytes, start, layer, position
                 assert np.array_equal(row_of(arena, *place), row_of(kept, *place))
 

@@ -20,9 +20,9 @@ class Slow(StandInModel):
 
     n_blocks, attention, now = BLOCKS, (), 0.0
 
-    def __init__(self, token_s=0.0, **arguments):
+    def __init__(self, token_s=0.0, max_tokens=4096, **arguments):
         super().__init__(n_blocks=BLOCKS, **arguments)
-        self.token_s = token_s
+        self.token_s, self.max_tokens = token_s, max_tokens
 
     def perf_counter(self):
         return self.now
@@ -66,16 +66,25 @@ def test_ranks_agree_on_what_the_slowest_takes():
     assert costs.engine_tokens == StandInModel.max_tokens
 
 
-@pytest.mark.parametrize("token_s, longest", [(1e-4, 1024), (5e-4, 1024), (1e-3, 256)])
-def test_longer_prompts_are_measured_only_while_there_is_time(token_s, longest, caplog):
-    model = Slow(token_s)
+@pytest.mark.parametrize(
+    "token_s, max_tokens, longest", [(1e-4, 4096, 2032), (5e-4, 1088, 1072), (1e-3, 4096, 256), (1e-3, 256, 240)]
+)
+def test_longer_prompts_are_measured_while_there_is_time_up_to_the_longest_that_fits(
+    token_s, max_tokens, longest, caplog
+):
+    model = Slow(token_s, max_tokens)
     with caplog.at_level(logging.INFO):
         assert measured(model).prefill.token == pytest.approx(token_s)
     assert model.now <= SECONDS * 4 / 3 and f"measured on {longest} tokens" in caplog.text
 
 
 @pytest.mark.parametrize(
-    "model, sentence", [(Slow(0.02), "3 lengths of prompts take more than 3 s"), (Full(), "out of memory")]
+    "model, sentence",
+    [
+        (Slow(0.02), "3 lengths of prompts take more than 3 s"),
+        (Slow(max_tokens=64), "prompts of 48 tokens at most fit; max_num_batched"),
+        (Full(), "out of memory"),
+    ],
 )
 def test_without_times_nothing_is_refused_by_time_and_one_line_says_so(model, sentence, caplog):
     with caplog.at_level(logging.INFO):

@@ -150,6 +150,8 @@ def test_a_step_of_a_model_with_windows_waits_for_no_save_and_its_loads_follow_t
     scene.played.arrive("q", [*text(0, 96), *text(5, 40)], first_block=10)
     scene.played.step()
     assert scene.order == [*3 * ["pages released"], "step begun"] and not scene.copies_end.is_set()
+    scene.played.step()
+    assert scene.order.count("pages released") == 3, "later steps follow the reads, too"
 
 
 def test_a_rank_commits_what_another_one_with_the_same_kv_writes(scene, monkeypatch):

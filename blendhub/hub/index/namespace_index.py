@@ -211,13 +211,15 @@ class NamespaceIndex:
 
         ``settled``: the least share that was recomputed in settled KV; None: none is found.
         """
-        matches = self.match(tokens, settled)
+        found = self.match(tokens, settled)
+        matches = [*self._begin_later(found)]
         used = [match.span for match in matches]
-        if self._staying is None or max(map(len, gaps(Span(0, len(tokens)), used)), default=0) < MIN_SAVED_TOKENS:
-            return StoredText(matches, [])
-        stored = ((match.span, self.runs.get(match.run)) for match in self._staying.match(tokens))
-        whys = [(span, Why.SHALLOW if run.origin.is_movable else Why.NOT_DONATED) for span, run in stored if run]
-        staying = [NotReused(gap, why) for span, why in whys for gap in gaps(span, used)]
+        left = [Span(whole.span.start, span.start) for whole, span in zip(found, used, strict=True)]
+        staying = [NotReused(span, Why.SHALLOW) for span in left if len(span)]
+        if self._staying is not None and max(map(len, gaps(Span(0, len(tokens)), used)), default=0) >= MIN_SAVED_TOKENS:
+            stored = ((match.span, self.runs.get(match.run)) for match in self._staying.match(tokens))
+            whys = [(span, Why.SHALLOW if run.origin.is_movable else Why.NOT_DONATED) for span, run in stored if run]
+            staying += [NotReused(gap, why) for span, why in whys for gap in gaps(span, used)]
         return StoredText(matches, staying)
 
     def match(self, tokens: Tokens, settled: float | None = None) -> list[Match]:
@@ -229,7 +231,7 @@ class NamespaceIndex:
         if settled is not None:
             answers.append(self._settled.match(tokens, settled))
         # A run may have been dropped since its matcher looked.
-        return [*self._begin_later(combine([[m for m in answer if m.run in self.runs] for answer in answers]))]
+        return combine([[m for m in answer if m.run in self.runs] for answer in answers])
 
     def _begin_later(self, matches: Iterable[Match]) -> Iterator[Match]:
         """Where only the first tokens of a text stay, they are a hole. If that is too short to be stored, the match

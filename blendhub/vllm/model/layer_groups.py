@@ -7,11 +7,14 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from blendhub.contracts import Device, PageFormat, Rotation
-from blendhub.core.layout import KVLayout
+from blendhub.core.layout import KVLayout, section_starts
 from blendhub.vllm.model.engine_model import EngineModel, GroupAttention
 from blendhub.vllm.model.page_trial import misplaced
 from blendhub.vllm.model.pages import LayerPages, possible_pages, shape_of
 from blendhub.vllm.model.recompute_set import Blocks, pages_in
+
+LEAST_BYTES = 2**24
+"""A group with less of a chunk is not split: the bus brings that much while the host submits two batches of a load."""
 
 
 class LayerGroup(NamedTuple):
@@ -27,6 +30,10 @@ class LayerGroup(NamedTuple):
     page_size: int
     """The tokens of a page: attention kernels may keep a block in several pages."""
     format: PageFormat
+    at: int = 0
+    """Where its section begins in a shard."""
+    is_probed: bool = True
+    """Whether probes may read its layers."""
 
     def pages(self, blocks: Blocks) -> Blocks:
         """The pages of these blocks."""
@@ -43,12 +50,31 @@ def layer_groups(model: EngineModel, chunk_tokens: int) -> tuple[LayerGroup, ...
         )
         key = model.tables[name], model.page_sizes[name], layout, _format_of(model, number, layout)
         members.setdefault(key, []).append(number)
-    return tuple(
+    groups = [
         LayerGroup(
             table, tuple(layers), replace(layout, layers=len(layers)), model.block_sizes[table], page_size, format
         )
         for (table, page_size, layout, format), layers in members.items()
-    )
+    ]
+    starts = section_starts([group.layout for group in groups])
+    return tuple(group._replace(at=at) for group, at in zip(groups, starts, strict=True))
+
+
+def split(groups: Sequence[LayerGroup], n_probed: int) -> tuple[LayerGroup, ...]:
+    """The groups, cut behind the first layers of the model, as many as probes read. These come first, so that a probe
+    begins while the others are copied. What is stored stays the same."""
+    parts: list[LayerGroup] = []
+    for is_probed in (True, False):
+        for group in groups:
+            n = sum(layer < n_probed for layer in group.layers)
+            if n and group.layout.shard_bytes < LEAST_BYTES:
+                n = len(group.layers)
+            first, end = (0, n) if is_probed else (n, len(group.layers))
+            if first < end:
+                layout, at = replace(group.layout, layers=end - first), group.at + group.layout.keys_at(first)
+                part = group._replace(layers=group.layers[first:end], layout=layout, at=at, is_probed=is_probed)
+                parts.append(part)
+    return tuple(parts)
 
 
 def _format_of(model: EngineModel, number: int, layout: KVLayout) -> PageFormat:

@@ -181,11 +181,13 @@ class ConnectorWorker:
         for load, progress in zip(loads, self._ranks.least([load.progress for load in loads]), strict=True):
             if progress == LoadProgress.PENDING:
                 continue
-            load.release()
+            if progress != LoadProgress.PROBEABLE:
+                load.release()
             if progress == LoadProgress.FAILED:
                 self._fail(load)
                 continue
             load.blend = load.blend or Blend(self._context, load.job)
+            load.blend.is_loaded = progress != LoadProgress.PROBEABLE
             if progress == LoadProgress.PROVEN and load.blend.result:
                 self._finish(load, replace(load.blend.result, load_seconds=load.seconds))
 

@@ -40,7 +40,7 @@ class Forwards:
                 for blend in itertools.compress(waiting, have_scores):
                     with failing(self._context.ranks, [blend]):
                         blend.go_on()
-            ready = [blend for blend in blends if blend.work]
+            ready = [blend for blend in blends if blend.is_ready]
             if not ready or spent >= budget:
                 return spent
             if queries := [blend for blend in ready if blend.work and blend.work.query]:

@@ -2,13 +2,13 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 from msgspec.structs import replace
 
 from blendhub.contracts import Device, Segment, Transfer
-from blendhub.core.layout import section_starts
 from blendhub.vllm.messages import NULL_BLOCK
 from blendhub.vllm.model.layer_groups import LayerGroup
 from blendhub.vllm.model.recompute_set import Blocks
@@ -40,26 +40,33 @@ class Transfers(Transfer):
             raise errors[0]
 
 
+class Load(NamedTuple):
+    all: Transfer
+    probed: Transfer
+    """The layers that probes may read."""
+
+
 class LayerCopies:
     def __init__(self, device: Device, groups: Sequence[LayerGroup]) -> None:
         self._device = device
-        self._groups = list(zip(groups, section_starts([group.layout for group in groups]), strict=True))
+        self._groups = groups
 
-    def load(self, segments: Sequence[Segment], tables: Sequence[Blocks], skip_prefix: int) -> Transfer:
+    def load(self, segments: Sequence[Segment], tables: Sequence[Blocks], skip_prefix: int) -> Load:
         """Load tokens of shards to a request's blocks: of each group those for which vLLM has allocated blocks."""
         with self._all_groups() as begun:
-            for number, (group, start) in enumerate(self._groups):
+            for number, group in enumerate(self._groups):
                 blocks = tables[group.table]
                 skipped = max(skip_prefix, first_kept(blocks) * group.block_size)
-                begun.append(self._device.load(_in_section(segments, start), group.pages(blocks), skipped, number))
-        return Transfers(begun)
+                begun.append(self._device.load(_in_section(segments, group), group.pages(blocks), skipped, number))
+        probed = [transfer for transfer, group in zip(begun, self._groups, strict=True) if group.is_probed]
+        return Load(Transfers(begun), Transfers(probed))
 
     def save(self, segments: Sequence[Segment], tables: Sequence[Blocks]) -> Transfer:
         """Save tokens from a request's blocks to shards."""
         with self._all_groups() as begun:
-            for number, (group, start) in enumerate(self._groups):
+            for number, group in enumerate(self._groups):
                 pages = group.pages(tables[group.table])
-                begun.append(self._device.save(_in_section(segments, start), pages, number))
+                begun.append(self._device.save(_in_section(segments, group), pages, number))
         return Transfers(begun)
 
     @contextmanager
@@ -79,9 +86,9 @@ class LayerCopies:
                 Transfers(begun).wait()
 
 
-def _in_section(segments: Sequence[Segment], start: int) -> Sequence[Segment]:
-    """The segments in a group's section, which begins there in each shard."""
-    return [replace(segment, shard=segment.shard + start) for segment in segments] if start else segments
+def _in_section(segments: Sequence[Segment], group: LayerGroup) -> Sequence[Segment]:
+    """The segments in a group's section."""
+    return [replace(segment, shard=segment.shard + group.at) for segment in segments] if group.at else segments
 
 
 def first_kept(blocks: npt.NDArray[np.int64]) -> int:

@@ -13,10 +13,9 @@ from msgspec.structs import replace
 from blendhub.client.hub_client import HubClient
 from blendhub.client.session import PendingReply
 from blendhub.client.wire import Done
-from blendhub.contracts import Transfer
 from blendhub.core.errors import AdapterReplaced, DeadlineExceeded, HubError, StaleEpoch
 from blendhub.vllm.messages import LoadJob
-from blendhub.vllm.worker.layer_copies import LayerCopies
+from blendhub.vllm.worker.layer_copies import LayerCopies, Load
 from blendhub.vllm.worker.loaded_adapters import LoadedAdapters
 from blendhub.vllm.worker.recompute import Blend
 
@@ -41,10 +40,12 @@ class LoadProgress(IntEnum):
     """How far a load has come on a rank. The lowest of all ranks counts: no rank fails while another still copies."""
 
     PENDING = 0
-    FAILED = 1
-    COPIED = 2
+    PROBEABLE = 1
+    """What probes read is copied."""
+    FAILED = 2
+    COPIED = 3
     """Recomputation may begin; the proof that the lease held is still missing."""
-    PROVEN = 3
+    PROVEN = 4
     """The lease held until all ranks had copied, so the copied bytes are those that were found."""
 
 
@@ -72,9 +73,10 @@ class LoadTask:
         self._timeout_s = timeout_s / 2
         self._begun_at = time.monotonic()
         self._client: HubClient | None = None
-        self._transfer: Transfer | None = None
+        self._load: Load | None = None
+        """What is copied; None before and behind that."""
         self._releasing: PendingReply[Done] | None = None
-        self._is_copied = self._is_proven = False
+        self._is_probeable = self._is_copied = self._is_proven = False
         self._warn_at = self._begun_at + LONG_COPY_S
 
     @property
@@ -83,15 +85,15 @@ class LoadTask:
 
     @property
     def is_copying(self) -> bool:
-        return self._transfer is not None
+        return self._load is not None
 
     @property
     def progress(self) -> LoadProgress:
         if self.error:
-            return LoadProgress.PENDING if self._transfer else LoadProgress.FAILED
+            return LoadProgress.PENDING if self._load else LoadProgress.FAILED
         if self._is_copied:
             return LoadProgress.PROVEN if self._is_proven or not self._releases else LoadProgress.COPIED
-        return LoadProgress.PENDING
+        return LoadProgress.PROBEABLE if self._is_probeable else LoadProgress.PENDING
 
     def cancel(self) -> None:
         """The request was aborted; the load ends when its copy has ended."""
@@ -106,9 +108,9 @@ class LoadTask:
         """The load has failed, and recomputes nothing any more; wait until its copy has ended."""
         self.fail(error)
         self.blend = None
-        if self._transfer:
+        if self._load:
             with contextlib.suppress(Exception):  # it has failed already
-                self._transfer.wait()
+                self._load.all.wait()
 
     def advance(self) -> None:
         """Do what is possible without waiting."""
@@ -117,17 +119,17 @@ class LoadTask:
         except AdapterReplaced as error:
             self.fail(error)
         try:
-            if not (self._transfer or self.error or self._is_copied):
+            if not (self._load or self.error or self._is_copied):
                 if arena := self._open():
                     if arena.epoch != self.job.source.epoch:
                         raise StaleEpoch("the hub was restarted since the lookup")
                     self._client, shard_at = arena.client, arena.client.shard_at
                     segments = [replace(piece, shard=shard_at(piece.shard)) for piece in self.job.source.pieces]
-                    self._transfer = self._copies.load(segments, self.job.blocks, self.job.decision.start)
+                    self._load = self._copies.load(segments, self.job.blocks, self.job.decision.start)
                 elif time.monotonic() - self._begun_at > self._timeout_s:
                     raise DeadlineExceeded("the worker's session with the hub was not open in time")
-            if self._transfer:
-                self._look_at_copy(self._transfer)
+            if self._load:
+                self._look_at_copy(self._load)
             elif self._client and self._releasing and not (self.error or self._is_proven):
                 if self._releasing.done():
                     # A restarted hub does not know the lease, because leases have random ids.
@@ -151,13 +153,17 @@ class LoadTask:
         except Exception as error:  # then the scheduler releases it
             self.fail(error)
 
-    def _look_at_copy(self, transfer: Transfer) -> None:
-        if transfer.done():
-            self._transfer = None
-            transfer.wait()
+    def _look_at_copy(self, load: Load) -> None:
+        if load.all.done():
+            self._load = None
+            load.all.wait()
             self._is_copied = True
             self.seconds = time.monotonic() - self._begun_at
-        elif self._warn_at < time.monotonic():
+            return
+        if not self._is_probeable and load.probed.done():
+            load.probed.wait()
+            self._is_probeable = True
+        if self._warn_at < time.monotonic():
             # vLLM cannot have the blocks back while the device may still write into them.
             self._warn_at = math.inf
             log.warning(

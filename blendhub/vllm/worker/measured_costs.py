@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Callable
 from functools import partial
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -11,7 +12,6 @@ import torch
 
 from blendhub.contracts import Segment
 from blendhub.core.errors import Unsupported
-from blendhub.core.layout import shard_bytes_of
 from blendhub.core.spans import Match, Span
 from blendhub.vllm.costs import Cost, Costs
 from blendhub.vllm.decision import Decision
@@ -23,13 +23,14 @@ from blendhub.vllm.worker.recompute import Blend, BlendContext
 
 log = logging.getLogger(__name__)
 LENGTHS = (16, 64, 256, 1024, 4096)
-"""The lengths of the prompts: the shortest shows what the least work takes, and the longest how attention grows."""
+"""The lengths of the prompts: the shortest shows what the least work takes, and the longest how attention grows. Where
+the last ones do not fit into a step, the longest that fits takes their place."""
 FEWEST_LENGTHS = 3
 QUESTION, SHARE, RUNS = 16, 0.3, 3
 """The tokens behind a prompt that ask, the share that is recomputed, and how often each prompt is measured. The first
 run may allocate memory, and compile."""
 SECONDS = 3.0
-"""How long the prompts of a length may take, if they take four times as long as those of the length before."""
+"""How long the prompts of a length may take, if a token takes as long as in those of the length before."""
 
 
 class Seconds(NamedTuple):
@@ -50,16 +51,19 @@ def measure_costs(context: BlendContext) -> Costs | None:
     ranks, measured = context.ranks, dict[int, Seconds]()
     try:
         prompts = ranks.together(lambda: _Prompts(context))
-        for n in filter(prompts.longest.__ge__, LENGTHS):
+        lengths = [*(n for n in LENGTHS if 3 * n <= 2 * prompts.longest), prompts.longest]
+        if len(lengths) < FEWEST_LENGTHS:
+            raise Unsupported(f"prompts of {prompts.longest} tokens at most fit; max_num_batched_tokens is a limit")
+        for n, longer in pairwise([*lengths, prompts.longest]):
             runs = [ranks.together(partial(prompts.measured, n)) for _ in range(RUNS)]
             best = [min(times) for times in zip(*runs, strict=True)]
             slowest = ranks.largest(torch.tensor(best)).tolist()
             measured[n] = Seconds(*slowest)
             # All ranks know the same times, so they stop at the same length. What is compiled in first runs is no loss.
-            if RUNS * 4 * sum(slowest) > SECONDS:
+            if RUNS * sum(slowest) * longer / n > SECONDS:
                 break
         if len(measured) < FEWEST_LENGTHS:
-            raise Unsupported(f"{FEWEST_LENGTHS} lengths of prompts take more than {SECONDS:g} s, or do not fit")
+            raise Unsupported(f"{FEWEST_LENGTHS} lengths of prompts take more than {SECONDS:g} s")
     except Exception as error:
         log.warning("reuse is not compared with prefill by time, because their times cannot be measured: %s", error)
         return None
@@ -91,10 +95,11 @@ class _Prompts:
         self.longest = min(LENGTHS[-1], longest - QUESTION)
         # Block tables share the memory of their blocks, which does not matter here.
         self._tables = [blocks[: (self.longest + QUESTION) // block_size + 1]] * len(model.block_sizes)
-        self._copies, layouts = LayerCopies(context.device, context.groups), [group.layout for group in context.groups]
-        self._chunk_tokens = layouts[0].chunk_tokens
+        self._copies = LayerCopies(context.device, context.groups)
+        self._chunk_tokens = context.groups[0].layout.chunk_tokens
         # Every chunk is loaded from the same place.
-        context.device.pin(np.zeros(shard_bytes_of(layouts), np.uint8))
+        n_bytes = max(group.at + group.layout.shard_bytes for group in context.groups)
+        context.device.pin(np.zeros(n_bytes, np.uint8))
 
     def measured(self, n: int) -> Seconds:
         """The seconds of a prompt of ``n`` tokens and a question."""
@@ -107,7 +112,7 @@ class _Prompts:
             model.attention = attention
         chunks = (Span(at, min(at + self._chunk_tokens, n)) for at in range(0, n, self._chunk_tokens))
         pieces = [Segment(chunk, 0, 0, 0) for chunk in chunks]
-        load = self._timed(lambda: self._copies.load(pieces, self._tables, 0).wait())
+        load = self._timed(lambda: self._copies.load(pieces, self._tables, 0).all.wait())
         moved = Decision(0, n, (Match(Span(0, n), 0, 0, False),), SHARE)
         blend = Blend(self._context, LoadJob("", tokens, tuple(self._tables), moved, LoadSource(0, 0, ())))
         both = self._timed(lambda: self._blend(blend))

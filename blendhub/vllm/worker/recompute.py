@@ -88,7 +88,7 @@ Steps: TypeAlias = Generator[Work | None, Computed | None, None]
 
 
 class Blend:
-    """One request whose stored KV was loaded.
+    """One request whose stored KV is loaded, all of it or as many layers as probes read.
 
     ``go_on`` takes it to its next ``work``, until ``result`` is set. All ranks of a tensor-parallel group must compute
     the same tokens together, so nothing here depends on the clock.
@@ -99,6 +99,8 @@ class Blend:
         self.result: LoadResult | None = None if job.decision.recomputes else LoadResult()
         self.error: Exception | None = None
         self.work: Work | None = None
+        self.is_loaded = True
+        """Whether the KV of all layers is there, on all ranks."""
         self._context = context
         self._probed: list[Computed] = []
         self._seconds = dict.fromkeys(("probe", "recompute"), 0.0)
@@ -111,6 +113,11 @@ class Blend:
     def is_waiting(self) -> bool:
         """Whether it has not begun, or waits for scores."""
         return not (self.work or self.result or self.error)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it has work, and the layers that this needs."""
+        return self.work is not None and (self.is_loaded or self.work.layer > 0 or self.work.query is not None)
 
     @property
     def has_scores(self) -> bool:

@@ -71,6 +71,8 @@ class Saves:
         """Guards what follows, which all three threads change."""
         self._copying: dict[Transfer, str] = {}
         """The copies under way, and their requests."""
+        self._reading: set[Transfer] = set()
+        """Those of them whose reads of pages the engine's next work does not follow yet."""
         self._committing: Counter[str] = Counter()
         self._saved_tokens = 0
         self._seconds: list[float] = []
@@ -114,8 +116,9 @@ class Saves:
     def settle(self, freed: Collection[str] | None) -> None:
         """Let vLLM reuse the blocks of these requests, after the reads that have begun; None: of all requests."""
         with self._state:
-            copying = [copy for copy, request in self._copying.items() if freed is None or request in freed]
-        for copy in copying:
+            reading = {copy for copy in self._reading if freed is None or self._copying[copy] in freed}
+            self._reading -= reading
+        for copy in reading:
             with contextlib.suppress(Exception):  # the saver's thread hears it, too
                 copy.release_pages()
         saves, self._waiting = self._waiting, []
@@ -173,6 +176,7 @@ class Saves:
         """Have a copy finished and committed that has begun."""
         with self._state:
             self._copying[copy.transfer] = copy.job.request
+            self._reading.add(copy.transfer)
             self._committing[copy.job.request] += 1
         self._copies.put(copy)
 
@@ -206,6 +210,7 @@ class Saves:
             self._run_later(partial(self._commit, copy))
             with self._state:
                 del self._copying[copy.transfer]
+                self._reading.discard(copy.transfer)
 
     # On the executor's thread.
 

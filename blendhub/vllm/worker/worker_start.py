@@ -18,7 +18,7 @@ from blendhub.vllm.model.checks.model_check import ModelCheck, check_model, grou
 from blendhub.vllm.model.checks.parts_check import tolerance
 from blendhub.vllm.model.device_memory import DeviceMemory
 from blendhub.vllm.model.engine_model import EngineModel
-from blendhub.vllm.model.layer_groups import LayerGroup, attach, attention_of, pages_of
+from blendhub.vllm.model.layer_groups import LayerGroup, attach, attention_of, pages_of, split
 from blendhub.vllm.model.platform import Platform
 from blendhub.vllm.model.rotary import digest
 from blendhub.vllm.model.runner import find_caller
@@ -108,19 +108,22 @@ class WorkerStart:
         if check.support.blends:
             check = check._replace(support=with_audits(check.support, model, ranks))
         layers = pages_of(model, self._groups, check.rotations)
+        attention, n_probed = None, selector.probe_layer and selector.probe_layer + 1
+        if check.support.blends and check.measures_attention:
+            attention = AttentionProbe(model, layers, selector.attended_layers)
+            n_probed = max(n_probed, attention.last + 1)
         device = self._new_device()
+        groups = split(self._groups, n_probed) if device.overlaps_compute else self._groups
         try:
-            ranks.together(lambda: attach(device, self._groups, layers))
+            ranks.together(lambda: attach(device, groups, layers))
         except BaseException:
             device.close()
             raise
-        attention = None
         if check.support.blends:
-            choose_attention(model, device, self._groups, tolerance(layers[0]), ranks)
-            if check.measures_attention:
-                attention = AttentionProbe(model, layers, selector.attended_layers)
+            choose_attention(model, device, groups, tolerance(layers[0]), ranks)
+            if attention:
                 self._memory.probe_bytes = attention.memory(model.config.model_config.max_model_len)
-        context = BlendContext(model, layers, self._groups, device, selector, ranks, attention)
+        context = BlendContext(model, layers, groups, device, selector, ranks, attention)
         if check.support.blends:
             costs = measure_costs(context)
             check = check._replace(support=msgspec.structs.replace(check.support, costs=costs))

@@ -12,6 +12,7 @@ from blendhub.core.spans import Span
 from blendhub.vllm.model.checks.parts_check import computed, trial_tokens
 from blendhub.vllm.model.engine_model import EngineModel
 from blendhub.vllm.model.pages import LayerPages
+from blendhub.vllm.model.platform import keeps_latent
 
 
 def digest_of_kv(model: EngineModel, layers: Sequence[LayerPages]) -> str:
@@ -19,6 +20,12 @@ def digest_of_kv(model: EngineModel, layers: Sequence[LayerPages]) -> str:
     kv = computed(model, layers, [Span(0, len(trial_tokens(model)))])
     rows = (rows.cpu().flatten().view(torch.uint8).numpy().tobytes() for pair in kv for rows in pair)
     return blake2b(b"".join(rows), digest_size=16).hexdigest()
+
+
+def ranks_of_a_head(model: EngineModel, n_ranks: int) -> int:
+    """On how many ranks vLLM has each head of KV."""
+    latent = keeps_latent(model.layer(model.layer_names[0]))
+    return n_ranks if latent else max(1, n_ranks // model.config.model_config.get_total_num_kv_heads())
 
 
 def count_copies(kv: list[str], weights: list[str]) -> int:

@@ -15,7 +15,7 @@ from blendhub.contracts import Rotation, Selector
 from blendhub.core.errors import BlendHubError, Unsupported
 from blendhub.core.spans import Span
 from blendhub.vllm.model.attention_probe import AttentionProbe, AttentionQuery, ProbeAttention
-from blendhub.vllm.model.checks.copies import count_copies, digest_of_kv
+from blendhub.vllm.model.checks.copies import count_copies, digest_of_kv, ranks_of_a_head
 from blendhub.vllm.model.checks.parts_check import NOISE_FACTOR, TOKEN, check_parts, tolerance, trial_part, trial_tokens
 from blendhub.vllm.model.engine_model import EngineModel
 from blendhub.vllm.model.fingerprint import fingerprint
@@ -82,8 +82,14 @@ def check_model(
         # Several tokens first: a model that vLLM has not warmed up would be compiled for one token only.
         copies = 1
         if ranks.count > 1:
-            kv = _checked(ranks, forward, lambda: digest_of_kv(model, layers))
-            copies = count_copies(ranks.gather(kv), ranks.gather(fingerprint(model.module)))
+            kv = ranks.gather(_checked(ranks, forward, lambda: digest_of_kv(model, layers)))
+            copies = count_copies(kv, ranks.gather(fingerprint(model.module)))
+            n_holders = ranks_of_a_head(model, ranks.count)
+            if ranks.number == 0 and kv.count(kv[0]) < n_holders:
+                log.info(
+                    "KV is stored %d times: vLLM has each head of it on %d ranks, which do not compute the same "
+                    "to the bit", n_holders // copies, n_holders,
+                )  # fmt: skip
         _checked(ranks, forward, lambda: check_parts(model, layers))
         if selector.probe_layer:
             _checked(ranks, forward, lambda: _check_probe(model, layers, selector.probe_layer))
