@@ -12,7 +12,7 @@ from blendhub.vllm.costs import Cost, Costs
 
 LEAST = 8
 """Fewer tokens take about as long."""
-LONGEST_S = 0.1
+LONGEST_S = 0.05
 """The longest repair in a step without an answer: the next request may come at any moment."""
 GUESS = Cost(1e-3)
 """Where costs were not measured at the start, steps show how far this one is off."""

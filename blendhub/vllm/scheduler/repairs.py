@@ -126,7 +126,8 @@ class Repairs:
                 self._give_up(repair, "late", plan)
             else:
                 self._scratch.hold(name, self._tables(repair))
-        ready = [repair for repair in self._repairs.values() if self._is_ready(repair, scheduled)]
+        modes = {"always", "idle"} if self._is_idle else {"always"}
+        ready = [repair for repair in self._repairs.values() if self._is_ready(repair, scheduled, modes)]
         if not ready:
             return
         repair = max(ready, key=lambda repair: repair.rank)
@@ -185,7 +186,8 @@ class Repairs:
             if repair.kept is not None:
                 self._give_up(repair, "late")
 
-    def _is_ready(self, repair: Repair, scheduled: Collection[str]) -> bool:
+    def _is_ready(self, repair: Repair, scheduled: Collection[str], modes: Collection[str]) -> bool:
+        """Whether the repair can go on in a step that computes these requests, for repairs of these modes."""
         state, is_over = repair.state, repair.kept is not None
         if repair.is_planned or not (repair.exact_end < repair.computed_end or repair.knows_all):
             return False
@@ -193,7 +195,7 @@ class Repairs:
             return False
         if state.is_audited and (is_over or state.terms.repair != "off"):
             return True
-        return state.terms.repair == "always" or (state.terms.repair == "idle" and self._is_idle)
+        return state.terms.repair in modes
 
     @property
     def _is_idle(self) -> bool:
