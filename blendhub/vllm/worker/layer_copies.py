@@ -43,6 +43,7 @@ class Transfers(Transfer):
 class LayerCopies:
     def __init__(self, device: Device, groups: Sequence[LayerGroup]) -> None:
         self._device = device
+        self.overlaps_compute = device.overlaps_compute
         self._groups = list(zip(groups, section_starts([group.layout for group in groups]), strict=True))
 
     def load(self, segments: Sequence[Segment], tables: Sequence[Blocks], skip_prefix: int) -> Transfer:
@@ -74,7 +75,7 @@ class LayerCopies:
         except BaseException:
             Transfers(begun).wait()
             raise
-        if not self._device.overlaps_compute:
+        if not self.overlaps_compute:
             with suppress(Exception):  # ``done`` and ``wait`` of the copy raise it again
                 Transfers(begun).wait()
 
