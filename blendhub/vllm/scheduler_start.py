@@ -89,10 +89,15 @@ class SchedulerStart:
     def next_step(self, is_idle: bool) -> None:
         """A step is planned. If vLLM computes nothing in it, a moment is waited for the hub."""
         self._n_steps += 1
-        if self._scheduler and is_idle:
-            wait([self._scheduler], LOOKUP_WAIT_S)
-        elif not self._scheduler and self._n_steps >= MOST_STEPS:
+        if is_idle:
+            self.wait(LOOKUP_WAIT_S)
+        if not self._scheduler and self._n_steps >= MOST_STEPS:
             self._refuse((NOT_HEARD,))
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait until the start is over, if the workers have reported."""
+        if self._scheduler:
+            wait([self._scheduler], timeout_s)
 
     def close(self) -> None:
         """Close what has begun to serve."""
