@@ -27,7 +27,7 @@ RunLater = Callable[[Callable[[], None]], None]
 """Runs functions in order on the executor's thread."""
 
 
-PARTS, PART_TOKENS = 16, 64
+PARTS, PART_TOKENS = 16, 128
 """Where copies take the engine's time, a step copies this part of what waits, and at least so many tokens."""
 
 
