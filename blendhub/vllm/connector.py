@@ -26,14 +26,13 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
 from vllm.platforms import current_platform
 
 from blendhub.framework.host import PluginHost
-from blendhub.hub.embedded import START_TIMEOUT_S
 from blendhub.outcome.reasons import Why
 from blendhub.vllm.messages import Handshake, StepPlan, WorkerProof, WorkerReport
 from blendhub.vllm.model.platform import Platform
 from blendhub.vllm.model_support import neighbours_of
 from blendhub.vllm.scheduler.blocks.request_blocks import RequestBlocks
 from blendhub.vllm.scheduler.connector_scheduler import ConnectorScheduler
-from blendhub.vllm.scheduler_start import SchedulerStart
+from blendhub.vllm.scheduler_start import READY_S, SchedulerStart
 from blendhub.vllm.settings import choose_transport, read_settings
 from blendhub.vllm.text_options import with_token_ids
 from blendhub.vllm.watching.metrics import BlendHubMetrics
@@ -192,7 +191,7 @@ class BlendHubConnector(KVConnectorBase_V1, SupportsHMA):
         proofs = {shake.proof.rank: shake.proof for shake in metadata.values() if isinstance(shake, Handshake)}
         if proofs and self._starting:
             self._starting.process_report(WorkerReport(proofs=proofs))
-            self._starting.wait(START_TIMEOUT_S)
+            self._starting.wait(READY_S)
             self._end_start()
 
     def on_new_request(self, request: "Request") -> None:

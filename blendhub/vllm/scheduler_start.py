@@ -32,14 +32,18 @@ log = logging.getLogger(__name__)
 MOST_STEPS = 64
 """The step in whose plan the workers' first report must be known. vLLM plans only a few steps ahead of the reports."""
 
+READY_S = 30.0
+"""How long vLLM waits for the hub before it says that it is ready. If the hub takes longer, requests wait for it."""
+
 NOT_HEARD = "the workers have not reported the checks of their model"
 
 
 class SchedulerStart:
     """The time from vLLM's start until requests can be served; for the scheduler's thread.
 
-    The workers have checked the model when their first report arrives; only then the hub is started or reached, in a
-    thread, because a model that is served without reuse needs none. Requests that arrive earlier wait.
+    The workers have checked the model when their handshake or, beside other connectors, their first report arrives;
+    only then the hub is started or reached, in a thread, because a model that is served without reuse needs none.
+    Requests that arrive earlier wait.
     """
 
     def __init__(

@@ -108,7 +108,8 @@ def test_beside_others_workers_show_no_handshake_and_report_their_proof(monkeypa
     worker._unchecked = StandIn(finish=lambda neighbours: (PROOF, None))
     beside = StandIn(sub_connectors=[worker], _kv_transfer_config=StandIn(kv_load_failure_policy="recompute"))
     monkeypatch.setattr(vllm_connector, "get_kv_transfer_group", lambda: beside)
-    assert worker.get_handshake_metadata() is None and worker.build_connector_worker_meta().proofs == {0: PROOF}
+    assert worker.get_handshake_metadata() is None
+    assert worker.build_connector_worker_meta() == WorkerReport(proofs={0: PROOF})
 
 
 @pytest.mark.parametrize(
