@@ -129,6 +129,7 @@ bench: setup ## Run all benchmarks; results go to build/bench
 	$(BIN)/python -m benchmarks.hub --json build/bench/hub.json
 	$(BIN)/python -m benchmarks.fleet --json build/bench/fleet.json
 	$(BIN)/python -m benchmarks.ttft --json build/bench/ttft.json
+	$(BIN)/python -m benchmarks.overhead --json build/bench/overhead.json
 	$(BIN)/python -m benchmarks.load --json build/bench/load.json
 	$(BIN)/python -m benchmarks.agents --json build/bench/agents.json
 	$(BIN)/python -m benchmarks.service --json build/bench/service.json

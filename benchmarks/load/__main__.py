@@ -43,8 +43,6 @@ class Sizes(NamedTuple):
     moved_prompts: int = 48
     """Asked at once, of five documents each."""
     arrivals: int = 60
-    novel: tuple[tuple[int, int], ...] = ((48, 512), (12, 2048))
-    """Numbers of prompts, and the tokens of each."""
     questions: int = 300
     watched: int = 50
     """The number of questions that are compared: the first and the last ones."""
@@ -53,7 +51,7 @@ class Sizes(NamedTuple):
     model: dict[str, Any] = TIMED | {"vocab_size": 8000, "max_position_embeddings": 8192}
 
 
-QUICK = Sizes(0, 1, 200, 6, 6, ((4, 200),), 6, 2, (6, 12))
+QUICK = Sizes(0, 1, 200, 6, 6, 6, 2, (6, 12))
 QUICK = QUICK._replace(model=QUICK.model | {"hidden_size": 128, "num_hidden_layers": 4, "intermediate_size": 256})
 
 
@@ -77,18 +75,6 @@ class Loads:
             what = f"requests a second with max_num_seqs {max_num_seqs}: five moved documents, 15% recomputed"
             values = ratios(rates["blend"], rates["off"])
             yield row(f"throughput_{max_num_seqs}", f"{what}, relative to mode off", "x", values, bar)
-
-    def no_reuse_overhead(self) -> Iterator[Row]:
-        with self._servers(PLAIN, BLENDHUB) as (traces, plain, ours):
-
-            def seconds(server: Server) -> float:
-                runs = (traces.novel(n_prompts, n_tokens, 1) for n_prompts, n_tokens in self._sizes.novel)
-                return sum(self.client.run(server, load).duration for load in runs)
-
-            jobs = {"plain": lambda: seconds(plain), "ours": lambda: seconds(ours)}
-            taken = in_turn(jobs, self._sizes.rounds, lambda job: job(), self._sizes.warm_up_rounds)
-        what = "time for prompts that share nothing, stored, relative to vLLM without a connector"
-        yield row("no_reuse_overhead", what, "x", ratios(taken["ours"], taken["plain"]), 1.03, "lower")
 
     def arrivals(self) -> Iterator[Row]:
         first_token, per_token = [], []
@@ -141,7 +127,7 @@ class Loads:
         return traces.moved(self._sizes.moved_prompts, 5, ANSWER_TOKENS)
 
 
-PARTS = ("throughput", "no_reuse_overhead", "arrivals", "sustained", "rss_growth")
+PARTS = ("throughput", "arrivals", "sustained", "rss_growth")
 
 
 def main() -> None:

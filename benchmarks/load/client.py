@@ -70,10 +70,6 @@ class Traces:
             prompts.append([*self._new(PIECE_TOKENS), *pieces, *self._new(PIECE_TOKENS)])
         return Load(prompts, answer_tokens)
 
-    def novel(self, n_prompts: int, n_tokens: int, answer_tokens: int) -> Load:
-        """Prompts that share nothing."""
-        return Load([self._new(n_tokens) for _ in range(n_prompts)], answer_tokens)
-
 
 class Measured(NamedTuple):
     """Seconds, of the requests that were answered, in their order."""

@@ -3,6 +3,7 @@
 import logging
 import threading
 from collections import Counter
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,6 +11,7 @@ from vllm.config import VllmConfig
 from vllm.distributed.kv_transfer import get_kv_transfer_group
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
+    KVConnectorHandshakeMetadata,
     KVConnectorMetadata,
     KVConnectorRole,
     KVConnectorWorkerMetadata,
@@ -25,12 +27,12 @@ from vllm.platforms import current_platform
 
 from blendhub.framework.host import PluginHost
 from blendhub.outcome.reasons import Why
-from blendhub.vllm.messages import StepPlan, WorkerProof, WorkerReport
+from blendhub.vllm.messages import Handshake, StepPlan, WorkerProof, WorkerReport
 from blendhub.vllm.model.platform import Platform
 from blendhub.vllm.model_support import neighbours_of
 from blendhub.vllm.scheduler.blocks.request_blocks import RequestBlocks
 from blendhub.vllm.scheduler.connector_scheduler import ConnectorScheduler
-from blendhub.vllm.scheduler_start import SchedulerStart
+from blendhub.vllm.scheduler_start import READY_S, SchedulerStart
 from blendhub.vllm.settings import choose_transport, read_settings
 from blendhub.vllm.text_options import with_token_ids
 from blendhub.vllm.watching.metrics import BlendHubMetrics
@@ -103,13 +105,17 @@ class BlendHubConnector(KVConnectorBase_V1, SupportsHMA):
         if self._unchecked:
             self._unchecked.register()
 
-    def get_handshake_metadata(self) -> None:
+    def get_handshake_metadata(self) -> Handshake | None:
         """Check the model: vLLM calls this after warming the model up and before the first request.
 
-        The proof goes with the first report. vLLM's MultiConnector would show a handshake to all other connectors, of
-        which some end the engine if it is not theirs.
+        vLLM's MultiConnector would show a handshake to all other connectors, of which some end the engine if it is not
+        theirs. Beside them, the proof goes with the first report.
         """
         self._check_model()
+        if self._proof is None or get_kv_transfer_group() is not self:
+            return None
+        proof, self._proof = self._proof, None
+        return Handshake(proof)
 
     def start_load_kv(self, forward_context: "ForwardContext", **kwargs: Any) -> None:
         if self._worker:
@@ -177,6 +183,16 @@ class BlendHubConnector(KVConnectorBase_V1, SupportsHMA):
     def bind_kv_cache_manager(self, kv_cache_manager: "KVCacheManager") -> None:
         """Keep vLLM's manager of KV blocks. vLLM calls this before the first request."""
         self._blocks.manager = kv_cache_manager
+
+    def set_xfer_handshake_metadata_pp_aware(
+        self, metadata: Mapping[tuple[int, int], KVConnectorHandshakeMetadata]
+    ) -> None:
+        """End the start, before vLLM says that it is ready: the first request waits for nothing."""
+        proofs = {shake.proof.rank: shake.proof for shake in metadata.values() if isinstance(shake, Handshake)}
+        if proofs and self._starting:
+            self._starting.process_report(WorkerReport(proofs=proofs))
+            self._starting.wait(READY_S)
+            self._end_start()
 
     def on_new_request(self, request: "Request") -> None:
         if self._scheduler:
@@ -255,11 +271,14 @@ class BlendHubConnector(KVConnectorBase_V1, SupportsHMA):
         return False
 
     def _go_on_starting(self, step: "SchedulerOutput") -> None:
+        if self._starting:
+            self._starting.next_step(is_idle=not step.total_num_scheduled_tokens)
+            self._end_start()
+
+    def _end_start(self) -> None:
+        """Serve requests from now on, if the start is over."""
         start = self._starting
-        if start is None:
-            return
-        start.next_step(is_idle=not step.total_num_scheduled_tokens)
-        if start.is_over:
+        if start and start.is_over:
             scheduler = start.result()
             if scheduler:
                 for report in start.reports:

@@ -7,6 +7,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorHandshakeMetadata,
     KVConnectorMetadata,
     KVConnectorWorkerMetadata,
 )
@@ -183,6 +184,13 @@ class WorkerProof(msgspec.Struct, frozen=True):
     support: ModelSupport
     weights: str = ""
     rotary: str = ""
+
+
+@dataclass
+class Handshake(KVConnectorHandshakeMetadata):
+    """What a worker tells the scheduler before vLLM is ready."""
+
+    proof: WorkerProof
 
 
 def _tells(result: LoadResult) -> tuple[bool, bool]:

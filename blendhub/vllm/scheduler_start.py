@@ -32,14 +32,18 @@ log = logging.getLogger(__name__)
 MOST_STEPS = 64
 """The step in whose plan the workers' first report must be known. vLLM plans only a few steps ahead of the reports."""
 
+READY_S = 30.0
+"""How long vLLM waits for the hub before it says that it is ready. If the hub takes longer, requests wait for it."""
+
 NOT_HEARD = "the workers have not reported the checks of their model"
 
 
 class SchedulerStart:
     """The time from vLLM's start until requests can be served; for the scheduler's thread.
 
-    The workers have checked the model when their first report arrives; only then the hub is started or reached, in a
-    thread, because a model that is served without reuse needs none. Requests that arrive earlier wait.
+    The workers have checked the model when their handshake or, beside other connectors, their first report arrives;
+    only then the hub is started or reached, in a thread, because a model that is served without reuse needs none.
+    Requests that arrive earlier wait.
     """
 
     def __init__(
@@ -89,10 +93,15 @@ class SchedulerStart:
     def next_step(self, is_idle: bool) -> None:
         """A step is planned. If vLLM computes nothing in it, a moment is waited for the hub."""
         self._n_steps += 1
-        if self._scheduler and is_idle:
-            wait([self._scheduler], LOOKUP_WAIT_S)
-        elif not self._scheduler and self._n_steps >= MOST_STEPS:
+        if is_idle:
+            self.wait(LOOKUP_WAIT_S)
+        if not self._scheduler and self._n_steps >= MOST_STEPS:
             self._refuse((NOT_HEARD,))
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait until the start is over, if the workers have reported."""
+        if self._scheduler:
+            wait([self._scheduler], timeout_s)
 
     def close(self) -> None:
         """Close what has begun to serve."""

@@ -32,8 +32,7 @@ def test_documents_are_the_same_tokens_in_every_prompt_and_all_else_is_new(tmp_p
     assert {len(prompt) for prompt in moved} == {3 * 60 + 2 * PIECE_TOKENS}
     orders = {tuple(prompt[at : at + 60] for at in range(20, 200, 60)) for prompt in moved}
     assert len(orders) > 15 and {document for order in orders for document in order} <= set(documents)
-    novel = [part for prompt in moved for part in (prompt[:20], prompt[-20:])] + prompts_of(traces.novel(5, 20, 1))
-    assert len(set(novel)) == 45
+    assert len({part for prompt in moved for part in (prompt[:20], prompt[-20:])}) == 40
 
 
 def test_failed_requests_are_counted_and_measured_no_more():

@@ -11,6 +11,7 @@ from blendhub import Span
 from blendhub.contracts import Transfer
 from blendhub.core.errors import LeaseError
 from blendhub.vllm.messages import SaveJob, StepPlan
+from blendhub.vllm.worker import saves
 from tests.vllm.played_engine import text
 from tests.vllm.played_worker import SideDevice, played_worker
 
@@ -49,11 +50,15 @@ class Scene:
         self.failing, self.error = -1, None
         self.order = []
         """When pages were released and when the device began a step."""
-        self._n_copies = 0
+        self.copied = []
+        """The spans of tokens that were copied, step by step."""
+        self._n_copies, self._save = 0, device.save
         device.save = self._copy
 
-    def _copy(self, *given) -> HeldTransfer:
+    def _copy(self, segments, *given) -> HeldTransfer:
         self._n_copies += 1
+        self.copied += [segment.span for segment in segments]
+        self._save(segments, *given)
         return HeldTransfer(self.error if self._n_copies - 1 == self.failing else None, self)
 
     def begin(self, **changes: str) -> None:
@@ -183,3 +188,28 @@ def test_nothing_is_copied_to_the_slots_of_another_arena(scene):
     scene.begin(arena="another")
     (report,) = scene.committed()
     assert report.failed_saves == {"HubError": 1} and scene._n_copies == 0
+
+
+@pytest.mark.parametrize("is_preempted", [False, True])
+def test_a_step_that_waits_for_copies_copies_a_part_and_the_rest_before_vllm_has_the_blocks(monkeypatch, is_preempted):
+    monkeypatch.setattr(saves, "PART_TOKENS", 20)
+    monkeypatch.setattr(SideDevice, "overlaps_compute", False)
+    with played_worker(device := SideDevice(), text(0, 96)) as played:
+        scene = Scene(played, device)
+        scene.copies_end.set()
+        played.kv.normal_()
+        scene.begin()
+        assert scene.copied == [Span(0, 20)] and scene.saved() == set() and scene.readable() == set()
+        if is_preempted:
+            played.worker.begin_step(StepPlan(preempted={"r"}))
+            assert scene.copied[1:] == [Span(20, 32), Span(32, 64), Span(64, 96)]
+        else:
+            for _ in range(4):
+                played.worker.save(StepPlan())
+            parts = [(20, 32), (32, 40), (40, 60), (60, 64), (64, 80), (80, 96)]
+            assert scene.copied[1:] == [Span(*part) for part in parts]
+        scene.committed()
+        played.arrive("q", [*TOKENS.tolist(), *text(5, 40)], first_block=10)
+        while played.step() != {"q"}:
+            pass
+        assert played.kv[9:15].equal(played.kv[:6])

@@ -14,6 +14,7 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCache
 from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import Request
 
+from blendhub.vllm import connector as vllm_connector
 from blendhub.vllm import scheduler_start
 from blendhub.vllm.connector import BlendHubConnector
 from blendhub.vllm.messages import LoadedAdapter, WorkerProof, WorkerReport
@@ -87,6 +88,28 @@ def test_requests_wait_for_the_workers_first_report_and_for_the_hub_and_then_all
     assert list(side._requests) == ["early"] and side._admission.adapters._loaded == adapters
     assert connector.get_num_new_matched_tokens(early, 0) == (0, False)
     assert side.executor.place.namespace.layout == LAYOUT and side.executor.place.namespace.weights
+
+
+def test_alone_workers_show_their_proof_before_vllm_is_ready_and_the_first_request_waits_for_no_start(
+    connector, monkeypatch
+):
+    worker = BlendHubConnector(config_of(OURS), KVConnectorRole.WORKER, CACHE)
+    worker._unchecked = StandIn(finish=lambda neighbours: (PROOF, None))
+    monkeypatch.setattr(vllm_connector, "get_kv_transfer_group", lambda: worker)
+    connector.set_xfer_handshake_metadata_pp_aware({(0, 0): StandIn()})
+    assert connector._starting, "another connector's handshake says nothing"
+    connector.set_xfer_handshake_metadata_pp_aware({(0, 0): worker.get_handshake_metadata()})
+    connector.on_new_request(request())
+    assert list(connector._scheduler._requests) == ["r"] and worker.build_connector_worker_meta() is None
+
+
+def test_beside_others_workers_show_no_handshake_and_report_their_proof(monkeypatch):
+    worker = BlendHubConnector(config_of(OURS), KVConnectorRole.WORKER, CACHE)
+    worker._unchecked = StandIn(finish=lambda neighbours: (PROOF, None))
+    beside = StandIn(sub_connectors=[worker], _kv_transfer_config=StandIn(kv_load_failure_policy="recompute"))
+    monkeypatch.setattr(vllm_connector, "get_kv_transfer_group", lambda: beside)
+    assert worker.get_handshake_metadata() is None
+    assert worker.build_connector_worker_meta() == WorkerReport(proofs={0: PROOF})
 
 
 @pytest.mark.parametrize(

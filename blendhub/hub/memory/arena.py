@@ -9,6 +9,8 @@ import os
 import secrets
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from multiprocessing import resource_tracker
 
 import numpy as np
@@ -25,6 +27,9 @@ from blendhub.system.memory import MADV_POPULATE_WRITE, MADV_REMOVE, interleave,
 log = logging.getLogger(__name__)
 STEP = 2**25
 """Bytes reserved at a time, which takes some hundredths of a second. The end of a hub waits for one step."""
+
+NICENESS = 10
+"""Of the thread that reserves: on a busy machine, the kernel's work for it would make an engine's first steps late."""
 
 SPARE_BYTES = 2**28
 """Memory that a step leaves free: with less, the kernel may kill a process instead of refusing the step."""
@@ -79,18 +84,19 @@ class Arena:
 
     async def reserve(self) -> None:
         """Reserve the rest while the hub serves. Where memory runs out, the arena keeps what it has by then."""
-        started = time.monotonic()
-        while self.progress.left:
-            try:
-                await asyncio.to_thread(self._reserve_step)
-            except OSError as error:
-                self._goal = self.extents.size
-                log.warning(
-                    "the arena has %s: no more memory could be reserved (%s). To have more, free memory or widen "
-                    "the limit of this control group, then restart the hub; otherwise set arena_gib to %.2f",
-                    self.describe(), error, self._goal / 2**30,
-                )  # fmt: skip
-            self._grow()
+        started, loop = time.monotonic(), asyncio.get_running_loop()
+        with ThreadPoolExecutor(1, "blendhub-arena", partial(os.nice, NICENESS)) as aside:
+            while self.progress.left:
+                try:
+                    await loop.run_in_executor(aside, self._reserve_step)
+                except OSError as error:
+                    self._goal = self.extents.size
+                    log.warning(
+                        "the arena has %s: no more memory could be reserved (%s). To have more, free memory or widen "
+                        "the limit of this control group, then restart the hub; otherwise set arena_gib to %.2f",
+                        self.describe(), error, self._goal / 2**30,
+                    )  # fmt: skip
+                self._grow()
         if self._reserved_bytes > STEP:
             log.info("the arena of %s was reserved in %.0f s", self.describe(), time.monotonic() - started)
 

@@ -149,9 +149,9 @@ class ConnectorWorker:
 
     def detach(self) -> None:
         """Wait for all copies, and begin none until ``attach``. Loads fail, because what they have written is lost."""
-        self._is_detached = True
         self._saves.settle(None)
         self._saves.wait()
+        self._is_detached = True
         for load in self._loads.values():
             load.stop(HubError(ASLEEP))
         self._repairs.fail(HubError(ASLEEP))

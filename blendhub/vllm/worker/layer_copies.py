@@ -49,6 +49,7 @@ class Load(NamedTuple):
 class LayerCopies:
     def __init__(self, device: Device, groups: Sequence[LayerGroup]) -> None:
         self._device = device
+        self.overlaps_compute = device.overlaps_compute
         self._groups = groups
 
     def load(self, segments: Sequence[Segment], tables: Sequence[Blocks], skip_prefix: int) -> Load:
@@ -81,7 +82,7 @@ class LayerCopies:
         except BaseException:
             Transfers(begun).wait()
             raise
-        if not self._device.overlaps_compute:
+        if not self.overlaps_compute:
             with suppress(Exception):  # ``done`` and ``wait`` of the copy raise it again
                 Transfers(begun).wait()
 

@@ -15,6 +15,7 @@ from blendhub.client.hub_client import HubClient
 from blendhub.client.write_rights import WriteRight
 from blendhub.contracts import Segment, Transfer
 from blendhub.core.errors import BlendHubError, DeadlineExceeded, HubError
+from blendhub.core.spans import Span
 from blendhub.vllm.messages import SaveJob
 from blendhub.vllm.worker.layer_copies import LayerCopies, Transfers
 from blendhub.vllm.worker.load_task import Open
@@ -26,11 +27,20 @@ RunLater = Callable[[Callable[[], None]], None]
 """Runs functions in order on the executor's thread."""
 
 
+PARTS, PART_TOKENS = 16, 128
+"""Where copies take the engine's time, a step copies this part of what waits, and at least so many tokens."""
+
+
 class WaitingSave(NamedTuple):
-    """A save that waits for the session with the hub."""
+    """A save that waits for the session with the hub, or for the next step."""
 
     job: SaveJob
     until: float
+    """When the session must be open."""
+    start: int
+    """The first token that is not copied yet."""
+    begun: tuple[Transfer, ...] = ()
+    """The copies of the tokens before it."""
 
 
 class Copy(NamedTuple):
@@ -84,37 +94,20 @@ class Saves:
         self._thread.start()
 
     def begin(self, jobs: Iterable[SaveJob]) -> None:
-        """Begin to copy, as soon as there is a session with the hub."""
+        """Begin to copy, as soon as there is a session with the hub. If the engine waits for copies, a step copies only
+        a part of what waits, so that no token is late by more than that.
+        """
         until = time.monotonic() + self._timeout_s
-        saves, self._waiting = [*self._waiting, *(WaitingSave(job, until) for job in jobs)], []
-        for save in saves:
-            job, arena = save.job, None
-            if self._has_failed(job):
-                continue
-            try:
-                # The saves of a lease are done in order.
-                if all(other.job.right != job.right for other in self._waiting):
-                    arena = self._open()
-                if arena:
-                    self._adapters.check(job.adapter, is_loaded=False)
-                    if job.right.arena != arena.nonce:
-                        raise HubError("the slots are of another arena than this worker has; the hub was restarted")
-                    segment = Segment(job.slot.span, arena.client.shard_at(job.slot.slot), 0, job.slot.span.start)
-                    with ExitStack() as right:
-                        right.enter_context(arena.client.writing(job.right))
-                        # What another rank with the same KV writes is committed by this one, too, in the same order.
-                        writes = arena.client.namespace.writes(arena.client.rank, job.slot.span)
-                        transfer = self._layers.save([segment], job.blocks) if writes else Transfers(())
-                        self.add(Copy(job, transfer, right.pop_all(), arena.client, time.monotonic()))
-                elif time.monotonic() > save.until:
-                    raise DeadlineExceeded("the session with the hub was not open for too long")
-                else:
-                    self._waiting.append(save)
-            except Exception as error:  # the accelerator may fail, and the request does not need its save
-                self._fail(job, error, arena.client if arena else None)
+        self._waiting += [WaitingSave(job, until, job.slot.span.start) for job in jobs]
+        n_tokens = sum(save.job.slot.span.end - save.start for save in self._waiting)
+        if not self._layers.overlaps_compute:
+            n_tokens = -(-n_tokens // (PARTS * PART_TOKENS)) * PART_TOKENS
+        self._copy_waiting(n_tokens)
 
     def settle(self, freed: Collection[str] | None) -> None:
-        """Let vLLM reuse the blocks of these requests, after the reads that have begun; None: of all requests."""
+        """Let vLLM reuse the blocks of these requests, after their reads; None: of all requests."""
+        if self._waiting and (freed is None or freed):
+            self._copy_waiting(sum(len(save.job.slot.span) for save in self._waiting), freed)
         with self._state:
             reading = {copy for copy in self._reading if freed is None or self._copying[copy] in freed}
             self._reading -= reading
@@ -128,6 +121,43 @@ class Saves:
                 self._fail(save.job, error)
             else:
                 self._waiting.append(save)
+
+    def _copy_waiting(self, n_tokens: int, requests: Collection[str] | None = None) -> None:
+        """Begin to copy the first ``n_tokens`` of what waits: of these requests; None: of all."""
+        saves, self._waiting = self._waiting, []
+        for number, save in enumerate(saves):
+            if not n_tokens:
+                self._waiting += saves[number:]
+                break
+            job, span, arena = save.job, save.job.slot.span, None
+            if self._has_failed(job):
+                continue
+            try:
+                if requests is None or job.request in requests:
+                    arena = self._open()
+                    if arena is None and time.monotonic() > save.until:
+                        raise DeadlineExceeded("the session with the hub was not open for too long")
+                # The saves of a lease are done in order.
+                if arena is None or any(other.job.right == job.right for other in self._waiting):
+                    self._waiting.append(save)
+                    continue
+                self._adapters.check(job.adapter, is_loaded=False)
+                if job.right.arena != arena.nonce:
+                    raise HubError("the slots are of another arena than this worker has; the hub was restarted")
+                part = Span(save.start, min(span.end, save.start + n_tokens))
+                n_tokens -= len(part)
+                segment = Segment(part, arena.client.shard_at(job.slot.slot), part.start - span.start, part.start)
+                with ExitStack() as right:
+                    right.enter_context(arena.client.writing(job.right))
+                    # What another rank with the same KV writes is committed by this one, too, in the same order.
+                    writes = arena.client.namespace.writes(arena.client.rank, span)
+                    begun = (*save.begun, self._layers.save([segment], job.blocks)) if writes else ()
+                    if part.end < span.end:
+                        self._waiting.append(save._replace(start=part.end, begun=begun))
+                    else:
+                        self.add(Copy(job, Transfers(begun), right.pop_all(), arena.client, time.monotonic()))
+            except Exception as error:  # the accelerator may fail, and the request does not need its save
+                self._fail(job, error, arena.client if arena else None)
 
     def wait(self) -> None:
         """Return when all copies that have begun have ended."""
