@@ -10,7 +10,7 @@ import numpy as np
 from vllm.v1.core.sched.output import SchedulerOutput
 
 from blendhub.core.spans import Span
-from blendhub.outcome.report import RepairOutcome
+from blendhub.outcome.report import MOST_SPANS, RepairOutcome
 from blendhub.vllm.messages import NULL_BLOCK, RepairJob, RepairResult, StepPlan
 from blendhub.vllm.scheduler.audits import Audits
 from blendhub.vllm.scheduler.blocks.request_blocks import Tables
@@ -62,7 +62,7 @@ class Repair:
         return self.kept is not None or self.computed_end == self.state.request.num_computed_tokens
 
     @property
-    def rank(self) -> tuple[bool, int]:
+    def priority(self) -> tuple[bool, int]:
         """The greatest comes first: audits, and then the answer that has most tokens to come."""
         request = self.state.request
         left = 0 if self.kept is not None else request.max_tokens - request.num_output_tokens
@@ -130,7 +130,7 @@ class Repairs:
         ready = [repair for repair in self._repairs.values() if self._is_ready(repair, scheduled, modes)]
         if not ready:
             return
-        repair = max(ready, key=lambda repair: repair.rank)
+        repair = max(ready, key=lambda repair: repair.priority)
         left, most = repair.left, self._most - step.total_num_scheduled_tokens
         n_tokens = self._pace.take(left, most) if most > 0 else 0
         if not n_tokens:
@@ -159,7 +159,8 @@ class Repairs:
                     self.audits.ended(state, result.audit)
                 # Behind these tokens of the answer one more was sampled, and the first one behind exact KV comes then.
                 n_answered = max(0, repair.exact_end - state.request.num_prompt_tokens)
-                state.repair = RepairOutcome(result.tokens, n_answered + 2, result.compared, result.differing)
+                differing = result.differing[:MOST_SPANS]
+                state.repair = RepairOutcome(result.tokens, n_answered + 2, result.compared, differing)
                 state.repaired(self._scratch.blocks, tables, repair.computed_end)
                 yield state
 

@@ -140,7 +140,7 @@ class RequestState:
         assert self.stage is not Stage.LOADING
         self._approximate_before = self.first_approximate
         self.end_lookup()
-        self.found = self.choice = self.result = None
+        self.found = self.choice = self.result = self.repair = None
         self._is_repaired = False
         self.stage = Stage.LOOKING_UP
 

@@ -95,7 +95,7 @@ class ConnectorWorker:
             load.advance()
         for request in plan.unrepaired:
             self._repairs.forget(request)
-        if plan.repair:
+        if plan.repair and not self._is_detached:
             self._repairs.step(plan.repair)
         if self._postponed:
             budget, self._postponed = self._postponed, 0

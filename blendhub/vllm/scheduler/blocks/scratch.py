@@ -142,15 +142,16 @@ class Scratch:
         if not any(self.tables.windows):
             return
         self._wanted.add(request)
-        self._kept_until.setdefault(request, 0.0)
+        self._kept_until[request] = time.monotonic() + self._patience_s
         loan = self._held.setdefault(request, Loan([], [], [{} for _ in tables]))
         for numbers, table, window in zip(loan.numbers, tables, self.tables.windows, strict=True):
-            held = {number: at for at, number in numbers.items()}
-            new = {at: number for at, number in enumerate(table) if window and number not in (NULL_BLOCK, *held)}
-            blocks = [self.blocks.pool.blocks[number] for number in new.values()]
-            self.blocks.pool.touch(blocks)
-            loan.pinned.extend(blocks)
-            numbers |= new
+            if window:
+                first = max(numbers, default=-1) + 1
+                new = {at: number for at, number in enumerate(table[first:], first) if number != NULL_BLOCK}
+                blocks = [self.blocks.pool.blocks[number] for number in new.values()]
+                self.blocks.pool.touch(blocks)
+                loan.pinned.extend(blocks)
+                numbers |= new
 
     def end_step(self, are_needed: Callable[[str], bool]) -> None:
         """vLLM has planned a step, and this says which requests that are loaded have something to store.
