@@ -1,8 +1,10 @@
-"""Identity of a process. A pid alone does not identify one, because the kernel reuses pids."""
+"""Identity of a process, and the priority of a thread. A pid alone identifies no process: the kernel reuses pids."""
 
 import functools
 import os
 import sys
+import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -60,3 +62,9 @@ def python_module(name: str, *arguments: str) -> list[str]:
 def importing_the_same() -> dict[str, str]:
     """The environment of a child process that can import what this one can: plugins among it."""
     return os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+
+
+def let_others_run_first(niceness: int) -> None:
+    """Give the calling thread less of a busy machine's cores, where the system allows that."""
+    with suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), niceness)

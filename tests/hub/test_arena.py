@@ -4,6 +4,7 @@ import asyncio
 import logging
 import os
 import signal
+import threading
 import time
 
 import msgspec
@@ -181,11 +182,17 @@ def test_an_arena_whose_memory_ends_half_way_is_what_was_reserved(options):
 
 def test_a_step_that_would_leave_hardly_any_memory_ends_the_arena_and_not_the_hub(monkeypatch, caplog):
     """The kernel kills a process that reserves more than its control group may have, instead of refusing it."""
-    left = iter([2**30, 2**29, arena_module.SPARE_BYTES])
+    left, niceness = iter([2**30, 2**29, arena_module.SPARE_BYTES]), set[int]()
+
+    def available_bytes() -> int:
+        niceness.add(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+        return next(left)
+
     monkeypatch.setattr(arena_module, "STEP", 2**16)
-    monkeypatch.setattr(arena_module, "available_bytes", lambda: next(left))
+    monkeypatch.setattr(arena_module, "available_bytes", available_bytes)
     arena = Arena(2**20)
     asyncio.run(arena.reserve())
+    assert niceness == {arena_module.NICENESS}, "an engine's work comes first"
     assert arena.progress == (3 * 2**16 - 4096, 3 * 2**16 - 4096)
     assert "hardly any memory left" in caplog.text
     arena.close()

@@ -8,7 +8,6 @@ Work that arrives for the same namespace meanwhile queues behind it there.
 import asyncio
 import contextlib
 import logging
-import os
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -18,6 +17,7 @@ from typing import Any, TypeVar
 
 from blendhub.core.errors import BlendHubError
 from blendhub.hub.limits import INLINE_TOKENS, MATCH_THREADS
+from blendhub.system.processes import let_others_run_first
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -31,7 +31,9 @@ class MatchThreads:
     def __init__(self, inline_tokens: int = INLINE_TOKENS) -> None:
         """``inline_tokens``: the most tokens that are matched on the event loop."""
         self.inline_tokens = inline_tokens
-        self._pool = ThreadPoolExecutor(MATCH_THREADS, "blendhub-match", initializer=_let_others_run_first)
+        self._pool = ThreadPoolExecutor(
+            MATCH_THREADS, "blendhub-match", initializer=partial(let_others_run_first, NICENESS)
+        )
 
     def submit(self, work: Callable[[], None]) -> None:
         with contextlib.suppress(RuntimeError):  # the hub has ended
@@ -107,11 +109,6 @@ class MatchQueue:
                     self._in_thread = False
                     return
         self._threads.submit(self._work)
-
-
-def _let_others_run_first() -> None:
-    with contextlib.suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
 
 
 def _do(job: _Job) -> None:

@@ -23,13 +23,14 @@ from blendhub.hub.memory.extents import GRAIN, Extents
 from blendhub.hub.memory.segments import free_shared_bytes, mount_at, new_segment, remove_leftovers
 from blendhub.system.file_locks import is_byte_locked
 from blendhub.system.memory import MADV_POPULATE_WRITE, MADV_REMOVE, interleave, madvise, memory_nodes
+from blendhub.system.processes import let_others_run_first
 
 log = logging.getLogger(__name__)
 STEP = 2**25
 """Bytes reserved at a time, which takes some hundredths of a second. The end of a hub waits for one step."""
 
 NICENESS = 10
-"""Of the thread that reserves: on a busy machine, the kernel's work for it would make an engine's first steps late."""
+"""The niceness of the thread that reserves: where cores are scarce, an engine's first steps would be late."""
 
 SPARE_BYTES = 2**28
 """Memory that a step leaves free: with less, the kernel may kill a process instead of refusing the step."""
@@ -85,7 +86,7 @@ class Arena:
     async def reserve(self) -> None:
         """Reserve the rest while the hub serves. Where memory runs out, the arena keeps what it has by then."""
         started, loop = time.monotonic(), asyncio.get_running_loop()
-        with ThreadPoolExecutor(1, "blendhub-arena", partial(os.nice, NICENESS)) as aside:
+        with ThreadPoolExecutor(1, "blendhub-arena", partial(let_others_run_first, NICENESS)) as aside:
             while self.progress.left:
                 try:
                     await loop.run_in_executor(aside, self._reserve_step)

@@ -28,7 +28,7 @@ RunLater = Callable[[Callable[[], None]], None]
 
 
 PARTS, PART_TOKENS = 16, 128
-"""Where copies take the engine's time, a step copies this part of what waits, and at least so many tokens."""
+"""Where copies take the engine's time, a step copies one part in so many of what waits, and at least so many tokens."""
 
 
 class WaitingSave(NamedTuple):
