@@ -8,6 +8,7 @@ import contextlib
 import statistics
 import tempfile
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,6 +34,8 @@ PLAIN, BLENDHUB = None, transfer_config(SETTINGS)
 LOADED = 0.8
 """The share of the requests that plain vLLM answers in a second when all come at once."""
 ANSWER_TOKENS = 16
+AT_ONCE = 16
+"""Prompts whose answers are repaired as soon as there is time."""
 
 
 class Sizes(NamedTuple):
@@ -75,6 +78,16 @@ class Loads:
             what = f"requests a second with max_num_seqs {max_num_seqs}: five moved documents, 15% recomputed"
             values = ratios(rates["blend"], rates["off"])
             yield row(f"throughput_{max_num_seqs}", f"{what}, relative to mode off", "x", values, bar)
+
+    def repair_load(self) -> Iterator[Row]:
+        def rate(repair: str) -> float:
+            return self.client.run(server, traces.moved(AT_ONCE, 5, ANSWER_TOKENS), repair=repair).rate
+
+        with self._servers(BLENDHUB) as (traces, server):
+            jobs = {repair: partial(rate, repair) for repair in ("off", "idle")}
+            rates = in_turn(jobs, 2 * self._sizes.rounds, lambda job: job(), self._sizes.warm_up_rounds)
+        what = f"requests a second, {AT_ONCE} at once, five moved documents: with repair, relative to without"
+        yield row("repair_load", what, "x", ratios(rates["idle"], rates["off"]), 0.98)
 
     def arrivals(self) -> Iterator[Row]:
         first_token, per_token = [], []
@@ -127,7 +140,7 @@ class Loads:
         return traces.moved(self._sizes.moved_prompts, 5, ANSWER_TOKENS)
 
 
-PARTS = ("throughput", "arrivals", "sustained", "rss_growth")
+PARTS = ("throughput", "repair_load", "arrivals", "sustained", "rss_growth")
 
 
 def main() -> None:

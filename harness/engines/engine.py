@@ -117,8 +117,8 @@ class Engine(Closing):
         **asked: Any,
     ) -> Beside:
         """Ask one prompt while others decode so many tokens, or until it is answered."""
-        answer, stream, gap_s = self.call("beside", list(map(list, decoding)), decoded, list(prompt), asked, tokens)
-        return Beside(Answer(self.call, answer), Answer(self.call, stream) if stream else None, gap_s)
+        answer, stream, gaps_s = self.call("beside", list(map(list, decoding)), decoded, list(prompt), asked, tokens)
+        return Beside(Answer(self.call, answer), Answer(self.call, stream) if stream else None, gaps_s)
 
     def forget(self) -> None:
         """Empty vLLM's own cache, so that only stored KV can help."""

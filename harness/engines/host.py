@@ -101,16 +101,17 @@ class Host:
 
     def beside(
         self, decoding: list[list[int]], decoded: int | None, prompt: list[int], asked: dict[str, Any], tokens: int
-    ) -> tuple[dict[str, Any] | None, dict[str, Any] | None, float]:
+    ) -> tuple[dict[str, Any] | None, dict[str, Any] | None, list[float]]:
         """A request while others decode so many tokens each, or until it has ended: its answer and that of the first of
-        the others, and the longest time between two tokens of that one after the request came.
+        the others, and the times between two tokens of that one after the request came.
 
         Time in which this thread could have run, and the machine had no core for it, does not count.
         """
         others = [self._add(one, {"store": False, "mode": "off"}, decoded or 10_000) for one in decoding]
         answer: Any = None
         stream: Any = None
-        longest = added_at = 0.0
+        gaps_s: list[float] = []
+        added_at = 0.0
         first_s: float | None = None
         ended_s: float | None = None
         request = ""
@@ -121,7 +122,7 @@ class Host:
                 now = _own_time()
                 if output.request_id == others[0]:
                     if request:
-                        longest = max(longest, now - last)
+                        gaps_s.append(now - last)
                     stream, last = output, now
                 elif output.request_id == request:
                     first_s = first_s or now - added_at
@@ -133,7 +134,7 @@ class Host:
                 added_at = _own_time()
                 request = self._add(prompt, asked, tokens)
         self.settle()  # a request's blocks are known when they are free
-        return self._told(answer, first_s, ended_s), self._told(stream, None), longest
+        return self._told(answer, first_s, ended_s), self._told(stream, None), gaps_s
 
     def batches_in_flight(self) -> int:
         """How many batches vLLM may have scheduled before it hears of the first: two if it schedules asynchronously."""
