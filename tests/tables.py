@@ -5,6 +5,7 @@ What a field or a limit means is written in the table itself; its name, its plac
 
 import json
 import re
+import tomllib
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
@@ -72,6 +73,12 @@ def rows_of_limits(rows: list[str]) -> list[str]:
     return _with_meanings(((name, f"{value:,}") for name, value in bounds.items()), rows)
 
 
+def rows_of_differences(project: str, _: list[str]) -> list[str]:
+    listed = tomllib.loads((DOCS.parent / "tests/peers/differences.toml").read_text(encoding="utf-8"))[project]
+    named = {entry["why"]: (f"`{test.rpartition('::')[2]}`" for test in entry["tests"]) for entry in listed}
+    return [f"| {why} | {', '.join(tests)} |" for why, tests in named.items()]
+
+
 def _with_meanings(facts: Iterable[tuple[str, Any]], rows: list[str]) -> list[str]:
     meanings = {row.split("`")[1]: row.rsplit(" | ", 1)[1] for row in rows}
     return [f"| `{name}` | {fact} | {meanings.get(name, 'to be written |')}" for name, fact in facts]
@@ -94,6 +101,8 @@ def tables() -> dict[tuple[str, str], Rows]:
             f"| `{LETTERS[fate]}` | {fate.label} | {WHY[fate]} |" for fate in Fate
         ],
         ("explain.md", "| `--json` | why |"): lambda _: [f"| `{why}` | {why.sentence} |" for why in Why],
+        ("peers.md", "### What differs of vLLM's"): partial(rows_of_differences, "vllm"),
+        ("peers.md", "### What differs of LMCache's"): partial(rows_of_differences, "lmcache"),
         ("watch.md", "## The hub's metrics"): lambda _: [
             f"| `blendhub_{name}` | {about} |" for name, about in OF_HUB.items()
         ],

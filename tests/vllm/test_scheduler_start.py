@@ -4,6 +4,7 @@ import time
 
 import pytest
 import torch
+from huggingface_hub import ResolvedRevision
 from vllm import SamplingParams
 from vllm.config import CacheConfig, KVTransferConfig, VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
@@ -34,7 +35,9 @@ OURS = {
 
 def config_of(transfer):
     config = VllmConfig(kv_transfer_config=KVTransferConfig(**transfer), cache_config=CacheConfig(block_size=16))
-    config.model_config = StandIn(model="m", revision=None, max_model_len=512, dtype="float32", is_hybrid=False)
+    # What vLLM finds out about a model that is named as on the Hugging Face Hub.
+    revision = ResolvedRevision("0" * 40)
+    config.model_config = StandIn(model="m", revision=revision, max_model_len=512, dtype="float32", is_hybrid=False)
     return config
 
 
@@ -87,7 +90,8 @@ def test_requests_wait_for_the_workers_first_report_and_for_the_hub_and_then_all
     side = connector._scheduler
     assert list(side._requests) == ["early"] and side._admission.adapters._loaded == adapters
     assert connector.get_num_new_matched_tokens(early, 0) == (0, False)
-    assert side.executor.place.namespace.layout == LAYOUT and side.executor.place.namespace.weights
+    namespace = side.executor.place.namespace
+    assert namespace.layout == LAYOUT and namespace.weights and namespace.revision == "main"
 
 
 def test_alone_workers_show_their_proof_before_vllm_is_ready_and_the_first_request_waits_for_no_start(
