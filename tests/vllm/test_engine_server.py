@@ -26,7 +26,7 @@ from harness.waiting import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
-OPTIONS = {"max_model_len": 2048, "enable_prompt_tokens_details": True}
+OPTIONS: dict[str, Any] = {"max_model_len": 2048, "enable_prompt_tokens_details": True}
 SOON_S = 30.0
 """The server's counters and its hub hear of a request a moment after its response."""
 
