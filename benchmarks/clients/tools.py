@@ -28,11 +28,13 @@ COMMANDS = {
     " --mrc-duration {seconds}",
     "long-doc-qa": f"{_LMCACHE}long-doc-qa --kv-cache-volume 0.3 --ldqa-document-length 1500"
     " --ldqa-query-per-document 3 --ldqa-num-inflight-requests 2 --ldqa-max-output-length 16",
-    "sweep": "guidellm run --profile kind=sweep,sweep_size=5 --constraint kind=max_requests,count={prompts}"
+    "sweep": "guidellm run --profile kind=sweep,sweep_size=4 --constraint kind=max_requests,count={prompts}"
     " --data kind=synthetic_text,prompt_tokens=256,output_tokens=16",
 }
 """What is run, as a person types it; to each is added which server it asks, and where its result goes."""
 SIZES, QUICK = {"prompts": 40, "rounds": 16, "seconds": 20}, {"prompts": 8, "rounds": 3, "seconds": 5}
+# vLLM's client hashes the numbers of a trace's pieces. GuideLLM starts its processes anew for each step.
+ENVIRONMENT = {"PYTHONHASHSEED": "0", "VLLM_LOGGING_LEVEL": "WARNING", "GUIDELLM__MAX_WORKER_PROCESSES": "1"}
 TOKENS_PER_GB = 23_296
 """Of SmolLM2's KV in float32."""
 
@@ -124,7 +126,7 @@ def measure(command: str, server: Server, folder: Path) -> Figures:
     done = subprocess.run(
         [*start, *arguments, *options],
         cwd=folder,
-        env=os.environ | {"PYTHONHASHSEED": "0", "VLLM_LOGGING_LEVEL": "WARNING"},
+        env=os.environ | ENVIRONMENT,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
