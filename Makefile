@@ -16,6 +16,8 @@ FILES := build/packages
 GEMMA := build/gemma
 # What vLLM's own tests import, and source distributions, which have the tests of vLLM and LMCache: their builds are not made.
 PEERS := build/peers
+# Other people's clients, in an environment of their own.
+CLIENTS := build/clients
 DIST := dist
 
 # With this variable set, every process that imports vLLM would compile vLLM again, which takes half a minute.
@@ -54,7 +56,7 @@ test $$result = passed
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: help setup docs test test-fast test-long test-vllm test-peers lint imported tables size format dist bench quality model-card gpu-pack gpu-check npu-check demo agent-demo fleet-demo clean
+.PHONY: help setup docs test test-fast test-long test-vllm test-peers test-clients lint imported tables size format dist bench quality model-card gpu-pack gpu-check npu-check demo agent-demo fleet-demo clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -86,7 +88,7 @@ test: ## Run every check and all tests but the long ones, and print how long tha
 	@$(call TIMED,test,lint imported,not long and not alone,not long and alone)
 
 test-long: ## Run the long tests: demos, servers that stand still, the rest of wide grids
-	@$(call TIMED,test-long,setup,long and not alone,long and alone)
+	@$(call TIMED,test-long,setup,long and not alone and not clients,long and alone)
 
 test-fast: ## Run the tests that take little time: no server, engine or installation
 	@$(call TIMED,test-fast,setup,not slow and not alone,not slow and alone)
@@ -120,6 +122,17 @@ $(ITS_TESTS): SOURCE := vllm==$(PEER)
 $(ITS_TESTS): PARTS := tests pyproject.toml
 $(LMCACHE): SOURCE := lmcache==0.5.6
 $(LMCACHE): PARTS := lmcache tests
+
+test-clients: setup $(CLIENTS)/.installed ## Ask vLLM's server as OpenAI's client, LangChain, LlamaIndex and others' benchmarks do, with BlendHub and without
+	$(BIN)/python -m pytest -m clients tests/clients
+	$(BIN)/python -m benchmarks.clients --json build/clients.json $(if $(QUICK),--quick,--page docs/measurements-clients.md)
+
+$(CLIENTS)/.installed: pyproject.toml | $(STAMP)
+	@rm -rf $(CLIENTS)
+	@"$(PYTHON)" -m venv --without-pip $(CLIENTS)
+	@$(BIN)/pip --python $(CLIENTS)/bin/python install --quiet --disable-pip-version-check --no-compile --group clients
+	@$(BIN)/pip --python $(CLIENTS)/bin/python install --quiet --disable-pip-version-check --no-compile --no-deps --group lmcache
+	@touch $@
 
 lint: setup ## Check style and types
 	$(BIN)/ruff check .

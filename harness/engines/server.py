@@ -42,9 +42,10 @@ class Server(Closing):
 
         ``options``: those of the command line, with underscores; True for one that takes no value.
         """
+        self.name = str(options.get("served_model_name", NAME))
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        given: dict[str, int | str | bool] = {"model": str(model), "served-model-name": NAME, "dtype": "float32"}
+        given: dict[str, int | str | bool] = {"model": str(model), "served-model-name": self.name, "dtype": "float32"}
         given |= {"host": "127.0.0.1", "port": self.port, "block-size": 32}
         given |= {name.replace("_", "-"): value for name, value in options.items()}
         if connector:

@@ -26,6 +26,7 @@ from harness.waiting import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
+OPTIONS: dict[str, Any] = {"max_model_len": 2048, "enable_prompt_tokens_details": True}
 SOON_S = 30.0
 """The server's counters and its hub hear of a request a moment after its response."""
 
@@ -78,7 +79,7 @@ def server(tmp_path_factory):
     endpoint = f"ipc://{folder}/hub.sock"
     hub = {"arena_gib": 0.25, "listen": [{"endpoint": endpoint}], "embedded": "process"}  # as by default on GPUs
     settings = {"hub": hub, "selector": {"name": "hkvd"}, "policy": {"min_reused_tokens": 64}}
-    with AskedServer(model, folder / "log", transfer_config(settings), max_model_len=2048) as server:
+    with AskedServer(model, folder / "log", transfer_config(settings), **OPTIONS) as server:
         server.hub = endpoint
         server.wait_until_up()
         yield server
@@ -104,6 +105,15 @@ def test_a_request_may_say_what_it_wants_and_its_response_tells_what_was_reused(
     shallow = server.ask([*texts.new(43), *unstored, *texts.new(9)])
     assert shallow["reason"].startswith("200 tokens are not moved: it is stored only where it was computed with")
     assert "unknown field `ratio`" in server.ask(texts.new(100), ratio=0.5)["reason"]
+
+
+def test_usage_counts_the_tokens_that_were_brought_back_and_not_those_that_were_computed(server, texts):
+    document = texts.new(400)
+    server.store([*texts.new(MIN_DONOR_CONTEXT), *document])
+    answer = server.complete([*texts.new(50), *document, *texts.new(9)])
+    report = answer["kv_transfer_params"]["blendhub"]
+    assert report["moved_tokens"] == 400 and report["recomputed_tokens"] == 160
+    assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 400 - 160
 
 
 def test_what_a_tenant_stored_is_deleted_by_its_salt(server, texts):

@@ -11,7 +11,7 @@ from vllm.v1.request import Request
 from blendhub.client.hub_client import PendingLookup
 from blendhub.client.wire import Found
 from blendhub.core.layout import Variant
-from blendhub.core.spans import Match, Span, join_spans
+from blendhub.core.spans import Match, Span, join_spans, total
 from blendhub.core.tokens import Tokens
 from blendhub.outcome.reasons import NotReused, Why
 from blendhub.outcome.report import AuditOutcome, Outcome, RepairOutcome, ReusedSpans
@@ -166,6 +166,11 @@ class RequestState:
         loaded = self.decision if self.stage is Stage.LOADED else None
         if loaded and loaded.first_approximate is not None:
             self.ratio = min(self.ratio, loaded.ratio)
+        stats = self.request.prefill_stats
+        if stats and not self.request.num_preemptions:
+            # vLLM counts all that was claimed as cached, with what was computed to blend it.
+            kept = [*loaded.exact, *loaded.settled, *loaded.moved] if loaded and not loaded.audit else []
+            stats.set(stats.num_prompt_tokens, self.engine_tokens, max(0, total(kept) - total(result.recomputed)))
 
     def refuse(self, refusal: Refusal) -> None:
         assert self.stage is not Stage.LOADING
