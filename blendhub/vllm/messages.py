@@ -137,7 +137,7 @@ class StepPlan(KVConnectorMetadata):
     preempted: set[str] = field(default_factory=set)
     """Requests whose blocks vLLM has freed for other requests in this step."""
     ending: set[str] = field(default_factory=set)
-    """Requests that have ended and have no further saves. Their blocks are kept until all of their saves are copied.
+    """Requests that have ended, with no further saves and no repair. Their blocks are kept until all saves are copied.
     Each request is named in one plan only, because workers answer each time."""
     number: int = 0
     """The number of the step, counted from the engine's start."""

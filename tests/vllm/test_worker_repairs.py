@@ -75,7 +75,7 @@ def test_a_repair_leaves_exact_kv_and_tells_which_tokens_of_the_answer_the_model
         patch.setattr(repairs, "ROWS", rows)
         for job in jobs(answer, spans):
             assert not worker.take_results()
-            worker.step(job)
+            worker.step(job, is_idle=False)
     exact = np.cumsum(tokens)
     assert np.array_equal(model.kv, exact)
     likeliest = (exact % 5 > exact % 7)[N - 1 : -1].astype(int)
@@ -93,7 +93,7 @@ def test_an_audit_compares_what_blended_and_exact_kv_say_behind_the_prompt(stale
     for job in jobs(
         answer, [Span(EXACT, 30), Span(30, N + 4), Span(N + 4, N + ANSWER)], compares, asks=int(TOKENS[N - 1])
     ):
-        worker.step(job)
+        worker.step(job, is_idle=False)
     (result,) = worker.take_results().values()
     blended, exact = (torch.tensor([total % 7.0, total % 5.0]) for total in (stale + N, int(SUMS[N - 1])))
     assert result.audit.agrees == bool(blended.argmax() == exact.argmax())
@@ -104,18 +104,21 @@ def test_an_audit_compares_what_blended_and_exact_kv_say_behind_the_prompt(stale
 def test_a_repair_that_fails_is_over_and_the_next_one_of_the_request_is_not():
     worker = Repairs(context_of(SummingModel()))
     first, second = jobs([0] * ANSWER, [Span(EXACT, 30), Span(30, N + ANSWER)])
-    worker.step(first)
-    worker.fail(RuntimeError("vLLM has gone to sleep"))
-    worker.step(second)
+    worker.step(first, is_idle=False)
+    worker.stop(RuntimeError("vLLM has gone to sleep"))
+    worker.step(second, is_idle=True)
     assert "gone to sleep" in worker.take_results()["r"].error
-    worker.step(second)  # the scheduler had not heard of it
+    worker.step(second, is_idle=True)  # the scheduler had not heard of it
     assert not worker.take_results()
+    worker.step(first, is_idle=False)
+    assert "gone to sleep" in worker.take_results()["r"].error
+    worker.go_on()
     for job in (first, second):
-        worker.step(job)
+        worker.step(job, is_idle=False)
     assert worker.take_results()["r"].error == ""
-    worker.step(first)
+    worker.step(first, is_idle=False)
     worker.forget("r")
-    worker.step(second)
+    worker.step(second, is_idle=True)
     assert not worker.take_results()
 
 
@@ -123,7 +126,7 @@ def test_a_rank_without_predictions_computes_the_same_and_compares_nothing():
     model, answer = SummingModel(says=False), [0] * ANSWER
     worker = Repairs(context_of(model))
     for job in jobs(answer, [Span(EXACT, N + ANSWER)], asks=int(TOKENS[N - 1])):
-        worker.step(job)
+        worker.step(job, is_idle=False)
     assert np.array_equal(model.kv, np.cumsum(np.append(TOKENS[:N], answer)))
     result = worker.take_results()["r"]
     assert (result.compared, result.audit) == (0, None)

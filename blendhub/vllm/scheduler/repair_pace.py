@@ -22,14 +22,19 @@ MEASURED = 8
 
 class Step(NamedTuple):
     n_answers: int
-    """The number of tokens of answers that it computes, if it computes nothing else; otherwise 0."""
+    """The number of requests whose answers it computes."""
+    is_measured: bool = False
+    """Whether it computes nothing else."""
     estimated_s: float = 0.0
     """What its repair should take by the costs of the start."""
 
 
 class RepairPace:
-    """Steps that compute answers become longer by ``share`` at most; if the least forward takes longer than that, only
-    some of them become longer, and on average by ``share``: by their own length, or by ``share``, at most."""
+    """Limits by how much repairs make steps longer that compute answers: on average by ``share``.
+
+    Each step becomes longer by ``share`` at most. Where the least forward takes longer than that, some steps become
+    longer by their own length at most, and the others do not.
+    """
 
     def __init__(
         self, costs: Costs | None, share: float, lag: int = 0, clock: Callable[[], float] = time.monotonic
@@ -49,12 +54,12 @@ class RepairPace:
         self._credit = 0.0
         """The seconds by which answers may still be slowed down."""
 
-    def begin_step(self, n_answers: int) -> None:
-        """``n_answers``: as of ``Step``."""
+    def begin_step(self, n_answers: int, *, only_answers: bool = True) -> None:
+        """A step is planned that computes tokens of so many answers; ``only_answers``: and of no prompt."""
         now = self._clock()
         self._end_step(self._steps.popleft(), now - self._begun_at)
         self._begun_at = now
-        self._steps.append(Step(n_answers))
+        self._steps.append(Step(n_answers, only_answers and n_answers > 0))
         if n_answers and self._plain:
             step = median(self._plain)
             share = self._share * step
@@ -74,14 +79,14 @@ class RepairPace:
         seconds = self._seconds(Span(left.start, left.start + n))
         if answers:
             self._credit -= seconds
-        self._steps[-1] = Step(answers, seconds / self._factor)
+        self._steps[-1] = self._steps[-1]._replace(estimated_s=seconds / self._factor)
         return n
 
     def _seconds(self, span: Span) -> float:
         return self._factor * self._cost.seconds(self._cost.sum([span]))
 
     def _end_step(self, step: Step, taken_s: float) -> None:
-        if not step.n_answers:
+        if not step.is_measured:
             return
         if step.n_answers != self._n_answers:
             self._plain.clear()

@@ -24,6 +24,8 @@ MOST_ANSWERS = 4
 """With more answers under way, an engine is not idle."""
 AUDIT_S = 60.0
 """How long an audit may go on behind the end of the answer."""
+MANY = 64
+"""While tokens are under way that are not known yet, no fewer are repaired: it would not be the last time."""
 BANDS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 """The last answer tokens of the bands in which agreement is counted; all later tokens are in one more band."""
 
@@ -47,9 +49,7 @@ class Repair:
     @property
     def computed_end(self) -> int:
         """The end of the tokens whose KV earlier steps have computed, as far as the tokens are known."""
-        request = self.state.request
-        # The last token of an answer was sampled, and never computed.
-        return min(request.num_computed_tokens, request.num_tokens - (self.kept is not None))
+        return min(self.state.request.num_computed_tokens, self.state.request.num_tokens)
 
     @property
     def left(self) -> Span:
@@ -65,8 +65,8 @@ class Repair:
     def priority(self) -> tuple[bool, int]:
         """The greatest comes first: audits, and then the answer that has most tokens to come."""
         request = self.state.request
-        left = 0 if self.kept is not None else request.max_tokens - request.num_output_tokens
-        return self.state.is_audited, left
+        to_come = 0 if self.kept is not None else request.max_tokens - request.num_output_tokens
+        return self.state.is_audited, to_come
 
 
 class Repairs:
@@ -91,7 +91,10 @@ class Repairs:
         self._requests = requests
         self._counters = counters
         self._repairs: dict[str, Repair] = {}
+        self._has_windows = scratch.tables.shortest_window is not None
         self._over: list[tuple[RequestState, Tables]] = []
+        self._ended: set[str] = set()
+        """The requests whose repair has ended since the last plan."""
 
     @property
     def is_busy(self) -> bool:
@@ -99,7 +102,7 @@ class Repairs:
         return bool(self._over) or any(repair.kept is not None for repair in self._repairs.values())
 
     def add(self, state: RequestState) -> None:
-        """A request has its KV, of which some is approximate, or none. May be said again."""
+        """Note that a request has its KV; it is repaired if some of that is approximate. May be called again."""
         if state.first_approximate is None or not state.is_repairable or state.id in self._repairs:
             return
         if self.audits.wants(state):
@@ -110,22 +113,26 @@ class Repairs:
 
     def plan(self, plan: StepPlan, step: SchedulerOutput) -> None:
         """Have the step compute tokens of one request anew."""
-        scheduled = step.num_scheduled_tokens
-        if not self._repairs:
-            self._pace.begin_step(0)
-            return
-        states = [self._requests.get(name) for name in scheduled]
-        only_answers = all(state and state.has_begun_to_answer for state in states)
-        self._pace.begin_step(len(scheduled) if only_answers else 0)
+        scheduled, n_answers = step.num_scheduled_tokens, 0
+        if self._repairs:
+            states = [self._requests.get(name) for name in scheduled]
+            n_answers = sum(state is not None and state.is_answering for state in states)
+        self._pace.begin_step(n_answers, only_answers=n_answers == len(scheduled))
         for name, repair in list(self._repairs.items()):
             if name in plan.preempted:
-                self._give_up(repair, "preempted", plan)
+                self._give_up(repair, "preempted")
             elif repair.kept is not None and self._scratch.is_short:
-                self._give_up(repair, "short_of_blocks", plan)
+                self._give_up(repair, "short_of_blocks")
             elif repair.kept is not None and time.monotonic() > repair.until:
-                self._give_up(repair, "late", plan)
-            else:
+                self._give_up(repair, "late")
+            elif self._has_windows:
                 self._scratch.hold(name, self._tables(repair))
+        if n_answers or not scheduled:  # otherwise first tokens would wait
+            self._plan_repair(plan, step)
+        plan.unrepaired, self._ended = self._ended, set()
+
+    def _plan_repair(self, plan: StepPlan, step: SchedulerOutput) -> None:
+        scheduled = step.num_scheduled_tokens
         modes = {"always", "idle"} if self._is_idle else {"always"}
         ready = [repair for repair in self._repairs.values() if self._is_ready(repair, scheduled, modes)]
         if not ready:
@@ -137,8 +144,10 @@ class Repairs:
             return
         span = Span(left.start, left.start + n_tokens)
         tables = self._scratch.complete(repair.state.id, self._tables(repair))
-        if self._lacks_blocks(span, tables):
-            self._give_up(repair, "freed_blocks", plan)
+        asked = Span(repair.state.request.num_prompt_tokens - 1, repair.state.request.num_prompt_tokens)
+        asks = repair.state.is_audited and not repair.has_begun
+        if self._lacks_blocks(span, tables) or (asks and self._lacks_blocks(asked, tables)):
+            self._give_up(repair, "freed_blocks")
         else:
             plan.repair = self._job(repair, span, tables)
 
@@ -170,8 +179,9 @@ class Repairs:
         if not repair:
             return False
         after_s = AUDIT_S if state.is_audited else self._after_s
-        if not after_s:
-            self._end(repair)
+        waits = not state.is_audited and state.terms.repair == "idle" and not self._is_idle
+        if not after_s or waits or state.request.num_computed_tokens < state.request.num_prompt_tokens:
+            self._give_up(repair, "not_kept")
             return False
         repair.kept, repair.until = tables, time.monotonic() + after_s
         return True
@@ -185,14 +195,14 @@ class Repairs:
         """Give up what keeps blocks: vLLM forgets all that it has cached."""
         for repair in list(self._repairs.values()):
             if repair.kept is not None:
-                self._give_up(repair, "late")
+                self._give_up(repair, "cleared")
 
     def _is_ready(self, repair: Repair, scheduled: Collection[str], modes: Collection[str]) -> bool:
         """Whether the repair can go on in a step that computes these requests, for repairs of these modes."""
         state, is_over = repair.state, repair.kept is not None
-        if repair.is_planned or not (repair.exact_end < repair.computed_end or repair.knows_all):
+        if repair.is_planned or (not repair.knows_all and len(repair.left) < MANY):
             return False
-        if not is_over and (state.id not in scheduled or not state.has_begun_to_answer):
+        if not is_over and (state.id not in scheduled or not state.is_answering):
             return False
         if state.is_audited and (is_over or state.terms.repair != "off"):
             return True
@@ -202,7 +212,7 @@ class Repairs:
     def _is_idle(self) -> bool:
         """Whether no request waits or is computed, and few are answered."""
         requests = self._requests.values()
-        return len(requests) <= MOST_ANSWERS and all(state.has_begun_to_answer for state in requests)
+        return len(requests) <= MOST_ANSWERS and all(state.is_answering for state in requests)
 
     def _tables(self, repair: Repair) -> Tables:
         """The blocks that vLLM has of a request."""
@@ -212,7 +222,8 @@ class Repairs:
         """Whether vLLM has freed blocks that the tokens write, or attend to."""
         of_tables = zip(tables, self._scratch.tables.block_sizes, self._scratch.tables.windows, strict=True)
         return any(
-            NULL_BLOCK in table[(window.begin(span.start) if window else 0) // size : -(-span.end // size)]
+            len(table) * size < span.end
+            or NULL_BLOCK in table[(window.begin(span.start) if window else 0) // size : -(-span.end // size)]
             for table, size, window in of_tables
         )
 
@@ -247,14 +258,13 @@ class Repairs:
             self._counters[f"answer_tokens_differing_{band}"] += int(((differing >= start) & (differing < last)).sum())
             start = end
 
-    def _give_up(self, repair: Repair, why: str, plan: StepPlan | None = None) -> None:
+    def _give_up(self, repair: Repair, why: str) -> None:
         self._counters[f"repairs_ended_{why}"] += 1
-        if plan and repair.has_begun:
-            plan.unrepaired.add(repair.state.id)
         self._end(repair)
 
     def _end(self, repair: Repair) -> None:
         del self._repairs[repair.state.id]
+        self._ended.add(repair.state.id)
         if repair.kept is not None:
             self._over.append((repair.state, repair.kept))
 

@@ -87,7 +87,7 @@ class Reports:
         return response
 
     def tell(self, state: RequestState) -> None:
-        """Tell observers and the hub the outcome of a request that has ended, and is repaired, if it will be."""
+        """Tell observers and the hub the outcome of a request that has ended, and whose repair has ended, too."""
         outcome = state.outcome()
         self._observers.request_done(outcome)
         self._waiting.append(outcome)

@@ -169,8 +169,10 @@ class RequestState:
         stats = self.request.prefill_stats
         if stats and not self.request.num_preemptions:
             # vLLM counts all that was claimed as cached, with what was computed to blend it.
-            kept = [*loaded.exact, *loaded.settled, *loaded.moved] if loaded and not loaded.audit else []
-            stats.set(stats.num_prompt_tokens, self.engine_tokens, max(0, total(kept) - total(result.recomputed)))
+            kept = [*loaded.exact, *loaded.settled, *loaded.moved] if loaded else []
+            stats.set(
+                self.request.num_prompt_tokens, self.engine_tokens, max(0, total(kept) - total(result.recomputed))
+            )
 
     def refuse(self, refusal: Refusal) -> None:
         assert self.stage is not Stage.LOADING
@@ -183,6 +185,7 @@ class RequestState:
         first = self.first_approximate
         assert first is not None
         self._is_repaired, self._approximate_before = True, None
+        self.shown_exact = max(self.shown_exact, self.request.num_tokens)
         self.hashes.restore()
         blocks.cache_anew(self.request, tables, first, end)
 
@@ -268,8 +271,13 @@ class RequestState:
 
     @property
     def has_begun_to_answer(self) -> bool:
-        """Whether tokens were generated before it was preempted."""
+        """Whether it has generated tokens; if it was preempted, vLLM may compute its prompt once more."""
         return len(self.request.output_token_ids) > 0
+
+    @property
+    def is_answering(self) -> bool:
+        """Whether steps compute its answer, and nothing else of it."""
+        return self.has_begun_to_answer and self.request.num_computed_tokens >= self.request.num_tokens - 1
 
     @property
     def prompt_end(self) -> int:

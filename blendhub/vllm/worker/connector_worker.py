@@ -95,8 +95,8 @@ class ConnectorWorker:
             load.advance()
         for request in plan.unrepaired:
             self._repairs.forget(request)
-        if plan.repair and not self._is_detached:
-            self._repairs.step(plan.repair)
+        if plan.repair:
+            self._repairs.step(plan.repair, is_idle=not plan.computes)
         if self._postponed:
             budget, self._postponed = self._postponed, 0
             self._forwards.step(self._blends, budget)
@@ -122,7 +122,11 @@ class ConnectorWorker:
     def finished(self) -> tuple[set[str], set[str]]:
         """The requests whose blocks can be freed, and the requests whose KV is loaded."""
         self._go_on()
-        saved = {request for request in self._ending if not self._saves.needs_blocks(request)}
+        saved = {
+            request
+            for request in self._ending
+            if not (self._saves.needs_blocks(request) or self._repairs.is_computing(request))
+        }
         self._ending -= saved
         self._uncommitted |= saved
         loaded, self._loaded = self._loaded, set()
@@ -154,11 +158,12 @@ class ConnectorWorker:
         self._is_detached = True
         for load in self._loads.values():
             load.stop(HubError(ASLEEP))
-        self._repairs.fail(HubError(ASLEEP))
+        self._repairs.stop(HubError(ASLEEP))
 
     def attach(self) -> None:
         """Copy again. vLLM may load other weights before its next step."""
         self._is_detached, self._must_check_weights = False, True
+        self._repairs.go_on()
 
     def close(self) -> None:
         self._saves.close()

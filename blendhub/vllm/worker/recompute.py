@@ -41,7 +41,7 @@ class BlendContext:
 
 
 class HostCopy:
-    """A tensor that is copied to the CPU. Nothing here waits for the device."""
+    """A tensor that is copied to the CPU. Only ``wait`` waits for the device."""
 
     def __init__(self, numbers: torch.Tensor) -> None:
         self._host, self._arrival = numbers, None
@@ -50,6 +50,10 @@ class HostCopy:
             self._host.copy_(numbers, non_blocking=True)
             self._arrival = torch.get_device_module(numbers.device).Event()
             self._arrival.record()
+
+    def wait(self) -> None:
+        if self._arrival:
+            self._arrival.synchronize()
 
     def numbers(self) -> npt.NDArray[Any] | None:
         """The numbers that have arrived; None while the copy is under way."""

@@ -19,9 +19,9 @@ ROWS = 32
 class Repair:
     """What is known on this rank about the repair of one request."""
 
-    def __init__(self) -> None:
+    def __init__(self, error: Exception | None) -> None:
         self.n_tokens = 0
-        self.error: Exception | None = None
+        self.error = error
         self.is_over = False
         self.blended: torch.Tensor | None = None
         """For an audit: what the model predicts behind the prompt from blended KV."""
@@ -60,11 +60,21 @@ class Repairs:
     def __init__(self, context: BlendContext) -> None:
         self._context = context
         self._repairs: dict[str, Repair] = {}
+        self._computed: dict[str, HostCopy] = {}
+        """For each request some number that the device computes last."""
+        self._stopped: Exception | None = None
 
-    def step(self, job: RepairJob) -> None:
-        """Compute a span anew. All tokens before it are exact by now."""
+    def step(self, job: RepairJob, *, is_idle: bool) -> None:
+        """Compute a span anew. All tokens before it are exact by now.
+
+        ``is_idle``: the step computes nothing else, so it waits until the device has done the work of the last one.
+        Otherwise work would pile up, for which the next request would wait.
+        """
+        if is_idle:
+            for computed in self._computed.values():
+                computed.wait()
         if job.is_first:
-            self._repairs[job.request] = Repair()
+            self._repairs[job.request] = Repair(self._stopped)
         repair = self._repairs.get(job.request)
         if repair is None or repair.error:
             return  # the scheduler has yet to hear of the error
@@ -74,6 +84,7 @@ class Repairs:
                 asked = self._context.model.logits(self._hidden(job, last, np.array([job.asks], np.uint32)))
                 repair.blended = None if asked is None else asked[0]
             hidden = self._hidden(job, job.span, job.tokens)
+            self._computed[job.request] = HostCopy(hidden[-1:, :1])
             repair.n_tokens += len(job.span)
             repair.is_over = job.is_last
             first = max(job.span.start, last.start)
@@ -90,10 +101,22 @@ class Repairs:
                     said = self._context.model.sent(behind[at : at + ROWS].astype(np.int64))
                     repair.same.append((begin - last.start, HostCopy(predicted.argmax(1) == said)))
 
-    def fail(self, error: Exception) -> None:
-        """What was repaired until now is lost."""
+    def stop(self, error: Exception) -> None:
+        """Repair nothing until ``go_on``; what was repaired until now is lost."""
+        self._stopped = error
         for repair in self._repairs.values():
             repair.fail(error)
+
+    def go_on(self) -> None:
+        self._stopped = None
+
+    def is_computing(self, request: str) -> bool:
+        """Whether the device still writes blocks of the request."""
+        computed = self._computed.get(request)
+        if computed and computed.numbers() is not None:
+            del self._computed[request]
+            return False
+        return computed is not None
 
     def forget(self, request: str) -> None:
         """The scheduler has given a repair up."""

@@ -67,7 +67,7 @@ class Scratch:
         self._wanted: set[str] = set()
         """The requests whose blocks this step wants to be held."""
         self._kept_until: dict[str, float] = {}
-        """The requests that are loaded, of those that hold blocks."""
+        """Until when blocks may be held of requests that are loaded, or repaired."""
         self._n_failed: dict[str, int] = {}
         """How often vLLM has found no blocks beside those that were borrowed, by request."""
 
