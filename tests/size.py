@@ -9,11 +9,11 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 
 BOUNDS = {
-    "blendhub/": 20_050,
+    "blendhub/": 20_850,
     "blendhub/testing/": 5_100,
     "plugins/": 9_650,
-    "tests/, plugins/*/tests/": 22_200,
-    "benchmarks/, harness/, examples/": 6_950,
+    "tests/, plugins/*/tests/": 23_400,
+    "benchmarks/, harness/, examples/": 7_850,
 }
 """The most lines of Python in these folders. A folder's files count in the row that names it most closely."""
 

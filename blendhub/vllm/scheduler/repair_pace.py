@@ -33,7 +33,7 @@ class RepairPace:
     """Limits by how much repairs make steps longer that compute answers: on average by ``share``.
 
     Each step becomes longer by ``share`` at most. Where the least forward takes longer than that, some steps become
-    longer by their own length at most, and the others do not.
+    longer by their own length, or by the least forward, and the others do not.
     """
 
     def __init__(
@@ -53,6 +53,10 @@ class RepairPace:
         """How much longer repairs take than by the costs of the start."""
         self._credit = 0.0
         """The seconds by which answers may still be slowed down."""
+        self._n_last = LEAST
+        """How many tokens were repaired beside answers at a time; the next ones are at most twice as many, because what
+        few tokens take says little about many.
+        """
 
     def begin_step(self, n_answers: int, *, only_answers: bool = True) -> None:
         """A step is planned that computes tokens of so many answers; ``only_answers``: and of no prompt."""
@@ -63,14 +67,14 @@ class RepairPace:
         if n_answers and self._plain:
             step = median(self._plain)
             share = self._share * step
-            in_each = self._seconds(Span(0, LEAST)) <= share
-            self._credit = min(self._credit + share, share if in_each else max(step, share))
+            least = self._seconds(Span(0, LEAST))
+            self._credit = min(self._credit + share, share if least <= share else max(step, least))
 
     def take(self, left: Span, most: int) -> int:
         """How many tokens of the span the step repairs; it is planned to."""
         answers = self._steps[-1].n_answers
         limit = (self._credit if self._plain else 0.0) if answers else LONGEST_S
-        longest = min(most, len(left))
+        longest = min(most, len(left), 2 * self._n_last if answers else most)
         n = bisect_right(range(1, longest + 1), limit, key=lambda n: self._seconds(Span(left.start, left.start + n)))
         if not answers:
             n = max(n, min(LEAST, longest))
@@ -79,6 +83,7 @@ class RepairPace:
         seconds = self._seconds(Span(left.start, left.start + n))
         if answers:
             self._credit -= seconds
+            self._n_last = max(n, LEAST)
         self._steps[-1] = self._steps[-1]._replace(estimated_s=seconds / self._factor)
         return n
 
