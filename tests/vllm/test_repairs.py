@@ -15,7 +15,7 @@ from blendhub.core.spans import Span
 from blendhub.outcome.report import AuditOutcome
 from blendhub.vllm.costs import Cost, Costs
 from blendhub.vllm.messages import RepairResult, WorkerReport
-from blendhub.vllm.scheduler import repairs
+from blendhub.vllm.scheduler import repair_pace, repairs
 from blendhub.vllm.scheduler.repair_pace import LEAST, LONGEST_S, RepairPace
 from blendhub.vllm.scheduler.repairs import says_the_likeliest
 from blendhub.vllm.watching.stats import AuditRecord
@@ -30,7 +30,13 @@ FIRST = 32
 
 
 @pytest.fixture
-def engine():
+def at_once(monkeypatch):
+    """A step repairs as much as is left."""
+    monkeypatch.setattr(repair_pace, "LEAST", 4096)
+
+
+@pytest.fixture
+def engine(at_once):
     with played_engine(settings=ALWAYS, costs=FAST, audits=True) as engine:
         engine.serve("stored", text(0, 96))
         yield engine
@@ -85,7 +91,7 @@ def test_a_repair_begins_with_the_first_approximate_token_and_what_is_exact_then
     assert engine.found(PROMPT + [7] * 11, exact=True) >= set(range(FIRST, computed - 16))
 
 
-def test_an_audit_asks_first_and_its_outcome_reaches_report_metrics_and_hub():
+def test_an_audit_asks_first_and_its_outcome_reaches_report_metrics_and_hub(at_once):
     with played_engine(settings=msgspec.structs.replace(ALWAYS, audit_share=1.0), costs=FAST, audits=True) as engine:
         engine.serve("stored", text(0, 96))
         request = answering(engine, "a")
