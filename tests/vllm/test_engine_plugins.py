@@ -32,7 +32,7 @@ class Faulty(Selector):
 
     def select(self, selection):
         self.calls += 1
-        if self.calls == 1:
+        if self.calls <= 2:  # the first call measures what selections cost
             return [(span.start, span.end) for span in selection.moved]
         return sorted([*selection.moved, (0, 1)])
 

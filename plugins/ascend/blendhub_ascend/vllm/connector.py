@@ -1,9 +1,14 @@
 """``AscendConnector``: BlendHub in vLLM 0.23, whose connectors neither see its blocks nor name requests that failed."""
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from vllm.config import VllmConfig
-from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata, KVConnectorRole
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorHandshakeMetadata,
+    KVConnectorMetadata,
+    KVConnectorRole,
+)
 
 from blendhub.vllm.connector import BlendHubConnector
 from blendhub.vllm.messages import NULL_BLOCK
@@ -28,6 +33,12 @@ class AscendConnector(BlendHubConnector):
     @staticmethod
     def _new_platform(runner: Any, config: VllmConfig) -> Platform:
         return Ascend(runner, config)
+
+    def set_xfer_handshake_metadata_pp_aware(
+        self, metadata: Mapping[tuple[int, int], KVConnectorHandshakeMetadata]
+    ) -> None:
+        self.bind_kv_cache_manager(self._vllms_scheduler.kv_cache_manager)
+        super().set_xfer_handshake_metadata_pp_aware(metadata)
 
     def build_connector_meta(self, scheduler_output: "SchedulerOutput") -> KVConnectorMetadata:
         self.bind_kv_cache_manager(self._vllms_scheduler.kv_cache_manager)
