@@ -142,6 +142,22 @@ def test_with_repair_off_an_audit_waits_for_the_end_of_the_answer_which_nothing_
     assert not engine.side.repairs.is_busy and engine.counters["requests_repaired"] == 1
 
 
+def test_a_token_that_a_step_was_computing_when_its_request_was_aborted_is_computed_anew(engine):
+    """vLLM has cached the block that ends with it."""
+    request = answering(engine, "a", n_answered=11, store=False)
+    request.num_computed_tokens = request.num_tokens
+    assert request.num_tokens % 16 == 0 and engine.side.ended(request, (engine.blocks.blocks,))[0]
+    engine.step()
+    assert engine.repair.span == Span(FIRST, request.num_tokens) and engine.repair.is_last
+
+
+def test_a_request_that_is_aborted_before_its_answer_is_not_repaired(engine):
+    request = answering(engine, "a", n_answered=0, store=False)
+    request.num_computed_tokens = 130
+    assert not engine.side.ended(request, (engine.blocks.blocks,))[0]
+    assert engine.counters["repairs_ended_not_kept"] == 1
+
+
 @pytest.mark.parametrize("why", ["late", "short_of_blocks", "cleared"])
 def test_the_blocks_of_a_request_that_has_ended_are_kept_for_a_while_and_while_others_do_not_need_them(
     engine, monkeypatch, why
