@@ -50,6 +50,7 @@ def differing(answer, plain, prompt) -> list[int]:
     return [number for number, token in enumerate(answer.tokens) if token != likeliest[number]]
 
 
+@pytest.mark.versions
 def test_an_answer_and_the_next_turn_go_on_from_exact_kv_and_the_report_says_which_tokens_differ(engine, plain, texts):
     assert engine.call("batches_in_flight") == 2
     prompt = blended_prompt(engine, texts)
@@ -92,6 +93,7 @@ def test_what_ended_too_early_or_was_aborted_is_repaired_after_its_end(engine, p
     engine.forget()
 
 
+@pytest.mark.versions
 def test_of_requests_that_share_blocks_each_is_repaired_and_the_others_are_answered_no_worse(engine, plain, texts):
     """What is repaired in shared blocks is exact for all: every token before it is exact by then."""
     prompt = blended_prompt(engine, texts)
