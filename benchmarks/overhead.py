@@ -94,7 +94,7 @@ def complete(server: Server, prompt: list[int]) -> None:
 
 
 def first_request(model: Path, rounds: Rounds) -> Iterator[Row]:
-    """Of servers that have just said that they are ready."""
+    """Compare the first two requests to servers that have just said that they are ready."""
     texts = Texts(0)
     prompts = [[texts.new(FIRST_TOKENS) for _ in range(2)] for _ in range(1 + rounds.other)]
 

@@ -21,7 +21,7 @@ class Reply(NamedTuple):
     text: str
     prompt_tokens: int
     reused_tokens: int
-    """As the framework shows it."""
+    """The reused tokens that the framework shows."""
 
 
 Application = Callable[[str], Reply]

@@ -36,7 +36,7 @@ SIZES, QUICK = {"prompts": 40, "rounds": 16, "seconds": 20}, {"prompts": 8, "rou
 # vLLM's client hashes the numbers of a trace's pieces. GuideLLM starts its processes anew for each step.
 ENVIRONMENT = {"PYTHONHASHSEED": "0", "VLLM_LOGGING_LEVEL": "WARNING", "GUIDELLM__MAX_WORKER_PROCESSES": "1"}
 TOKENS_PER_GB = 23_296
-"""Of SmolLM2's KV in float32."""
+"""The tokens of SmolLM2 whose KV in float32 takes a gigabyte."""
 
 
 class Figures(NamedTuple):
@@ -46,7 +46,7 @@ class Figures(NamedTuple):
     ttft_ms: float
     tpot_ms: float
     tokens_per_s: float
-    """Of answers."""
+    """The tokens of answers that the server generates in a second."""
 
 
 class Program(NamedTuple):
@@ -59,7 +59,7 @@ class Program(NamedTuple):
 
 
 def _of_guidellm(report: Any) -> Figures:
-    """Of the step that sends as much as it can; failures of all steps."""
+    """The figures of the step that sends as much as it can, and the failures of all steps."""
     steps = report["benchmarks"]
     most = next(step["metrics"] for step in steps if step["config"]["strategy"]["type_"] == "throughput")
     return Figures(

@@ -37,7 +37,7 @@ class Answered(msgspec.Struct):
     """An answer beside full prefill's, and what it did to others."""
 
     kl: list[float]
-    """Of each token."""
+    """The divergence at each token of the answer."""
     differences: list[float]
     """Of each token's log-probability."""
     exact_from: int | None

@@ -147,7 +147,7 @@ class SchedulerStart:
         assert support.layouts and config.kv_transfer_config and settings.device
         namespace = Namespace(
             model=config.model_config.model,
-            revision=str(config.model_config.revision or ""),  # it may be of a class of its own
+            revision=str(config.model_config.revision or ""),  # vLLM may give a subclass of str
             weights=blake2b(" ".join(proof.weights for proof in proofs).encode(), digest_size=16).hexdigest(),
             rotary=proofs[0].rotary,
             world_size=len(proofs),

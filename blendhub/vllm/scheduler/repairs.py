@@ -62,6 +62,11 @@ class Repair:
         return self.kept is not None or self.computed_end == self.state.request.num_computed_tokens
 
     @property
+    def asks(self) -> bool:
+        """Whether its next job predicts behind the prompt from blended KV, before anything is repaired."""
+        return self.state.is_audited and not self.has_begun
+
+    @property
     def priority(self) -> tuple[bool, int]:
         """The greatest comes first: audits, and then the answer that has most tokens to come."""
         request = self.state.request
@@ -145,8 +150,7 @@ class Repairs:
         span = Span(left.start, left.start + n_tokens)
         tables = self._scratch.complete(repair.state.id, self._tables(repair))
         asked = Span(repair.state.request.num_prompt_tokens - 1, repair.state.request.num_prompt_tokens)
-        asks = repair.state.is_audited and not repair.has_begun
-        if self._lacks_blocks(span, tables) or (asks and self._lacks_blocks(asked, tables)):
+        if self._lacks_blocks(span, tables) or (repair.asks and self._lacks_blocks(asked, tables)):
             self._give_up(repair, "freed_blocks")
         else:
             plan.repair = self._job(repair, span, tables)
@@ -192,7 +196,7 @@ class Repairs:
         return over
 
     def clear(self) -> None:
-        """Give up what keeps blocks: vLLM forgets all that it has cached."""
+        """Give up the repairs of requests that have ended, whose blocks keep vLLM from resetting its prefix cache."""
         for repair in list(self._repairs.values()):
             if repair.kept is not None:
                 self._give_up(repair, "cleared")
@@ -228,12 +232,13 @@ class Repairs:
         )
 
     def _job(self, repair: Repair, span: Span, tables: Tables) -> RepairJob:
-        state, request, is_first = repair.state, repair.state.request, not repair.has_begun
+        state, request = repair.state, repair.state.request
+        is_first, asks = not repair.has_begun, repair.asks
         repair.has_begun, repair.exact_end = True, span.end
         repair.is_planned = span.end == repair.computed_end and repair.knows_all
         sizes = self._scratch.tables.block_sizes
         n_prompt = request.num_prompt_tokens
-        end = max(span.end, n_prompt) if is_first else span.end  # an audit asks behind the prompt
+        end = max(span.end, n_prompt) if asks else span.end
         blocks = (table[: -(-end // size)] for table, size in zip(tables, sizes, strict=True))
         return RepairJob(
             request=state.id,
@@ -243,7 +248,7 @@ class Repairs:
             prompt_tokens=n_prompt,
             compares=self.audits.are_possible and says_the_likeliest(request.sampling_params),
             is_first=is_first,
-            asks=request.all_token_ids[n_prompt - 1] if is_first and state.is_audited else None,
+            asks=request.all_token_ids[n_prompt - 1] if asks else None,
             is_last=repair.is_planned,
         )
 

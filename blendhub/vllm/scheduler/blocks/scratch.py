@@ -139,8 +139,6 @@ class Scratch:
 
     def hold(self, request: str, tables: Tables) -> None:
         """Hold the blocks that will leave a window, for this step; called in each one, with what vLLM has not freed."""
-        if not any(self.tables.windows):
-            return
         self._wanted.add(request)
         self._kept_until[request] = time.monotonic() + self._patience_s
         loan = self._held.setdefault(request, Loan([], [], [{} for _ in tables]))
