@@ -38,6 +38,7 @@ class Host:
         self._remember_blocks()
         self._count_preemptions()
         self._keep_counts()
+        self._pause_as_served()
         self.settle()  # BlendHub starts within the first steps
 
     def ask(
@@ -234,6 +235,18 @@ class Host:
         for name in ("free", "pop_blocks_for_free"):
             if free := getattr(manager, name, None):
                 setattr(manager, name, remembering(free))
+
+    def _pause_as_served(self) -> None:
+        """Have steps that compute nothing end with a pause in which other threads run, as in vLLM's server."""
+        step = self._core.step_fn
+
+        def step_and_pause() -> Any:
+            outputs, has_computed = step()
+            if not has_computed and self._scheduler.has_requests():
+                time.sleep(0.001)
+            return outputs, has_computed
+
+        self._core.step_fn = step_and_pause
 
     def _count_preemptions(self) -> None:
         preempt = self._scheduler._preempt_request
