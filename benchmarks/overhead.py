@@ -25,7 +25,7 @@ from harness.engines.tiny_model import make_tiny_model
 
 T = TypeVar("T")
 LENGTHS, ANSWER_TOKENS = (256, 800, 3000), 17
-AT_ONCE = {1: 3, 8: 16}
+AT_ONCE = {1: 3, 8: 8}
 """So many prompts at a time, and in a round."""
 SHORT_TOKENS, SHORT_PROMPTS, FIRST_TOKENS = 32, 5, 800
 SETTINGS: dict[str, Any] = {"hub": {"arena_gib": 2.0, "metrics": ""}}
@@ -41,7 +41,7 @@ class Rounds(NamedTuple):
     """How often what is compared."""
 
     short: int = 20
-    other: int = 7
+    other: int = 5
 
 
 def in_pairs(what: str, rounds: int, measure: Callable[[T, int], Sequence[float]], plain: T, ours: T) -> list[Any]:

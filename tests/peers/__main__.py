@@ -32,7 +32,12 @@ class Project(NamedTuple):
 PROJECTS = {
     "vllm": Project(
         tuple(map(UNIT.format, OF_CONNECTORS)),
-        ("tests/v1/core/test_async_scheduler.py", "tests/v1/core/test_scheduler.py"),
+        (
+            "tests/v1/core/test_async_scheduler.py",
+            "tests/v1/core/test_scheduler.py",
+            "tests/v1/engine/test_abort_final_step.py",
+        ),  # fmt: skip
+        ("-p", "on_cpu"),
     ),
     # LMCache's conftest.py imports what needs a GPU.
     "lmcache": Project(("tests/v1/multiprocess/test_blend_matcher.py",), flags=("--noconftest",)),
