@@ -36,7 +36,7 @@ PROJECTS = {
             "tests/v1/core/test_async_scheduler.py",
             "tests/v1/core/test_scheduler.py",
             "tests/v1/engine/test_abort_final_step.py",
-        ),  # fmt: skip
+        ),
         ("-p", "on_cpu"),
     ),
     # LMCache's conftest.py imports what needs a GPU.

@@ -191,7 +191,9 @@ def test_nothing_is_copied_to_the_slots_of_another_arena(scene):
 
 
 @pytest.mark.parametrize("is_preempted", [False, True])
-def test_a_step_that_waits_for_copies_copies_a_part_and_the_rest_before_vllm_has_the_blocks(monkeypatch, is_preempted):
+def test_where_steps_wait_for_copies_each_copies_a_part_of_what_was_computed_and_all_before_vllm_has_the_blocks(
+    monkeypatch, is_preempted
+):
     monkeypatch.setattr(saves, "PART_TOKENS", 20)
     monkeypatch.setattr(SideDevice, "overlaps_compute", False)
     with played_worker(device := SideDevice(), text(0, 96)) as played:
@@ -199,6 +201,8 @@ def test_a_step_that_waits_for_copies_copies_a_part_and_the_rest_before_vllm_has
         scene.copies_end.set()
         played.kv.normal_()
         scene.begin()
+        assert scene.copied == []  # the first token does not wait for what its own step has computed
+        played.worker.save(StepPlan())
         assert scene.copied == [Span(0, 20)] and scene.saved() == set() and scene.readable() == set()
         if is_preempted:
             played.worker.begin_step(StepPlan(preempted={"r"}))

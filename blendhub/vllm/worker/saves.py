@@ -95,19 +95,21 @@ class Saves:
 
     def begin(self, jobs: Iterable[SaveJob]) -> None:
         """Begin to copy, as soon as there is a session with the hub. If the engine waits for copies, a step copies only
-        a part of what waits, so that no token is late by more than that.
+        a part of what earlier steps have computed, so that no token is late by more than that.
         """
         until = time.monotonic() + self._timeout_s
-        self._waiting += [WaitingSave(job, until, job.slot.span.start) for job in jobs]
-        n_tokens = sum(save.job.slot.span.end - save.start for save in self._waiting)
-        if not self._layers.overlaps_compute:
-            n_tokens = -(-n_tokens // (PARTS * PART_TOKENS)) * PART_TOKENS
-        self._copy_waiting(n_tokens)
+        begun = [WaitingSave(job, until, job.slot.span.start) for job in jobs]
+        if self._layers.overlaps_compute:
+            self._waiting += begun
+            self._copy_waiting(self._n_waiting)
+        else:
+            self._copy_waiting(-(-self._n_waiting // (PARTS * PART_TOKENS)) * PART_TOKENS)
+            self._waiting += begun
 
     def settle(self, freed: Collection[str] | None) -> None:
         """Let vLLM reuse the blocks of these requests, after their reads; None: of all requests."""
         if self._waiting and (freed is None or freed):
-            self._copy_waiting(sum(len(save.job.slot.span) for save in self._waiting), freed)
+            self._copy_waiting(self._n_waiting, freed)
         with self._state:
             reading = {copy for copy in self._reading if freed is None or self._copying[copy] in freed}
             self._reading -= reading
@@ -121,6 +123,11 @@ class Saves:
                 self._fail(save.job, error)
             else:
                 self._waiting.append(save)
+
+    @property
+    def _n_waiting(self) -> int:
+        """The tokens that are not copied yet."""
+        return sum(save.job.slot.span.end - save.start for save in self._waiting)
 
     def _copy_waiting(self, n_tokens: int, requests: Collection[str] | None = None) -> None:
         """Begin to copy the first ``n_tokens`` of what waits: of these requests; None: of all."""
