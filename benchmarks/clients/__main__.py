@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.clients.page import FRAMEWORKS, Pair, page
+from benchmarks.clients.page import FRAMEWORKS, Measured, page
 from benchmarks.clients.servers import Servers
 from benchmarks.clients.tools import CLIENTS, COMMANDS, QUICK, SIZES, measure
 from benchmarks.memory import own_bytes
@@ -56,8 +56,8 @@ def rag_rows(framework: str, answers: list[list[dict[str, Any]]]) -> Iterator[Ro
     yield row(f"raised_{framework}", f"{name}: errors", "", raised, 0.0, "lower")
 
 
-def tool_rows(name: str, command: str, pair: Pair) -> Iterator[Row]:
-    plain, ours = pair
+def tool_rows(name: str, command: str, measured: Measured) -> Iterator[Row]:
+    plain, ours, *_ = measured
     more = float(max(0, ours.failed - plain.failed))
     yield row(f"failed_{name}", f"{command}: requests that failed, more than with vLLM alone", "", [more], 0.0, "lower")
     ratios = [("ttft", "time to the first token", ours.ttft_ms / plain.ttft_ms)]
@@ -75,6 +75,9 @@ def tool_rows(name: str, command: str, pair: Pair) -> Iterator[Row]:
 def main() -> None:
     arguments = parser(__doc__ or "", [*FRAMEWORKS, *COMMANDS])
     arguments.add_argument("--page", type=Path, metavar="FILE", help="write the page of docs/ to this file")
+    arguments.add_argument(
+        "--peer-python", metavar="PATH", help="an interpreter that has LMCache, whose benchmarks ask it"
+    )
     options = arguments.parse_args()
     if options.page and len(options.only) < len(FRAMEWORKS) + len(COMMANDS):
         arguments.error("--page wants all parts")
@@ -82,16 +85,20 @@ def main() -> None:
         raise SystemExit(f"{CLIENTS} is missing: run `make build/clients/.installed`")
     sizes = QUICK if options.quick else SIZES
     commands = {name: text.format(**sizes) for name, text in COMMANDS.items() if name in options.only}
-    rows, measured, replies = list[Row](), dict[str, Pair](), dict[str, Any]()
+    rows, measured, replies = list[Row](), dict[str, Measured](), dict[str, Any]()
     try:
-        with tempfile.TemporaryDirectory(prefix="blendhub-clients-") as place, Servers(Path(place)) as servers:
+        with (
+            tempfile.TemporaryDirectory(prefix="blendhub-clients-") as place,
+            Servers(Path(place), options.peer_python) as servers,
+        ):
             for framework in (framework for framework in FRAMEWORKS if framework in options.only):
                 replies[framework] = answers(servers, framework, FEW if options.quick else QUESTIONS)
                 rows += rag_rows(framework, replies[framework])
             for name, command in commands.items():
                 before = sum(map(own_bytes, servers.ours.processes()))
                 folder = Path(place, name)
-                measured[name] = [measure(command, server, folder / str(at)) for at, server in enumerate(servers.both)]
+                asked = [*servers.both, *(servers.peers if command.startswith("lmcache") else [])]
+                measured[name] = [measure(command, server, folder / str(at)) for at, server in enumerate(asked)]
                 print(f"{name}: {measured[name]}", flush=True)
                 rows += tool_rows(name, command, measured[name])
                 if name == "sweep":

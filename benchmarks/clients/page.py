@@ -8,8 +8,8 @@ from benchmarks.clients.tools import Figures
 from benchmarks.report import Row
 
 FRAMEWORKS = {"langchain": "LangChain", "llama_index": "LlamaIndex"}
-Pair = Sequence[Figures]
-"""vLLM alone, and with BlendHub."""
+Measured = Sequence[Figures]
+"""vLLM alone, with BlendHub, and, where it was asked, with LMCache."""
 PAGE = """\
 # What other people's benchmarks say
 
@@ -30,8 +30,9 @@ Each is built as its guide says, retrieves four of twelve short biographies for 
 
 ## Benchmarks
 
-vLLM alone, then with BlendHub: medians in milliseconds, and tokens of answers a second. Those of the sweep are of its step with the
-highest rate; its failures are of all steps.
+vLLM alone, then with BlendHub, and then, in the rows of LMCache's own benchmarks, with LMCache 0.5.6 and its server (`--peer-python`), if
+there is a third figure: medians in milliseconds, and tokens of answers a second. Those of the sweep are of its step with the highest
+rate; its failures are of all steps.
 
 | | failed | to the first token | per further token | tokens/s |
 |---|---|---|---|---|
@@ -49,7 +50,7 @@ Versions: {versions}.
 """  # noqa: E501
 
 
-def page(rows: Sequence[Row], measured: Mapping[str, Pair], commands: Mapping[str, str]) -> str:
+def page(rows: Sequence[Row], measured: Mapping[str, Measured], commands: Mapping[str, str]) -> str:
     known = {measurement.id: measurement for measurement in rows}
 
     def cell(id: str) -> str:
@@ -59,8 +60,8 @@ def page(rows: Sequence[Row], measured: Mapping[str, Pair], commands: Mapping[st
 
     ids = ("app", "kept", "time", "reused", "raised")
     benchmarks = {
-        name: [f"{alone:.4g}, {with_blendhub:.4g}" for alone, with_blendhub in zip(*pair, strict=True)]
-        for name, pair in measured.items()
+        name: [", ".join(f"{figure:.4g}" for figure in column) for column in zip(*figures, strict=True)]
+        for name, figures in measured.items()
     }
     groups = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["dependency-groups"]
     return PAGE.format(

@@ -1,9 +1,11 @@
-"""vLLM's server of the real model, alone and with BlendHub, both up at the same time."""
+"""vLLM's server of the real model, alone, with BlendHub, and with LMCache, all up at the same time."""
 
 import contextlib
+import sys
 from pathlib import Path
 from typing import Any
 
+from benchmarks.peer import PEER_ENVIRONMENT, peer_connector, peer_server
 from harness.engines import ONE_THREAD, Server
 from harness.engines.engine import transfer_config
 from harness.engines.real_model import make_real_model
@@ -23,23 +25,26 @@ ENVIRONMENT = ONE_THREAD | {"VLLM_SERVER_DEV_MODE": "1"}
 
 
 class Servers(Closing):
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, peer_python: str | None = None) -> None:
+        """``peer_python``: an interpreter that has LMCache; None: its server is left out."""
         self.model = str(make_real_model())
         """Also the name by which clients ask for it."""
         with contextlib.ExitStack() as stack:
+
+            def started(name: str, connector: dict[str, Any] | None, python: str = sys.executable) -> Server:
+                log, environment = folder / f"{name}.log", ENVIRONMENT | (PEER_ENVIRONMENT if name == "peer" else {})
+                options = OPTIONS | {"served_model_name": self.model, "environment": environment, "python": python}
+                return stack.enter_context(Server(Path(self.model), log, connector, **options))
+
             self.plain, self.ours = self.both = [
-                stack.enter_context(
-                    Server(
-                        Path(self.model),
-                        folder / f"{name}.log",
-                        connector,
-                        served_model_name=self.model,
-                        environment=ENVIRONMENT,
-                        **OPTIONS,
-                    )
-                )
-                for name, connector in (("plain", None), ("blendhub", transfer_config(BLENDHUB)))
+                started("plain", None),
+                started("blendhub", transfer_config(BLENDHUB)),
             ]
-            for server in self.both:
+            self.peers: list[Server] = []
+            """LMCache's, if there is one."""
+            if peer_python:
+                connector = peer_connector(stack.enter_context(peer_server(peer_python)))
+                self.peers = [started("peer", connector, peer_python)]
+            for server in (*self.both, *self.peers):
                 server.wait_until_up()
             self.close = stack.pop_all().close

@@ -84,11 +84,6 @@ class LoadJob(msgspec.Struct, frozen=True):
     adapter: Adapter | None = None
     """The adapter that the KV was computed with."""
 
-    @property
-    def end(self) -> int:
-        """The position up to which vLLM waits for KV."""
-        return self.decision.end
-
 
 class RepairJob(msgspec.Struct, frozen=True, kw_only=True):
     """Compute approximate KV anew, behind exact KV."""

@@ -36,6 +36,7 @@ class Server(Closing):
         connector: dict[str, Any] | None = None,
         *,
         environment: dict[str, str] | None = None,
+        python: str = sys.executable,
         **options: int | str | bool,
     ) -> None:
         """``connector``: vLLM's ``kv_transfer_config``; None: vLLM with its prefix cache alone.
@@ -58,7 +59,7 @@ class Server(Closing):
         self._log = log
         with log.open("w") as output:
             self.process = subprocess.Popen(
-                [sys.executable, "-P", "-c", START, "--enforce-eager", *arguments],
+                [python, "-P", "-c", START, "--enforce-eager", *arguments],
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 env=os.environ | usual | (environment or {}),

@@ -58,7 +58,7 @@ class AscendConnector(BlendHubConnector):
         """The blocks that were to be loaded: where there is one block table, they say which tokens are missing."""
         blocks: set[int] = set()
         for job in self._worker.take_failed() if self._worker else ():
-            start, end = job.decision.start // self._block_size, -(-job.end // self._block_size)
+            start, end = job.decision.start // self._block_size, -(-job.decision.end // self._block_size)
             blocks |= set(job.blocks[0][start:end].tolist())
         # Other requests have the null block, too.
         return blocks - {NULL_BLOCK}
