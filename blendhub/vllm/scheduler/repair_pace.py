@@ -12,10 +12,8 @@ from blendhub.vllm.costs import Cost, Costs
 
 LEAST = 8
 """Fewer tokens take about as long."""
-ENOUGH = 2
-"""A repair that takes so many times as long as that of the least tokens does much for its time."""
 LONGEST_S = 0.05
-"""The longest repair in a step without an answer, if that is enough: the next request may come at any moment."""
+"""The longest repair in a step without an answer: the next request may come at any moment."""
 GUESS = Cost(1e-3)
 """Where costs were not measured at the start, steps show how far this one is off."""
 MEASURED = 8
@@ -34,8 +32,8 @@ class Step(NamedTuple):
 class RepairPace:
     """Limits by how much repairs make steps longer that compute answers: on average by ``share``.
 
-    Each step becomes longer by ``share`` at most. Where enough tokens take longer than that, steps without a repair
-    save up for one.
+    Each step becomes longer by ``share`` at most. Where the least forward takes longer than that, some steps become
+    longer by their own length, or by the least forward, and the others do not.
     """
 
     def __init__(
@@ -67,18 +65,16 @@ class RepairPace:
         self._begun_at = now
         self._steps.append(Step(n_answers, only_answers and n_answers > 0))
         if n_answers and self._plain:
-            share = self._share * median(self._plain)
-            self._credit = min(self._credit + share, max(share, self._enough_s))
+            step = median(self._plain)
+            share = self._share * step
+            least = self._seconds(Span(0, LEAST))
+            self._credit = min(self._credit + share, share if least <= share else max(step, least))
 
     def take(self, left: Span, most: int) -> int:
         """How many tokens of the span the step repairs; it is planned to."""
         answers = self._steps[-1].n_answers
+        limit = (self._credit if self._plain else 0.0) if answers else LONGEST_S
         longest = min(most, len(left), 2 * self._n_last if answers else most)
-        limit = max(LONGEST_S, self._enough_s)
-        if answers:
-            limit = self._credit if self._plain else 0.0
-            if limit < min(self._enough_s, self._seconds(Span(left.start, left.start + longest))):
-                return 0
         n = bisect_right(range(1, longest + 1), limit, key=lambda n: self._seconds(Span(left.start, left.start + n)))
         if not answers:
             n = max(n, min(LEAST, longest))
@@ -90,10 +86,6 @@ class RepairPace:
             self._n_last = max(n, LEAST)
         self._steps[-1] = self._steps[-1]._replace(estimated_s=seconds / self._factor)
         return n
-
-    @property
-    def _enough_s(self) -> float:
-        return ENOUGH * self._seconds(Span(0, LEAST))
 
     def _seconds(self, span: Span) -> float:
         return self._factor * self._cost.seconds(self._cost.sum([span]))
