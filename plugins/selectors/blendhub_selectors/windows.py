@@ -31,14 +31,24 @@ class Windows(msgspec.Struct, frozen=True, eq=False):
         order = np.argsort(keys, kind="stable")
         return Windows(self.starts[order], self.ends[order])
 
+    def alternating_with(self, others: "Windows", moved: Mask) -> "Windows":
+        """These windows and others, in an order in which both have as many tokens at any point."""
+        both = Windows(np.concatenate([self.starts, others.starts]), np.concatenate([self.ends, others.ends]))
+        return both.ordered(
+            np.concatenate([np.cumsum(windows._added(windows._first(moved))) for windows in (self, others)])
+        )
+
     def within(self, budget: int, moved: Mask) -> list[Span]:
         """The moved tokens of the first windows, as many as the budget pays for; no window is cut.
 
         It ends before the first window that is too dear, even if a later one is not: so a larger budget only adds.
         """
         first = self._first(moved)
-        added = np.bincount(first, minlength=len(self.starts) + 1)[:-1]
-        return _spans_of(first < np.searchsorted(np.cumsum(added), budget, side="right"))
+        return _spans_of(first < np.searchsorted(np.cumsum(self._added(first)), budget, side="right"))
+
+    def _added(self, first: Positions) -> Positions:
+        """The tokens of each window that are in none before it."""
+        return np.bincount(first, minlength=len(self.starts) + 1)[:-1]
 
     def _first(self, moved: Mask) -> Positions:
         """For each position the number of the first window that holds it; as many as there are if it did not move."""

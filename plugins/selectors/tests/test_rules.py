@@ -84,22 +84,38 @@ def test_hkvd_scores_are_squared_distances(signal):
     torch.testing.assert_close(selector.score(fresh, stored), expected)
 
 
+def in_turn(moved, *lists):
+    """The windows of all lists, each time the next one of a list whose windows have fewest moved tokens until then."""
+    counted = []
+    for windows in lists:
+        held = set()
+        for window in windows:
+            held |= set(window) & set(tokens(moved))
+            counted.append((len(held), window))
+    return [window for _, window in sorted(counted, key=lambda pair: pair[0])]
+
+
 @given(scores=SCORES, moved=moved_spans(), ratio=RATIOS, width=st.integers(1, 9))
-def test_windows_are_picked_from_the_highest_tokens_on(scores, moved, ratio, width):
+def test_windows_are_picked_from_the_highest_tokens_on_and_half_of_what_is_attended_to_are_beginnings(
+    scores, moved, ratio, width
+):
     scores = numbers(scores, moved)
     highest = sorted(tokens(moved), key=lambda at: -scores[at] if isfinite(scores[at]) else -inf)
-    expected = picked_in_turn(moved, ratio, [range(at, at + width) for at in highest])
+    windows = [range(at, at + width) for at in highest]
     by_scores = HkvdSelector(HkvdOptions(window_tokens=width)).select(Selection(moved, ratio, 16, scores))
-    by_attention = AttendedSelector(AttendedOptions(window_tokens=width))
-    assert tokens(by_scores) == tokens(by_attention.select(Selection(moved, ratio, attended=scores))) == expected
-    by_default = AttendedSelector(AttendedOptions()).select(Selection(moved, ratio, width, attended=scores))
-    assert tokens(by_default) == expected
-    # Where attention is not measured: the first ``width`` tokens of each span, then the next of each, and so on.
-    heads = sorted(
+    assert tokens(by_scores) == picked_in_turn(moved, ratio, windows)
+    # The first ``width`` tokens of each span, then the next of each, and so on.
+    blocks = sorted(
         (block.start - span.start, block.start, block) for span in moved for block in blocks_of([span], width)
     )
-    picks = by_attention.select(Selection(moved, ratio))
-    assert tokens(picks) == picked_in_turn(moved, ratio, [block for *_, block in heads])
+    heads = [block for *_, block in blocks]
+    expected = picked_in_turn(moved, ratio, in_turn(moved, windows, heads))
+    by_attention = AttendedSelector(AttendedOptions(window_tokens=width))
+    assert tokens(by_attention.select(Selection(moved, ratio, attended=scores))) == expected
+    by_default = AttendedSelector(AttendedOptions()).select(Selection(moved, ratio, width, attended=scores))
+    assert tokens(by_default) == expected
+    # Where attention is not measured, all are beginnings.
+    assert tokens(by_attention.select(Selection(moved, ratio))) == picked_in_turn(moved, ratio, heads)
 
 
 @given(moved=moved_spans(), ratio=st.floats(0, 1, exclude_min=True, exclude_max=True), k=st.integers(1, 25))
