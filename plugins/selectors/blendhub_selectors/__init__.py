@@ -11,7 +11,7 @@ def blendhub_selectors() -> list[PluginSpec[Selector]]:
         PluginSpec(
             name="attended",
             api=5,
-            summary="the tokens that the end of the prompt attends to most",
+            summary="the tokens that the end of the prompt attends to most, and as many from the beginnings of spans",
             factory="blendhub_selectors.attended:AttendedSelector",
             options=AttendedOptions,
         ),
