@@ -26,17 +26,16 @@ class Project(NamedTuple):
 
     quick: tuple[str, ...]
     slow: tuple[str, ...] = ()
+    of_engines: tuple[str, ...] = ()
+    """Slow, too, and not run together with others, which register connectors of the same name."""
     flags: tuple[str, ...] = ()
 
 
 PROJECTS = {
     "vllm": Project(
         tuple(map(UNIT.format, OF_CONNECTORS)),
-        (
-            "tests/v1/core/test_async_scheduler.py",
-            "tests/v1/core/test_scheduler.py",
-            "tests/v1/engine/test_abort_final_step.py",
-        ),
+        ("tests/v1/core/test_async_scheduler.py", "tests/v1/core/test_scheduler.py"),
+        ("tests/v1/engine/test_abort_final_step.py",),
         ("-p", "on_cpu"),
     ),
     # LMCache's conftest.py imports what needs a GPU.
@@ -52,9 +51,8 @@ class Ended(NamedTuple):
     """Whether it asked BlendHub."""
 
 
-def run(name: str, folder: Path, files: tuple[str, ...], *, ours: bool) -> dict[str, Ended]:
-    """Run the tests of a project, with BlendHub or without; returns how each has ended, by its id."""
-    log = folder / f"{'with' if ours else 'without'}-blendhub.log"
+def run(name: str, folder: Path, files: tuple[str, ...], log: Path, *, ours: bool) -> dict[str, Ended]:
+    """Run these tests of a project in one process, with BlendHub or without; returns how each has ended, by its id."""
     with tempfile.NamedTemporaryFile() as record, log.open("w") as output:
         paths = (HERE, BUILD / "peers", BUILD.parent, os.environ.get("PYTHONPATH", ""))
         variables = {
@@ -82,8 +80,17 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="leave out the files that take longest")
     given = parser.parse_args()
     project, folder = PROJECTS[given.project], given.folder.resolve()
-    files = project.quick if given.quick else project.quick + project.slow
-    without, ours = (run(given.project, folder, files, ours=ours) for ours in (False, True))
+    groups = [project.quick] if given.quick else [project.quick + project.slow, project.of_engines]
+    ended: list[dict[str, Ended]] = []
+    for is_ours in (False, True):
+        log = folder / f"{'with' if is_ours else 'without'}-blendhub"
+        runs = [
+            run(given.project, folder, files, log.with_suffix(f".{number}.log"), ours=is_ours)
+            for number, files in enumerate(groups)
+            if files
+        ]
+        ended.append({test: how for tests in runs for test, how in tests.items()})
+    without, ours = ended
 
     listed = {
         test: entry["why"]

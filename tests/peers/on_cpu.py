@@ -13,6 +13,7 @@ from vllm.config import VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from vllm.platforms import current_platform
+from vllm.platforms.cpu import CpuPlatform
 from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.request import Request
 
@@ -20,6 +21,8 @@ from blendhub.vllm.connector import BlendHubConnector
 from harness.engines.real_model import make_real_model
 
 OF_ENGINES = ("test_abort_final_step.py",)
+BLOCK = 32
+"""The attention of CPUs supports no blocks of 16 tokens, which tests leave to vLLM."""
 MODEL = "models--meta-llama--Llama-3.2-1B-Instruct"
 """Such a model, but a smaller one, is in its place."""
 
@@ -43,6 +46,15 @@ class StatusRecorder(BlendHubConnector):
 
 def pytest_configure() -> None:
     os.environ |= {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "0-1"}
+    update = CpuPlatform.check_and_update_config
+
+    def update_for_tests(config: VllmConfig) -> None:
+        config.cache_config.block_size = BLOCK
+        update(config)
+        # As on GPUs: a process that is forked knows what a test has patched and registered.
+        os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
+
+    CpuPlatform.check_and_update_config = staticmethod(update_for_tests)  # type: ignore[assignment]
 
 
 def _is_of_engines(node: pytest.Collector | pytest.Item) -> bool:

@@ -200,7 +200,8 @@ def pytest_collection_finish() -> None:
     if recorder.OURS:
         KVConnectorFactory._registry |= dict.fromkeys(OTHERS, lambda: Peer)
         # A connector of the tests hands on what it is asked, and counts that.
-        sys.modules["tests.v1.kv_connector.unit.utils"].ExampleConnector = Peer
+        if utils := sys.modules.get("tests.v1.kv_connector.unit.utils"):
+            utils.ExampleConnector = Peer
 
 
 def pytest_runtest_teardown() -> None:
