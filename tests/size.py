@@ -12,7 +12,7 @@ BOUNDS = {
     "blendhub/": 20_850,
     "blendhub/testing/": 5_100,
     "plugins/": 9_650,
-    "tests/, plugins/*/tests/": 23_400,
+    "tests/, plugins/*/tests/": 23_500,
     "benchmarks/, harness/, examples/": 7_850,
 }
 """The most lines of Python in these folders. A folder's files count in the row that names it most closely."""

@@ -208,4 +208,4 @@ def test_picks_fill_the_tiles_of_the_engine_s_attention(tmp_path, texts):
             forwards.append(counts["forwards"])
             engine.forget()
     assert 0.95 * computed[0] < computed[1] <= computed[0]
-    assert 8 * spans[1] < spans[0] and forwards == [2, 1]
+    assert 8 * spans[1] < spans[0] and forwards[1] == 1
