@@ -13,9 +13,8 @@ GROWTH_FROM = 1024
 """Shorter prompts do not show how attention grows: what differs between them is noise."""
 LOAD_STEPS = 3
 """The engine's steps in which a load begins, is found copied, and is reported; no token of its request is computed."""
-IN_SERVICE = 1.5
-"""How much longer reuse takes in service, beside threads that look up and save, than at the start, where one prompt is
-measured several times in a row."""
+IN_SERVICE = 1.25
+"""How much longer reuse takes in service, beside threads that look up and save, than at the start."""
 
 
 class Cost(msgspec.Struct, frozen=True):
