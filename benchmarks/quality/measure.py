@@ -83,8 +83,7 @@ def run(model: Path, questions: int, workloads: Sequence[str] = tuple(WORKLOADS)
 
 def computed_tokens(prompt: Tokens, answer: Answer) -> int:
     """How many tokens of a prompt were computed."""
-    anew = sum(answer.report.get(f"{fate}_tokens", 0) for fate in ("recomputed", "hole"))
-    return len(prompt) - answer.cached + anew
+    return len(prompt) - answer.cached
 
 
 def reported(answer: Answer) -> dict[str, Any]:

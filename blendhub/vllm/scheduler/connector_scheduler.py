@@ -204,9 +204,17 @@ def build_scheduler(
         reports,
     )
     saves = SaveScheduler(executor, scratch, arena, admission, reports, settings)
-    scheduling = config.scheduler_config
-    pace = RepairPace(facts.costs, settings.repair_share, lag=int(bool(scheduling.async_scheduling)))
+    pace = RepairPace(facts.costs, settings.repair_share, lag=_steps_ahead(config))
     audits = Audits(settings, facts.audits, admission.namespace.digest)
-    most = scheduling.max_num_batched_tokens
+    most = config.scheduler_config.max_num_batched_tokens
     repairs = Repairs(settings, audits, pace, most, scratch, requests, reports.counters)
     return ConnectorScheduler(requests, executor, admission, loads, saves, repairs, reports)
+
+
+def _steps_ahead(config: VllmConfig) -> int:
+    """How many steps vLLM plans ahead of the one that it computes. Where a CPU's worker is in the scheduler's process,
+    each is computed as soon as it is planned, also if vLLM schedules asynchronously."""
+    computes_at_once = (
+        config.device_config.device_type == "cpu" and config.parallel_config.distributed_executor_backend == "uni"
+    )
+    return int(bool(config.scheduler_config.async_scheduling) and not computes_at_once)
