@@ -81,16 +81,11 @@ def main() -> int:
     given = parser.parse_args()
     project, folder = PROJECTS[given.project], given.folder.resolve()
     groups = [project.quick] if given.quick else [project.quick + project.slow, project.of_engines]
-    ended: list[dict[str, Ended]] = []
-    for is_ours in (False, True):
-        log = folder / f"{'with' if is_ours else 'without'}-blendhub"
-        runs = [
-            run(given.project, folder, files, log.with_suffix(f".{number}.log"), ours=is_ours)
-            for number, files in enumerate(groups)
-            if files
-        ]
-        ended.append({test: how for tests in runs for test, how in tests.items()})
-    without, ours = ended
+    without, ours = dict[str, Ended](), dict[str, Ended]()
+    for number, files in enumerate(filter(None, groups)):
+        for name, ended in (("without", without), ("with", ours)):
+            log = folder / f"{name}-blendhub.{number}.log"
+            ended |= run(given.project, folder, files, log, ours=ended is ours)
 
     listed = {
         test: entry["why"]

@@ -84,4 +84,4 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if _is_of_engines(item) and recorder.OURS:
-        recorder.asked()  # in a process of its own
+        recorder.asked()  # the engine asks in another process, which the record does not see

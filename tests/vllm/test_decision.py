@@ -206,6 +206,7 @@ def test_costs_are_those_that_were_measured_and_attention_grows_with_what_is_bef
         assert fitted.growth == 0
 
 
+# No clock tells subnormal times, whose quotients overflow.
 @given(lengths, st.lists(st.floats(0, 1, allow_subnormal=False), min_size=5, max_size=5))
 def test_whatever_is_measured_no_token_takes_less_than_no_time(lengths, seconds):
     fitted = Cost.fitted(list(zip(lengths, seconds, strict=False)))

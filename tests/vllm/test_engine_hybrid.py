@@ -193,10 +193,10 @@ def test_blocks_come_back_from_requests_that_are_aborted_or_preempted(tmp_path, 
 
 def test_picks_fill_the_tiles_of_the_engine_s_attention(tmp_path, texts):
     """To that attention each span is a request, which reads its whole context, and a forward has room for few."""
-    documents = [texts.new(n) for n in (900, 800, 600)]
+    documents = [texts.new(n) for n in (1400, 1200, 1000)]
     prompt = [*documents[2], *texts.new(9), *documents[0], *texts.new(9), *documents[1], *texts.new(30)]
     computed, spans, forwards = [], [], []
-    with start(tmp_path, GPT_OSS, max_model_len=3072, max_num_batched_tokens=3072) as engine:
+    with start(tmp_path, GPT_OSS, max_model_len=4096, max_num_batched_tokens=4096) as engine:
         store(engine, *documents)
         inside(engine, note_forwards)
         for neighbours in (1, 16):
@@ -208,4 +208,4 @@ def test_picks_fill_the_tiles_of_the_engine_s_attention(tmp_path, texts):
             forwards.append(counts["forwards"])
             engine.forget()
     assert 0.95 * computed[0] < computed[1] <= computed[0]
-    assert 8 * spans[1] < spans[0] and forwards[1] == 1
+    assert 8 * spans[1] < spans[0] and forwards == [2, 1]
