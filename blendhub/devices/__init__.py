@@ -1,7 +1,7 @@
 """Shared parts of device plugins: uniform views of pages, and transfers on streams. Needs torch."""
 
 from blendhub.devices.batches import Batch, BatchPlanner
-from blendhub.devices.host_arena import HostArena, PinningThread
+from blendhub.devices.host_arena import HostArena, PinningThread, reserved_parts
 from blendhub.devices.pages import Pages, Planes, planes_of, read_pages, rows_at, torch_type
 from blendhub.devices.queues import Mover
 from blendhub.devices.rotation import Angles, angles_between, pairs_of
@@ -24,6 +24,7 @@ __all__ = [
     "pairs_of",
     "planes_of",
     "read_pages",
+    "reserved_parts",
     "rows_at",
     "torch_type",
 ]

@@ -19,6 +19,31 @@ LOOK_S = 0.1
 """The time between two looks for more reserved memory."""
 
 
+def reserved_parts(
+    arena: npt.NDArray[np.uint8], step: int, progress: Callable[[], ArenaProgress] | None, is_stopped: threading.Event
+) -> Iterator[slice]:
+    """Yields an arena's bytes in order, in parts of at most ``step`` bytes, each once the hub has reserved it.
+
+    Ends when ``is_stopped`` is set, or when the hub will reserve no more. ``progress`` None: all of it is reserved.
+    """
+    progress = progress or (lambda: ArenaProgress(arena.size, arena.size))
+    for part in _parts(arena.ctypes.data, step, 0, arena.size):
+        while (known := progress()).reserved < part.stop:
+            if not known.left or is_stopped.wait(LOOK_S):
+                return
+        if is_stopped.is_set():
+            return
+        yield part
+
+
+def _parts(address: int, step: int, start: int, end: int) -> Iterator[slice]:
+    """Ranges whose addresses end at multiples of the step, so that no page belongs to two of them."""
+    while start < end:
+        border = (address + start) // step * step + step - address
+        yield slice(start, min(border, end))
+        start = border
+
+
 class HostArena:
     """An arena's bytes. ``pin`` page-locks them from the beginning on, as far as the machine allows.
 
@@ -32,7 +57,7 @@ class HostArena:
         self.bytes = arena
         self._address = arena.ctypes.data
         self._runtime = runtime
-        self._progress = progress or (lambda: ArenaProgress(arena.size, arena.size))
+        self._progress = progress
         self._pinned: list[slice] = []
         self._pinned_end = 0
         self._is_stopped = threading.Event()
@@ -47,19 +72,12 @@ class HostArena:
 
     def parts(self, start: int, end: int) -> Iterator[slice]:
         """Ranges that are pinned by one call each. CUDA refuses copies across two of them."""
-        step, address = self._runtime.registration_bytes, self._address
-        while start < end:
-            # Addresses are multiples of the step, so that no page belongs to two parts.
-            border = (address + start) // step * step + step - address
-            yield slice(start, min(border, end))
-            start = border
+        return _parts(self._address, self._runtime.registration_bytes, start, end)
 
     def pin(self) -> None:
         """Page-lock the arena: slow. Ends early, after the part at hand, when ``stop_pinning`` is called."""
         self._runtime.enter()
-        for part in self.parts(0, self.bytes.size):
-            if not self._wait_until_reserved(part.stop):
-                break
+        for part in reserved_parts(self.bytes, self._runtime.registration_bytes, self._progress, self._is_stopped):
             started = time.monotonic()
             error = self._register(self.bytes[part])
             if error:
@@ -77,7 +95,7 @@ class HostArena:
             # Calls of the accelerator may wait for the part. The pause lets them all through before the next one.
             self._is_stopped.wait(time.monotonic() - started)
         if not self._is_stopped.is_set():
-            log.info("%d MiB of the arena's %d are pinned", self._pinned_end >> 20, self._progress().goal >> 20)
+            log.info("%d MiB of the arena's %d are pinned", self._pinned_end >> 20, self.bytes.size >> 20)
 
     def stop_pinning(self) -> None:
         self._is_stopped.set()
@@ -88,17 +106,6 @@ class HostArena:
         self._pinned_end = 0
         while self._pinned:
             self._runtime.unregister(self.bytes[self._pinned.pop()])
-
-    def _wait_until_reserved(self, end: int) -> bool:
-        """Whether the bytes before ``end`` are reserved; False: pinning was stopped, or they never will be."""
-        while not self._is_stopped.is_set():
-            progress = self._progress()
-            if end <= progress.reserved:
-                return True
-            if not progress.left:
-                return False
-            self._is_stopped.wait(LOOK_S)
-        return False
 
     def _register(self, memory: npt.NDArray[np.uint8]) -> str | None:
         try:

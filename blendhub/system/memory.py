@@ -6,7 +6,7 @@ import platform
 from collections.abc import Sequence
 from pathlib import Path
 
-MADV_POPULATE_WRITE, MADV_REMOVE = 23, 9
+MADV_POPULATE_READ, MADV_POPULATE_WRITE, MADV_REMOVE = 22, 23, 9
 _MPOL_INTERLEAVE = 3
 _MBIND = {"x86_64": 237, "aarch64": 235, "ppc64le": 259}
 """The number of the system call, by machine; only libnuma, which is rarely installed, has a function for it."""

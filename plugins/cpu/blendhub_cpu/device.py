@@ -16,6 +16,7 @@ from blendhub.core.errors import Unsupported
 from blendhub.core.layout import KVLayout
 from blendhub.devices import Angles, angles_between, pairs_of, read_pages, torch_type
 from blendhub_cpu import CpuOptions
+from blendhub_cpu.arena_pages import ArenaPages
 
 BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
 """Items are copied as integers of their size, so that no conversion can change the bits of a NaN."""
@@ -76,6 +77,7 @@ class CpuDevice(Device):
         self.block_tokens = options.block_tokens
         self._groups: list[Group] = []
         self._arena = torch.empty(0, dtype=torch.uint8)
+        self._pages: ArenaPages | None = None
 
     def _attach(self, layers: Sequence[PagedLayer], block_size: int, layout: KVLayout) -> None:
         pages = read_pages(layers, block_size, layout)
@@ -95,10 +97,12 @@ class CpuDevice(Device):
         self._groups.append(Group(planes, layout, block_size))
 
     def _pin(self, arena: npt.NDArray[np.uint8], progress: Callable[[], ArenaProgress] | None) -> None:
+        self._drop_arena()
         with warnings.catch_warnings():
             # torch has no read-only tensors; saves to such an arena are refused.
             warnings.simplefilter("ignore", UserWarning)
             self._arena = torch.from_numpy(arena)
+        self._pages = ArenaPages(arena, progress)
 
     def _load(self, segments: Sequence[Segment], block_ids: npt.NDArray[np.int64], group: int) -> Transfer:
         planes, layout, block_size = self._groups[group]
@@ -132,6 +136,12 @@ class CpuDevice(Device):
 
     def _close(self) -> None:
         self._groups.clear()
+        self._drop_arena()
+
+    def _drop_arena(self) -> None:
+        if self._pages:
+            self._pages.stop()
+            self._pages = None
         self._arena = self._arena[:0].clone()
 
 

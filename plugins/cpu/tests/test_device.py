@@ -1,11 +1,20 @@
-"""The conformance suite on the CPU device, as a stranger's: through the host."""
+"""The conformance suite on the CPU device, as a stranger's: through the host. And the page tables for its arena."""
 
+import mmap
+import os
+import re
+import time
+from pathlib import Path
+
+import numpy as np
 import pytest
-from blendhub_cpu import CpuOptions
+from blendhub_cpu import CpuOptions, arena_pages
+from blendhub_cpu.arena_pages import ArenaPages
 from blendhub_cpu.device import CpuDevice
 from msgspec.structs import replace
 
 from blendhub import PluginHost
+from blendhub.contracts import ArenaProgress
 from blendhub.core.errors import Unsupported
 from blendhub.testing.devices import DeviceSuite
 from blendhub.testing.devices.device_harness import DeviceHarness, DeviceSetup
@@ -21,3 +30,31 @@ def test_block_tokens_is_an_option_and_pages_on_another_device_are_refused():
     layers = [replace(layer, tensors=tuple(t.to("meta") for t in layer.tensors)) for layer in harness.layers]
     with pytest.raises(Unsupported, match=r"lie on meta.*choose another device"):
         CpuDevice(CpuOptions()).attach(layers, harness.setup.block_size, harness.layout)
+
+
+@pytest.mark.parametrize("protection", [mmap.PROT_READ, mmap.PROT_READ | mmap.PROT_WRITE])
+def test_the_page_tables_are_filled_as_far_as_the_arena_is_reserved(monkeypatch, protection):
+    monkeypatch.setattr(arena_pages, "STEP", mmap.PAGESIZE)
+    size = 1024 * mmap.PAGESIZE
+    name = f"arena-{protection}"
+    fd = os.memfd_create(name)
+    os.truncate(fd, size)
+    arena = np.frombuffer(mmap.mmap(fd, size, prot=protection), np.uint8)
+
+    def filled() -> int:
+        (resident,) = re.findall(rf"memfd:{name} .*?\nRss: +(\d+) kB", Path("/proc/self/smaps").read_text(), re.S)
+        return int(resident) * 1024
+
+    reserved = size // 2
+    pages = ArenaPages(arena, lambda: ArenaProgress(reserved, size))
+    for end in (reserved, size):
+        reserved, deadline = end, time.monotonic() + 10
+        while filled() < end:
+            assert time.monotonic() < deadline
+        time.sleep(0.01)
+        assert filled() == end
+    reserved = 0
+    waiting = ArenaPages(arena, lambda: ArenaProgress(reserved, size))
+    for thread in (pages, waiting):
+        thread.stop()
+    os.close(fd)
