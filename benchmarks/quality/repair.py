@@ -17,13 +17,13 @@ from blendhub_tools.advice.judge import LOGPROBS, divergence
 
 from benchmarks.quality.figures import COLOURS
 from benchmarks.quality.measure import reported
-from benchmarks.quality.serving import PLAIN, Serving
+from benchmarks.quality.serving import PLAIN, SETTINGS, Serving
 from benchmarks.quality.workloads import LONGEST, WORKLOADS, Chat, Tokens, visits
 from benchmarks.report import Row, row
 from benchmarks.timing import progress, ratios
 from blendhub.core.layout import MIN_DONOR_CONTEXT
 from blendhub.vllm.settings import Settings
-from harness.engines import ONE_THREAD, Engine
+from harness.engines import Engine
 
 ANSWER_TOKENS, TOKENS_BESIDE, STREAMS = 128, 32, 3
 SHARES = (Settings().repair_share, 2.0)
@@ -64,11 +64,12 @@ def run(model: Path, prompts: int) -> Iterator[Asked]:
     cases = {name: [*islice(workload(chat), max(2, prompts))] for name, workload in WORKLOADS.items()}
     seen = [visit for of_workload in cases.values() for visit in visits(of_workload, until_deep=True)]
     each = [(name, of_workload[number]) for number in range(prompts) for name, of_workload in cases.items()]
-    options = PLAIN | forced.OPTIONS | {"max_model_len": LONGEST + 1024, "variables": ONE_THREAD}
+    options = PLAIN | forced.OPTIONS | {"max_model_len": LONGEST + 1024}
     with tempfile.TemporaryDirectory(prefix="blendhub-quality-") as place:
         serving = Serving(str(model), Path(place), sum(map(len, seen)), **options)
         for share in SHARES:
-            with serving.storing(policy={"min_donor_context": MIN_DONOR_CONTEXT}, repair_share=share) as engine:
+            policy = SETTINGS["policy"] | {"min_donor_context": MIN_DONOR_CONTEXT}
+            with serving.storing(policy=policy, repair_share=share) as engine:
                 for prompt in progress(seen, "repair: compute the documents"):
                     engine.one(prompt)
                     engine.forget()
@@ -153,7 +154,7 @@ def draw(asked: Sequence[Asked], file: Path) -> None:
         kl = np.mean([answer.kl for answer in answers], 0)
         smooth = np.convolve(kl, np.full(SMOOTHED, 1 / SMOOTHED), "valid")
         axes.plot(np.arange(len(smooth)) + (SMOOTHED + 1) / 2, smooth, color=colour, label=label)
-    axes.set_ylim(NEARLY_EXACT, 1)
+    axes.set_ylim(NEARLY_EXACT, 10)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, loc="upper right")
     figure.savefig(file, dpi=150)

@@ -16,7 +16,7 @@ from blendhub.outcome.report import AuditOutcome
 from blendhub.vllm.costs import Cost, Costs
 from blendhub.vllm.messages import RepairResult, WorkerReport
 from blendhub.vllm.scheduler import repair_pace, repairs
-from blendhub.vllm.scheduler.repair_pace import LEAST, LONGEST_S, RepairPace
+from blendhub.vllm.scheduler.repair_pace import LEAST, LONGEST_S, WORTH, RepairPace
 from blendhub.vllm.scheduler.repairs import says_the_likeliest
 from blendhub.vllm.watching.stats import AuditRecord
 from tests.vllm.played_engine import NAMESPACE, SETTINGS, played_engine, text
@@ -131,6 +131,19 @@ def test_an_engine_that_is_not_idle_repairs_what_wants_it_always(engine):
     assert step(engine, late, *others) is None
 
 
+@pytest.mark.parametrize("asked, max_tokens, is_beside", [
+    ({"repair": "idle"}, 17, True), ({"repair": "idle"}, 16, False), ({"repair": "always"}, 16, True),
+    ({"repair": "idle", "audit": True}, 16, True),
+])  # fmt: skip
+def test_an_answer_of_few_tokens_is_repaired_behind_its_end_unless_it_wants_more(engine, asked, max_tokens, is_beside):
+    request = answering(engine, "a", max_tokens=max_tokens, **asked)
+    assert (step(engine, request) is not None) == is_beside
+    if not is_beside:
+        assert engine.side.ended(request, (engine.blocks.blocks,))[0]
+        engine.step()
+        assert engine.repair.request == "a"
+
+
 def test_with_repair_off_an_audit_waits_for_the_end_of_the_answer_which_nothing_changes(engine):
     off, audited = answering(engine, "off", repair="off"), answering(engine, "audited", repair="off", audit=True)
     assert step(engine, off, audited) is None
@@ -208,10 +221,10 @@ def test_only_answers_that_nothing_but_the_model_decides_are_compared(asked):
     assert says_the_likeliest(SimpleNamespace(**PLAIN)) and not says_the_likeliest(SimpleNamespace(**PLAIN | asked))
 
 
-def slow(fixed_s: float, token_s: float) -> Costs:
-    """Recomputation takes so long: in any case, and for each token."""
+def slow(fixed_s: float, token_s: float, growth_s: float = 0.0) -> Costs:
+    """Recomputation takes so long: in any case, for each token, and for each token before that."""
     sums = np.array([1, 10, 100, 1000]) * token_s
-    recompute = Cost(token_s, measured=tuple((float(work), float(fixed_s + work)) for work in sums))
+    recompute = Cost(token_s, growth_s, measured=tuple((float(work), float(fixed_s + work)) for work in sums))
     return msgspec.structs.replace(FAST, recompute=recompute)
 
 
@@ -219,7 +232,7 @@ def slow(fixed_s: float, token_s: float) -> Costs:
     step_s=st.floats(0.005, 0.1), share=st.floats(0.2, 3.0), fixed_s=st.floats(0.0, 0.02), factor=st.floats(0.5, 3.0),
     lag=st.integers(0, 1),
 )  # fmt: skip
-def test_answers_are_slowed_down_by_the_share_on_average_and_no_step_by_more_than_it_must(
+def test_answers_are_slowed_down_by_the_share_on_average_and_no_step_by_much_more_than_the_least_forward(
     step_s, share, fixed_s, factor, lag
 ):
     """``factor``: how much longer repairs take than was measured."""
@@ -236,9 +249,10 @@ def test_answers_are_slowed_down_by_the_share_on_average_and_no_step_by_more_tha
         now += durations[-1]
     late = durations[200:]
     least_s = factor * (fixed_s + LEAST * token_s)
+    longest = max(share, WORTH * least_s / step_s if least_s > 0.9 * share * step_s else 0.0)
     assert sum(late) / len(late) / step_s < 1 + 1.2 * share
-    assert max(late) / step_s < 1 + 1.2 * max(share, least_s / step_s, 1.0 if least_s > 0.9 * share * step_s else 0.0)
-    assert sum(late) / len(late) / step_s > 1 + 0.4 * min(share, 1.0)
+    assert max(late) / step_s < 1 + 1.2 * longest
+    assert sum(late) / len(late) / step_s > 1 + 0.7 * min(share, 1.0)
 
 
 def test_steps_without_answers_are_as_long_as_the_next_request_may_wait():
@@ -246,6 +260,39 @@ def test_steps_without_answers_are_as_long_as_the_next_request_may_wait():
     pace.begin_step(0)
     assert pace.take(Span(0, 5000), 4096) == pytest.approx(LONGEST_S / 1e-4, abs=1)
     assert pace.take(Span(0, 500), 4096) == 500 and pace.take(Span(0, 5000), 300) == 300
+    slow_pace = RepairPace(slow(0.1, 1e-3), 0.5)
+    slow_pace.begin_step(0)
+    assert slow_pace.take(Span(0, 5000), 4096) == pytest.approx(100 + WORTH * LEAST, abs=2)
+
+
+def test_a_repair_saves_up_for_a_forward_that_is_worth_it():
+    """Where the least forward takes as long as a step, one step in four or five repairs many tokens."""
+    now, step_s, fixed_s, token_s, taken = 0.0, 0.05, 0.05, 5e-4, []
+    pace = RepairPace(slow(fixed_s, token_s), 0.5, clock=lambda: now)
+    while len(taken) < 100 or not taken[-1]:
+        pace.begin_step(1)
+        taken.append(pace.take(Span(0, 10**9), 4096))
+        now += step_s + (fixed_s + token_s * taken[-1] if taken[-1] else 0.0)
+    late = [n for n in taken[50:] if n]
+    assert 10 <= len(late) <= 13 and min(late) > 12 * LEAST
+    # The last tokens of a repair wait for no more than they take themselves.
+    waited, n = 0, 0
+    while not n:
+        pace.begin_step(1)
+        n, waited, now = pace.take(Span(0, LEAST), 4096), waited + 1, now + step_s
+    assert waited <= 3
+
+
+def test_tokens_far_from_the_beginning_which_take_longer_are_repaired_too():
+    now, step_s, growth_s = 0.0, 0.05, 1e-7
+    pace = RepairPace(slow(0.01, 1e-3, growth_s), 0.5, clock=lambda: now)
+    durations = []
+    for _ in range(400):
+        pace.begin_step(1)
+        n = pace.take(Span(40_000, 10**9), 4096)
+        durations.append(step_s + (0.01 + n * (1e-3 + 40_000 * growth_s) if n else 0.0))
+        now += durations[-1]
+    assert 1.3 < sum(durations[200:]) / 200 / step_s < 1.6
 
 
 @pytest.mark.parametrize("token_s", [1e-5, 3e-3])

@@ -13,9 +13,13 @@ from blendhub.vllm.costs import Cost, Costs
 LEAST = 8
 """Fewer tokens take about as long."""
 LONGEST_S = 0.05
-"""The longest repair in a step without an answer: the next request may come at any moment."""
-GUESS = Cost(1e-3)
-"""Where costs were not measured at the start, steps show how far this one is off."""
+"""The longest repair in a step without an answer, unless ``WORTH`` of the least forwards take longer: the next request
+may come at any moment.
+"""
+WORTH = 2
+"""A forward that takes so many times as long as the least one computes many more tokens than so many times."""
+GUESS = Cost(1e-3, measured=((0.016, 0.016),))
+"""Where costs were not measured at the start, steps show how far this one is off; 8 tokens take as long as 16."""
 MEASURED = 8
 """The steps without a repair that tell how long one takes."""
 
@@ -32,8 +36,8 @@ class Step(NamedTuple):
 class RepairPace:
     """Limits by how much repairs make steps longer that compute answers: on average by ``share``.
 
-    Each step becomes longer by ``share`` at most. Where the least forward takes longer than that, some steps become
-    longer by their own length, or by the least forward, and the others do not.
+    Each step becomes longer by ``share`` at most. Where even the least forward takes longer than that, some steps
+    become longer by ``WORTH`` of the least forwards, and the others do not.
     """
 
     def __init__(
@@ -53,6 +57,8 @@ class RepairPace:
         """How much longer repairs take than by the costs of the start."""
         self._credit = 0.0
         """The seconds by which answers may still be slowed down."""
+        self._most = 0.0
+        """The seconds by which one step's repair may slow them down; steps save up for as many."""
         self._n_last = LEAST
         """How many tokens were repaired beside answers at a time; the next ones are at most twice as many, because what
         few tokens take says little about many.
@@ -68,22 +74,27 @@ class RepairPace:
             step = median(self._plain)
             share = self._share * step
             least = self._seconds(Span(0, LEAST))
-            self._credit = min(self._credit + share, share if least <= share else max(step, least))
+            self._most = share if least <= share else WORTH * least
+            self._credit = min(self._credit, self._most) + share
 
     def take(self, left: Span, most: int) -> int:
         """How many tokens of the span the step repairs; it is planned to."""
-        answers = self._steps[-1].n_answers
-        limit = (self._credit if self._plain else 0.0) if answers else LONGEST_S
-        longest = min(most, len(left), 2 * self._n_last if answers else most)
-        n = bisect_right(range(1, longest + 1), limit, key=lambda n: self._seconds(Span(left.start, left.start + n)))
+        answers, longest = self._steps[-1].n_answers, min(most, len(left))
+        least = min(LEAST, longest)
         if not answers:
-            n = max(n, min(LEAST, longest))
-        if n < min(LEAST, longest):
+            limit = max(LONGEST_S, WORTH * self._seconds(Span(0, LEAST)))
+        elif self._plain:
+            limit, longest = min(self._credit, self._most), min(longest, 2 * self._n_last)
+        else:
             return 0
+        n = bisect_right(range(1, longest + 1), limit, key=lambda n: self._seconds(Span(left.start, left.start + n)))
+        if answers and limit < self._most and n < len(left):
+            return 0
+        n = max(n, least)
         seconds = self._seconds(Span(left.start, left.start + n))
         if answers:
             self._credit -= seconds
-            self._n_last = max(n, LEAST)
+            self._n_last = max(n, self._n_last if n == len(left) else LEAST)
         self._steps[-1] = self._steps[-1]._replace(estimated_s=seconds / self._factor)
         return n
 

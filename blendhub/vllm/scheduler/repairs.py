@@ -22,6 +22,8 @@ from blendhub.vllm.settings import Settings
 log = logging.getLogger(__name__)
 MOST_ANSWERS = 4
 """With more answers under way, an engine is not idle."""
+SHORT_ANSWER = 16
+"""An answer of so few tokens at most ends before its repair, so a repair beside it would only slow it down."""
 AUDIT_S = 60.0
 """How long an audit may go on behind the end of the answer."""
 MANY = 64
@@ -210,6 +212,8 @@ class Repairs:
             return False
         if state.is_audited and (is_over or state.terms.repair != "off"):
             return True
+        if not is_over and state.terms.repair == "idle" and state.request.max_tokens <= SHORT_ANSWER:
+            return False
         return state.terms.repair in modes
 
     @property
