@@ -27,7 +27,7 @@ class Project(NamedTuple):
     quick: tuple[str, ...]
     slow: tuple[str, ...] = ()
     of_engines: tuple[str, ...] = ()
-    """Slow, too, and not run together with others, which register connectors of the same name."""
+    """Slow, too, and run apart: others register connectors of the same name, and do without a CPU's blocks."""
     flags: tuple[str, ...] = ()
 
 
@@ -36,7 +36,6 @@ PROJECTS = {
         tuple(map(UNIT.format, OF_CONNECTORS)),
         ("tests/v1/core/test_async_scheduler.py", "tests/v1/core/test_scheduler.py"),
         ("tests/v1/engine/test_abort_final_step.py",),
-        ("-p", "on_cpu"),
     ),
     # LMCache's conftest.py imports what needs a GPU.
     "lmcache": Project(("tests/v1/multiprocess/test_blend_matcher.py",), flags=("--noconftest",)),
@@ -51,7 +50,9 @@ class Ended(NamedTuple):
     """Whether it asked BlendHub."""
 
 
-def run(name: str, folder: Path, files: tuple[str, ...], log: Path, *, ours: bool) -> dict[str, Ended]:
+def run(
+    name: str, folder: Path, files: tuple[str, ...], flags: tuple[str, ...], log: Path, *, ours: bool
+) -> dict[str, Ended]:
     """Run these tests of a project in one process, with BlendHub or without; returns how each has ended, by its id."""
     with tempfile.NamedTemporaryFile() as record, log.open("w") as output:
         paths = (HERE, BUILD / "peers", BUILD.parent, os.environ.get("PYTHONPATH", ""))
@@ -64,7 +65,7 @@ def run(name: str, folder: Path, files: tuple[str, ...], log: Path, *, ours: boo
             "VLLM_LOGGING_LEVEL": "ERROR",
         }
         options = ("-q", "-rA", "--tb=short", "-p", "no:cacheprovider", "-p", "recorder", "-p", f"on_{name}")
-        command = [sys.executable, "-m", "pytest", *options, *PROJECTS[name].flags, *files]
+        command = [sys.executable, "-m", "pytest", *options, *flags, *files]
         print(f"{name}'s tests, {'with' if ours else 'without'} BlendHub: {log}", flush=True)
         subprocess.run(command, cwd=folder, env=os.environ | variables, stdout=output, stderr=output)
         try:
@@ -80,12 +81,14 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="leave out the files that take longest")
     given = parser.parse_args()
     project, folder = PROJECTS[given.project], given.folder.resolve()
-    groups = [project.quick] if given.quick else [project.quick + project.slow, project.of_engines]
+    groups = [(project.quick if given.quick else project.quick + project.slow, project.flags)]
+    if project.of_engines and not given.quick:
+        groups.append((project.of_engines, ("-p", "on_cpu")))
     without, ours = dict[str, Ended](), dict[str, Ended]()
-    for number, files in enumerate(filter(None, groups)):
+    for number, (files, flags) in enumerate(groups):
         for name, ended in (("without", without), ("with", ours)):
             log = folder / f"{name}-blendhub.{number}.log"
-            ended |= run(given.project, folder, files, log, ours=ended is ours)
+            ended |= run(given.project, folder, files, flags, log, ours=ended is ours)
 
     listed = {
         test: entry["why"]

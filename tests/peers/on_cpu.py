@@ -20,7 +20,6 @@ from vllm.v1.request import Request
 from blendhub.vllm.connector import BlendHubConnector
 from harness.engines.real_model import make_real_model
 
-OF_ENGINES = ("test_abort_final_step.py",)
 BLOCK = 32
 """The attention of CPUs supports no blocks of 16 tokens, which tests leave to vLLM."""
 MODEL = "models--meta-llama--Llama-3.2-1B-Instruct"
@@ -57,31 +56,24 @@ def pytest_configure() -> None:
     CpuPlatform.check_and_update_config = staticmethod(update_for_tests)  # type: ignore[assignment]
 
 
-def _is_of_engines(node: pytest.Collector | pytest.Item) -> bool:
-    return node.path.name in OF_ENGINES
-
-
 @pytest.hookimpl(wrapper=True)
-def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, Any, Any]:
+def pytest_make_collect_report() -> Generator[None, Any, Any]:
     """Have these tests not skip themselves."""
-    if not _is_of_engines(collector):
-        return (yield)
     with patch.object(type(current_platform), "is_cuda", return_value=True):
         return (yield)
 
 
-def pytest_collection_finish(session: pytest.Session) -> None:
-    if any(map(_is_of_engines, session.items)):
-        model = Path(os.environ["HF_HOME"], "hub", MODEL)
-        (model / "refs").mkdir(parents=True, exist_ok=True)
-        (model / "refs" / "main").write_text("0")
-        (model / "snapshots").mkdir(exist_ok=True)
-        (model / "snapshots" / "0").unlink(missing_ok=True)
-        (model / "snapshots" / "0").symlink_to(make_real_model())
-        if recorder.OURS:
-            KVConnectorFactory._registry["DummyKVConnector"] = lambda: StatusRecorder
+def pytest_collection_finish() -> None:
+    model = Path(os.environ["HF_HOME"], "hub", MODEL)
+    (model / "refs").mkdir(parents=True, exist_ok=True)
+    (model / "refs" / "main").write_text("0")
+    (model / "snapshots").mkdir(exist_ok=True)
+    (model / "snapshots" / "0").unlink(missing_ok=True)
+    (model / "snapshots" / "0").symlink_to(make_real_model())
+    if recorder.OURS:
+        KVConnectorFactory._registry["DummyKVConnector"] = lambda: StatusRecorder
 
 
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    if _is_of_engines(item) and recorder.OURS:
+def pytest_runtest_setup() -> None:
+    if recorder.OURS:
         recorder.asked()  # the engine asks in another process, which the record does not see
