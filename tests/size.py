@@ -11,8 +11,8 @@ ROOT = Path(__file__).parent.parent
 BOUNDS = {
     "blendhub/": 20_850,
     "blendhub/testing/": 5_100,
-    "plugins/": 9_650,
-    "tests/, plugins/*/tests/": 23_500,
+    "plugins/": 9_700,
+    "tests/, plugins/*/tests/": 23_550,
     "benchmarks/, harness/, examples/": 7_850,
 }
 """The most lines of Python in these folders. A folder's files count in the row that names it most closely."""

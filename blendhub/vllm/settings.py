@@ -80,7 +80,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ] = "blend"
     recompute_ratio: Annotated[
         Share, Meta(description="share of the moved text that is recomputed; a request may override it")
-    ] = 0.4
+    ] = 0.3
     donors: Annotated[
         Literal["all", "trusted"],
         Meta(
@@ -104,7 +104,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         ),
     ] = "idle"
     repair_share: Annotated[
-        float, Meta(gt=0, description="by how much a step that writes answers may take longer for a repair; 0.5: half")
+        float,
+        Meta(
+            gt=0, description="by how much steps that write answers may take longer for repairs, on average; 0.5: half"
+        ),
     ] = 0.5
     repair_after_s: Annotated[
         float,

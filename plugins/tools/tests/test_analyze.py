@@ -17,6 +17,7 @@ from blendhub_tools.analysis.tokenizing import kv_bytes_of
 
 from blendhub import PluginHost
 from blendhub.cli import main
+from blendhub.vllm.settings import Settings
 from blendhub.vllm.transfer_config import check_transfer_config
 from examples.help_desk import as_lines
 from tests.benchmarks.word_model import make_tokenizer
@@ -187,5 +188,5 @@ def test_the_costs_of_tokens_are_those_that_were_measured():
         return (float(ratio) * 3830 - (3830 - reused)) / reused
 
     exact = cost("exact prefix, all but the question, relative to full prefill", 3830 - 64)
-    moved = cost("40% recomputed by the default selector", 7 * 512)
+    moved = cost(f"{Settings().recompute_ratio:.0%} recomputed by the default selector", 7 * 512)
     assert (round(exact, 2), round(moved, 2)) == (EXACT_COST, MOVED_COST)

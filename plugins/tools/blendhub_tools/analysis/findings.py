@@ -12,8 +12,8 @@ from blendhub_tools.analysis.replay import CHUNK_TOKENS, Replay
 USUAL_KV_BYTES = 128 * 1024
 """A token's KV of an unnamed model: 32 layers, 8 KV heads of 128, keys and values, 2 bytes each."""
 
-EXACT_COST, MOVED_COST = 0.04, 0.56
-"""What a token costs relative to a computed one, if it is exact, or moved and 40% of its text recomputed."""
+EXACT_COST, MOVED_COST = 0.03, 0.38
+"""What a token costs relative to a computed one, if it is exact, or moved and 30% of its text recomputed."""
 
 WORTH_IT = 0.05
 """A share of the tokens, beyond what a prefix cache reuses, below which a connector is not worth its effort."""
