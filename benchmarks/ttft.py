@@ -28,7 +28,7 @@ WAYS: dict[str, tuple[str, str, dict[str, Any], float | None]] = {
     "moved_hkvd_15": ("moved documents, 15% recomputed by deviation", "hkvd", {"recompute_ratio": 0.15}, 0.28),
     "moved_default_05": ("moved documents, 5% by the default selector", "default", {"recompute_ratio": 0.05}, 0.20),
     "moved_default_15": ("moved documents, 15% by the default selector", "default", {"recompute_ratio": 0.15}, 0.22),
-    "moved_default": ("moved documents, with all settings the defaults", "default", {}, None),
+    "moved_default": ("moved documents, as many recomputed as by default", "default", {}, None),
     "moved_all": ("moved documents, everything recomputed", "hkvd", {"recompute_ratio": 1.0}, 1.20),
 }
 """What is asked, of the engine with which selector, in which way, and the bar."""

@@ -35,7 +35,7 @@ LOADED = 0.8
 """The share of the requests that plain vLLM answers in a second when all come at once."""
 ANSWER_TOKENS = 16
 AT_ONCE = 16
-"""Prompts whose answers are repaired as soon as there is time."""
+"""Prompts with repair and without, and with answers that are not too short for it."""
 
 
 class Sizes(NamedTuple):
@@ -81,7 +81,7 @@ class Loads:
 
     def repair_load(self) -> Iterator[Row]:
         def rate(repair: str) -> float:
-            return self.client.run(server, traces.moved(AT_ONCE, 5, ANSWER_TOKENS), repair=repair).rate
+            return self.client.run(server, traces.moved(AT_ONCE, 5, 2 * ANSWER_TOKENS), repair=repair).rate
 
         with self._servers(BLENDHUB) as (traces, server):
             jobs = {repair: partial(rate, repair) for repair in ("off", "idle")}

@@ -27,7 +27,7 @@ class Project(NamedTuple):
     quick: tuple[str, ...]
     slow: tuple[str, ...] = ()
     of_engines: tuple[str, ...] = ()
-    """Slow, too, and run apart: others register connectors of the same name, and do without a CPU's blocks."""
+    """Slow, too, and run apart with ``on_cpu``: others register connectors of the same name, and need other blocks."""
     flags: tuple[str, ...] = ()
 
 

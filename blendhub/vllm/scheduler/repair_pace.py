@@ -17,7 +17,7 @@ LONGEST_S = 0.05
 may come at any moment.
 """
 WORTH = 2
-"""A forward that takes so many times as long as the least one computes many more tokens than so many times."""
+"""Steps save up for a forward that takes so many times as long as the least one, and computes far more tokens."""
 GUESS = Cost(1e-3, measured=((0.016, 0.016),))
 """Where costs were not measured at the start, steps show how far this one is off; 8 tokens take as long as 16."""
 MEASURED = 8
@@ -58,7 +58,7 @@ class RepairPace:
         self._credit = 0.0
         """The seconds by which answers may still be slowed down."""
         self._most = 0.0
-        """The seconds by which one step's repair may slow them down; steps save up for as many."""
+        """The most seconds that one step's repair may take; credit is saved up to this."""
         self._n_last = LEAST
         """How many tokens were repaired beside answers at a time; the next ones are at most twice as many, because what
         few tokens take says little about many.

@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 MOST_ANSWERS = 4
 """With more answers under way, an engine is not idle."""
 SHORT_ANSWER = 16
-"""An answer of so few tokens at most ends before its repair, so a repair beside it would only slow it down."""
+"""An answer of at most so many tokens ends before its repair does: a repair beside it would only slow it down."""
 AUDIT_S = 60.0
 """How long an audit may go on behind the end of the answer."""
 MANY = 64
