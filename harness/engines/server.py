@@ -23,7 +23,9 @@ system_utils.get_mp_context = lambda: multiprocessing.get_context("fork")
 sys.argv[0] = "vllm"
 runpy.run_module("vllm.entrypoints.openai.api_server", run_name="__main__")
 """
-"""vLLM forks an engine's processes on GPUs. On CPUs each would be spawned, and import all of vLLM."""
+"""vLLM forks an engine's processes on GPUs. On CPUs each would be spawned, and import all of vLLM. With another
+interpreter they are: vLLM 0.32 fails in a worker that is forked when LMCache has imported numba.
+"""
 
 
 class Server(Closing):
@@ -56,10 +58,11 @@ class Server(Closing):
             arguments += [f"--{name}"] if value is True else [f"--{name}", str(value)]
         # The engine is in a separate process, as it is by default.
         usual = {name: value for name, value in ENVIRONMENT.items() if "MULTIPROCESSING" not in name}
+        start = ["-c", START] if python == sys.executable else ["-m", "vllm.entrypoints.openai.api_server"]
         self._log = log
         with log.open("w") as output:
             self.process = subprocess.Popen(
-                [python, "-P", "-c", START, "--enforce-eager", *arguments],
+                [python, "-P", *start, "--enforce-eager", *arguments],
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 env=os.environ | usual | (environment or {}),
