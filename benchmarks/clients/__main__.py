@@ -60,16 +60,12 @@ def tool_rows(name: str, command: str, measured: Measured) -> Iterator[Row]:
     plain, ours, *_ = measured
     more = float(max(0, ours.failed - plain.failed))
     yield row(f"failed_{name}", f"{command}: requests that failed, more than with vLLM alone", "", [more], 0.0, "lower")
-    ratios = [("ttft", "time to the first token", ours.ttft_ms / plain.ttft_ms)]
-    ratios += [("tpot", "time per further token", ours.tpot_ms / plain.tpot_ms)]
-    for id, what, ratio in [*ratios, ("tokens", "tokens a second", ours.tokens_per_s / plain.tokens_per_s)]:
-        yield row(
-            f"{id}_{name}",
-            f"{what}, relative to vLLM's own",
-            "x",
-            [ratio],
-            better="higher" if id == "tokens" else "lower",
-        )
+    times = ("ttft", "time to the first token", "ttft_ms"), ("tpot", "time per further token", "tpot_ms")
+    for id, what, figure in times:
+        ratio = getattr(ours, figure) / getattr(plain, figure)
+        yield row(f"{id}_{name}", f"{what}, relative to vLLM's own", "x", [ratio], better="lower")
+    ratio = ours.tokens_per_s / plain.tokens_per_s
+    yield row(f"tokens_{name}", "tokens a second, relative to vLLM's own", "x", [ratio])
 
 
 def main() -> None:
