@@ -345,10 +345,9 @@ class NamespaceIndex:
         """The matchers that find KV of this origin, and the part of the span that each finds."""
         border = min(max(span.start, origin.movable_from), span.end)
         for matcher in self._matchers:
-            if matcher.reach == "prefix" and (origin.exact or origin.is_movable):
-                yield matcher, span
-            elif matcher.reach != "prefix" and border < span.end:
-                yield matcher, Span(border, span.end)
+            start = span.start if matcher.reach == "prefix" and origin.exact else border
+            if start < span.end:
+                yield matcher, Span(start, span.end)
         if self._staying is not None and origin.exact and span.start < border:
             yield self._staying, Span(span.start, border)
 
