@@ -139,7 +139,9 @@ def test_an_answer_of_few_tokens_is_repaired_behind_its_end_unless_it_wants_more
     request = answering(engine, "a", max_tokens=max_tokens, **asked)
     assert (step(engine, request) is not None) == is_beside
     if not is_beside:
+        other = answering(engine, "other", prompt=text(9, 64))
         assert engine.side.ended(request, (engine.blocks.blocks,))[0]
+        assert step(engine, other) is None, "it would slow down the other's answer"
         engine.step()
         assert engine.repair.request == "a"
 

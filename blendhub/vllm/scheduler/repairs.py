@@ -212,7 +212,8 @@ class Repairs:
             return False
         if state.is_audited and (is_over or state.terms.repair != "off"):
             return True
-        if not is_over and state.terms.repair == "idle" and state.request.max_tokens <= SHORT_ANSWER:
+        # An idle repair of an answer that has ended would slow down others' answers.
+        if state.terms.repair == "idle" and (scheduled if is_over else state.request.max_tokens <= SHORT_ANSWER):
             return False
         return state.terms.repair in modes
 
