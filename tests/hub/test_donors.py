@@ -56,7 +56,6 @@ def test_shallow_text_that_was_computed_behind_blended_kv_does_not_move_even_to_
     member.store(TEXT, exact=False, movable_from=SHALLOW, ratio=0.5)
     assert kinds(member.lookup(TEXT)) == [(SHALLOW, len(TEXT), "moved")]
     assert kinds(member.lookup(TEXT, settled=0.5)) == [(0, len(TEXT), "settled")]
-    hub.state.check_integrity()
 
 
 def test_what_was_computed_behind_blended_kv_and_not_donated_is_settled_and_does_not_move(hub):

@@ -42,19 +42,17 @@ def test_the_page_tables_are_filled_as_far_as_the_arena_is_reserved(monkeypatch,
     arena = np.frombuffer(mmap.mmap(fd, size, prot=protection), np.uint8)
 
     def filled() -> int:
-        (resident,) = re.findall(rf"memfd:{name} .*?\nRss: +(\d+) kB", Path("/proc/self/smaps").read_text(), re.S)
-        return int(resident) * 1024
+        maps = Path("/proc/self/smaps").read_text()
+        return 1024 * int(re.findall(rf"memfd:{name} .*?\nRss: +(\d+) kB", maps, re.S)[0])
 
-    reserved = size // 2
+    reserved, deadline = size // 2, time.monotonic() + 10
     pages = ArenaPages(arena, lambda: ArenaProgress(reserved, size))
     for end in (reserved, size):
-        reserved, deadline = end, time.monotonic() + 10
+        reserved = end
         while filled() < end:
             assert time.monotonic() < deadline
         time.sleep(0.01)
         assert filled() == end
-    reserved = 0
-    waiting = ArenaPages(arena, lambda: ArenaProgress(reserved, size))
-    for thread in (pages, waiting):
-        thread.stop()
+    ArenaPages(arena, lambda: ArenaProgress(0, size)).stop()
+    pages.stop()
     os.close(fd)
