@@ -225,7 +225,7 @@ def test_only_answers_that_nothing_but_the_model_decides_are_compared(asked):
 
 def slow(fixed_s: float, token_s: float, growth_s: float = 0.0) -> Costs:
     """Recomputation takes so long: in any case, for each token, and for each token before that."""
-    sums = np.array([1, 10, 100, 1000]) * token_s
+    sums = np.array([1, 10, 100, 1000, 10_000]) * token_s
     recompute = Cost(token_s, growth_s, measured=tuple((float(work), float(fixed_s + work)) for work in sums))
     return msgspec.structs.replace(FAST, recompute=recompute)
 
