@@ -241,7 +241,7 @@ def test_answers_are_slowed_down_by_the_share_on_average_and_no_step_by_much_mor
     now, token_s = 0.0, 1e-4
     pace = RepairPace(slow(fixed_s, token_s), share, lag, clock=lambda: now)
     durations, n_repaired, running = [], 0, [0.0] * lag  # the last are the steps that vLLM has planned ahead
-    for _ in range(400):
+    for _ in range(1200):  # one forward more or less counts for little
         pace.begin_step(1)
         n = pace.take(Span(n_repaired, 10**9), 4096)
         n_repaired += n
@@ -251,10 +251,9 @@ def test_answers_are_slowed_down_by_the_share_on_average_and_no_step_by_much_mor
     late = durations[200:]
     least_s = factor * (fixed_s + LEAST * token_s)
     longest = max(share, WORTH * least_s / step_s if least_s > 0.9 * share * step_s else 0.0)
-    # One forward more or less falls into the steps that are looked at.
-    assert (sum(late) - max(late)) / len(late) / step_s < 1 + 1.2 * share
+    assert sum(late) / len(late) / step_s < 1 + 1.2 * share
     assert max(late) / step_s < 1 + 1.2 * longest
-    assert (sum(late) + max(late)) / len(late) / step_s > 1 + 0.7 * min(share, 1.0)
+    assert sum(late) / len(late) / step_s > 1 + 0.7 * min(share, 1.0)
 
 
 def test_steps_without_answers_are_as_long_as_the_next_request_may_wait():
