@@ -31,8 +31,9 @@ FIRST = 32
 
 @pytest.fixture
 def at_once(monkeypatch):
-    """A step repairs as much as is left."""
+    """A step repairs as much as is left, and if nothing is computed, the second one."""
     monkeypatch.setattr(repair_pace, "LEAST", 4096)
+    monkeypatch.setattr(repair_pace, "LONGEST_S", 0.0)
 
 
 @pytest.fixture
@@ -54,7 +55,7 @@ def answering(engine, name: str, n_answered: int = 2, prompt=PROMPT, max_tokens:
 
 
 def step(engine, *requests):
-    """A step that computes the next token of these answers; two let the pace know how long one takes."""
+    """A step that computes the next token of these answers; two tell the pace how long one takes, or idles."""
     for _ in range(2):
         engine.step(**{request.request_id: (request.num_tokens - 1, 1) for request in requests})
         if engine.repair:
@@ -142,8 +143,7 @@ def test_an_answer_of_few_tokens_is_repaired_behind_its_end_unless_it_wants_more
         other = answering(engine, "other", prompt=text(9, 64))
         assert engine.side.ended(request, (engine.blocks.blocks,))[0]
         assert step(engine, other) is None, "it would slow down the other's answer"
-        engine.step()
-        assert engine.repair.request == "a"
+        assert step(engine).request == "a"
 
 
 def test_with_repair_off_an_audit_waits_for_the_end_of_the_answer_which_nothing_changes(engine):
@@ -151,8 +151,7 @@ def test_with_repair_off_an_audit_waits_for_the_end_of_the_answer_which_nothing_
     assert step(engine, off, audited) is None
     assert engine.side.ended(off, (engine.blocks.blocks,))[0], "its saves need the blocks"
     assert engine.side.ended(audited, (engine.blocks.blocks,))[0]
-    engine.step()
-    assert engine.repair.request == "audited" and engine.side.repairs.is_busy
+    assert step(engine).request == "audited" and engine.side.repairs.is_busy
     repaired(engine, "audited", audit=AuditOutcome(True, 0.0))
     assert not engine.side.repairs.is_busy and engine.counters["requests_repaired"] == 1
 
@@ -162,8 +161,8 @@ def test_a_token_that_a_step_was_computing_when_its_request_was_aborted_is_compu
     request = answering(engine, "a", n_answered=11, store=False)
     request.num_computed_tokens = request.num_tokens
     assert request.num_tokens % 16 == 0 and engine.side.ended(request, (engine.blocks.blocks,))[0]
-    engine.step()
-    assert engine.repair.span == Span(FIRST, request.num_tokens) and engine.repair.is_last
+    job = step(engine)
+    assert job.span == Span(FIRST, request.num_tokens) and job.is_last
 
 
 def test_a_request_that_is_aborted_before_its_answer_is_not_repaired(engine):
@@ -257,13 +256,20 @@ def test_answers_are_slowed_down_by_the_share_on_average_and_no_step_by_much_mor
 
 
 def test_steps_without_answers_are_as_long_as_the_next_request_may_wait():
-    pace = RepairPace(slow(0.0, 1e-4), 0.5)
-    pace.begin_step(0)
-    assert pace.take(Span(0, 5000), 4096) == pytest.approx(LONGEST_S / 1e-4, abs=1)
+    now = 0.0
+    pace, slow_pace = (RepairPace(slow(*times), 0.5, clock=lambda: now) for times in ((0.0, 1e-4), (0.1, 1e-3)))
+
+    def take(pace, at, n_answers=0):
+        nonlocal now
+        now = at
+        pace.begin_step(n_answers)
+        return pace.take(Span(0, 5000), 4096)
+
+    assert take(pace, 7.0) == 0 and take(pace, 7.0 + 1.1 * LONGEST_S) == pytest.approx(LONGEST_S / 1e-4, abs=1)
     assert pace.take(Span(0, 500), 4096) == 500 and pace.take(Span(0, 5000), 300) == 300
-    slow_pace = RepairPace(slow(0.1, 1e-3), 0.5)
-    slow_pace.begin_step(0)
-    assert slow_pace.take(Span(0, 5000), 4096) == pytest.approx(100 + WORTH * LEAST, abs=2)
+    # Nor does one begin before the engine has been idle for as long, which is anew after each step with an answer.
+    assert not any([take(slow_pace, 8.0), take(slow_pace, 8.1), take(slow_pace, 8.3, 1), take(slow_pace, 8.4)])
+    assert take(slow_pace, 8.7) == pytest.approx(100 + WORTH * LEAST, abs=2)
 
 
 def test_a_repair_saves_up_for_a_forward_that_is_worth_it():

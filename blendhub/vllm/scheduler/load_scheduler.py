@@ -26,15 +26,17 @@ from blendhub.vllm.scheduler.reports import Reports
 from blendhub.vllm.scheduler.request_state import RequestState, Stage
 from blendhub.vllm.scheduler.startup import StartupFacts
 
-LOOKUP_WAIT_S = 0.002
-"""How long a step waits for answers of the hub, for all requests together, before vLLM goes on to others."""
+LOOKUP_WAIT_S, LOOKUP_WAIT_SHARE = 0.002, 0.1
+"""How long a step waits for answers of the hub, for all requests together, before vLLM goes on to others: this, or this
+share of the least forward, if that is longer. A request without an answer waits for a whole step.
+"""
 
 STORE_SHARE = 0.8
 """The share of a lookup's timeout that the hub may spend on reading matches from its store."""
 
 
 class LoadScheduler:
-    """All methods are called by the scheduler's thread. Only ``matched`` waits, at most ``LOOKUP_WAIT_S`` a step."""
+    """All methods are called by the scheduler's thread. Only ``matched`` waits, at most ``wait_left_s`` a step."""
 
     def __init__(
         self,
@@ -92,7 +94,9 @@ class LoadScheduler:
     @property
     def wait_left_s(self) -> float:
         """How long this step may still wait for the hub: many requests that wait must not hold up those that run."""
-        self._waits_until = self._waits_until or time.monotonic() + LOOKUP_WAIT_S
+        if not self._waits_until:
+            least_s = self._costs.prefill.seconds(0) if self._costs else 0.0
+            self._waits_until = time.monotonic() + max(LOOKUP_WAIT_S, LOOKUP_WAIT_SHARE * least_s)
         return max(0.0, self._waits_until - time.monotonic())
 
     def matched(self, state: RequestState, local: int) -> tuple[int | None, bool]:

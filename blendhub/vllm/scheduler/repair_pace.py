@@ -14,7 +14,8 @@ LEAST = 8
 """Fewer tokens take about as long."""
 LONGEST_S = 0.05
 """The longest repair in a step without an answer, unless ``WORTH`` of the least forwards take longer: the next request
-may come at any moment.
+may come at any moment. None begins before the engine has been idle for as long: a client that asks again at once waits
+for none.
 """
 WORTH = 2
 """Steps save up for a forward that takes so many times as long as the least one, and computes far more tokens."""
@@ -50,6 +51,8 @@ class RepairPace:
         self._steps = deque([Step(0)] * (lag + 1))
         """The planned steps that have not ended; the last is being planned."""
         self._begun_at = clock()
+        self._idle_since: float | None = None
+        """Since when steps have computed nothing."""
         self._plain: deque[float] = deque(maxlen=MEASURED)
         """How long the last steps took that computed so many answers, and repaired nothing."""
         self._n_answers = 0
@@ -69,6 +72,10 @@ class RepairPace:
         now = self._clock()
         self._end_step(self._steps.popleft(), now - self._begun_at)
         self._begun_at = now
+        if n_answers or not only_answers:
+            self._idle_since = None
+        elif self._idle_since is None:
+            self._idle_since = now
         self._steps.append(Step(n_answers, only_answers and n_answers > 0))
         if n_answers and self._plain:
             step = median(self._plain)
@@ -83,6 +90,8 @@ class RepairPace:
         least = min(LEAST, longest)
         if not answers:
             limit = max(LONGEST_S, WORTH * self._seconds(Span(0, LEAST)))
+            if self._idle_since is None or self._begun_at - self._idle_since < limit:
+                return 0
         elif self._plain:
             limit, longest = min(self._credit, self._most), min(longest, 2 * self._n_last)
         else:
