@@ -41,7 +41,7 @@ class Codec:
     def decode(self, frame: Buffer) -> Any:
         try:
             return self._decoder.decode(frame)
-        except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
+        except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError, RecursionError) as error:
             raise ProtocolError(f"a message does not decode: {error}") from None
 
 

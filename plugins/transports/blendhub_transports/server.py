@@ -52,8 +52,10 @@ class ZmqServer(Server):
         self._file.socket.detach()  # ZeroMQ closes it
         self._loop = asyncio.get_running_loop()
         self._descriptor = int(self._router.getsockopt(zmq.FD))
-        self._loop.add_reader(self._descriptor, self._read_requests)
         self._is_closed = False
+        self._reads_soon = False
+        """Whether the loop is to read what waits."""
+        self._loop.add_reader(self._descriptor, self._read_soon)
 
     async def close(self) -> None:
         if self._is_closed:
@@ -71,6 +73,7 @@ class ZmqServer(Server):
 
     def _read_requests(self) -> None:
         """Read what waits. ZeroMQ's descriptor signals a change once, and sending may consume that signal."""
+        self._reads_soon = False
         for _ in range(BATCH):
             if self._is_closed:
                 return
@@ -91,7 +94,13 @@ class ZmqServer(Server):
             else:
                 peer = self._name + routing_id
                 self.dispatcher.dispatch(peer, request, header.deadline, partial(reply, header.number))
-        self._loop.call_soon(self._read_requests)
+        self._read_soon()
+
+    def _read_soon(self) -> None:
+        """Once in a turn of the loop, however many replies are sent in it: each turn reads a batch."""
+        if not self._reads_soon:
+            self._reads_soon = True
+            self._loop.call_soon(self._read_requests)
 
     def _reply(self, routing_id: bytes, number: int, outcome: Outcome) -> None:
         version = self._codec.version
@@ -107,4 +116,4 @@ class ZmqServer(Server):
         # ZeroMQ drops what a client that left, or does not read, would get.
         self._router.send_multipart([routing_id, *parts], zmq.NOBLOCK)
         if int(self._router.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
-            self._loop.call_soon(self._read_requests)
+            self._read_soon()

@@ -127,6 +127,27 @@ def test_a_client_that_sends_more_than_it_may_is_answered_busy(running, stranger
     assert header.number == 100 and header.kind == frames.ERROR and running.service.started == 100
 
 
+def test_the_loop_goes_on_while_a_client_floods_the_server_or_nests_a_message_deeply(running, connection, stranger):
+    nested = client_codec().encode(EchoRequest())[:1].replace(b"\x81", b"\x82") + b"\xa1x" + b"\x91" * 100_000
+    stranger.send_multipart(frames.encode(1, frames.REQUEST, 1, time.monotonic() + 30, nested, []))
+    assert frames.read_header(memoryview(stranger.recv())).kind == frames.ERROR
+    n_broken, refused = server.MOST_UNREAD, [1]
+
+    def beat() -> None:
+        refused.append(running.server.refused)
+        if refused[-1] <= n_broken:
+            loop.call_soon(beat)
+
+    loop = running.server._loop
+    loop.call_soon_threadsafe(time.sleep, 0.5)
+    for _ in range(n_broken):
+        stranger.send_multipart(frames.encode(1, frames.REQUEST, 2, time.monotonic() + 30, b"\x00", []))
+    loop.call_soon_threadsafe(beat)
+    while refused[-1] <= n_broken:
+        check_echo(connection, "well served")
+    assert max(map(int.__sub__, refused[1:], refused)) <= server.BATCH, "the loop reads more before it does other work"
+
+
 def test_what_is_too_large_or_no_buffer_is_sent_by_no_client_and_taken_from_none(running, connection, stranger):
     with pytest.raises(ProtocolError, match="at most 68,157,440"):
         submit(connection, "", [bytes(frames.MOST_BYTES)])
