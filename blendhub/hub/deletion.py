@@ -28,6 +28,8 @@ class Deletion:
         """
         if not salt:
             raise InvalidInput("name a cache salt; KV of requests without one is dropped with Clear")
+        if self._tier and self._tier.reads_snapshot:
+            raise Busy("the hub has yet to read all that the shared store has; ask again when it has")
         await self.delete_here(salt)
         if self._tier and isinstance(self._tier.store, SharedStore):
             await self._tier.in_saver(self._tier.store.announce, Deleted(salt))

@@ -14,6 +14,7 @@ from blendhub_fleet.records import decode_record, encode_record, encode_spans
 
 from blendhub.client import wire
 from blendhub.contracts import RunKey, StoredRun
+from blendhub.core.errors import Busy
 from blendhub.core.layout import Variant
 from blendhub.core.spans import Span
 from harness.servers.redis_server import RedisServer, needs_redis
@@ -36,8 +37,8 @@ class Fleet:
     def join(self, n_hubs=2, n_slots=32, **options):
         """Hubs that see each other."""
         settings = {"catalogue": self.server.url, "group": self.group, "path": str(self.path), "deadline_s": 10.0}
-        chosen = DirectoryOptions(**settings | options)
-        self.hubs += [self.make_hub(n_slots, lambda: open_store(chosen)) for _ in range(n_hubs)]
+        self.options = DirectoryOptions(**settings | options)
+        self.hubs += [self.make_hub(n_slots, lambda: open_store(self.options)) for _ in range(n_hubs)]
         self.until(lambda: all(hub.follower.hubs == len(self.hubs) for hub in self.hubs), "the hubs see each other")
         return self.hubs
 
@@ -170,6 +171,14 @@ def test_all_hubs_delete_a_salt_also_from_their_arenas(fleet):
     other.ask(wire.Forget("late"))
     one.settle()
     fleet.until_each_knows(1)
+    # A hub that does not know yet what there is cannot say that it has deleted it.
+    late = fleet.make_hub(4, lambda: open_store(fleet.options))
+    with pytest.raises(Busy, match="has yet to read"):
+        late.ask(wire.Forget("b"))
+    fleet.hubs.append(late)
+    fleet.until_each_knows(1)
+    late.ask(wire.Forget("b"))
+    fleet.until_each_knows(0)
 
 
 def test_without_redis_hubs_go_on_alone_and_catch_up_by_themselves(make_hub, tmp_path):

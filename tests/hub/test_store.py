@@ -7,6 +7,7 @@ import threading
 import time
 
 import msgspec
+import numpy as np
 import pytest
 
 from blendhub.client import wire
@@ -113,6 +114,30 @@ def test_everything_stored_is_matchable_after_a_restart_around_what_was_lost_or_
     assert hub.service.stats().counters["store_corrupted"] == 1
     blended = member.lookup(tokens(51, 50), wait_s=5.0)
     assert blended.pieces and not any(match.exact for match in blended.matches)
+
+
+@pytest.mark.parametrize("loses", ["an aborted lease", "the store"])
+def test_a_run_whose_tokens_the_store_has_beyond_its_chunks_grows_with_no_others(make_hub, place, loses):
+    hub, text = make_hub(16, place), tokens(60, 4 * CHUNK)
+    other = np.concatenate([text[: 2 * CHUNK], tokens(61, 2 * CHUNK)])
+    member = hub.join()
+    reserved = member.reserve(text)
+    member.write(reserved, text)
+    member.commit(reserved, 2 * CHUNK if loses == "an aborted lease" else None)
+    hub.settle()
+    if loses == "an aborted lease":
+        member.ask(wire.Abort, lease=reserved.lease)
+    else:
+        for file in [*place.rglob(f"*-{2 * CHUNK}-*.kv"), *place.rglob(f"*-{3 * CHUNK}-*.kv")]:
+            file.unlink()
+        hub.restart()
+        member = hub.join()
+    (run,) = hub.index.runs
+    assert member.store(other, Span(2 * CHUNK, 4 * CHUNK), run=run).run != run
+    hub.settle()
+    hub.restart()
+    member = hub.join()
+    assert member.read(text) == 2 * CHUNK and member.read(other) == 4 * CHUNK
 
 
 @pytest.mark.parametrize("spans", [[(0, 32), (16, 48)], [(0, 64)], [(64, 100)], []])

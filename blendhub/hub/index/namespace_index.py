@@ -78,7 +78,8 @@ class Run:
         self.id = id
         self.index = index
         self.end = end
-        """The end of the last chunk that was ever published; the run may grow there."""
+        """The end of the last chunk that was ever published, or of the tokens that the store may have; the run may
+        grow there."""
         self.origin = origin
         self.key = key or RunKey(index.digest, secrets.token_hex(16))
         self.foreign = foreign

@@ -108,6 +108,8 @@ class WriteLeases:
     def revoke(self, lease: WriteLease, waiting_for: set[int]) -> None:
         """End a lease. Published chunks stay; other slots are freed once none of ``waiting_for`` can write there."""
         self._end(lease)
+        # The store may have all tokens of the lease, so the run must not grow with others.
+        lease.run.end = max(lease.run.end, lease.span.end)
         offsets = [slot.slot for slot in lease.slots[lease.published :]]
         self.quarantined[lease.id] = Quarantine(offsets, lease.run.index.namespace.slot_bytes, waiting_for)
         self._free_quarantined(lease.id)

@@ -210,6 +210,7 @@ class Follower:
     async def _begin_snapshot(self) -> None:
         self.snapshots += 1
         self._tier.writer.generation += 1
+        self._tier.reads_snapshot = True
 
     def _note_listed(self, stored: StoredRun) -> None:
         index = self._indexes.get(stored.key.namespace)
@@ -226,6 +227,7 @@ class Follower:
                 if run.listed != self._tier.writer.generation:
                     self._forget_saved(run, set())
                 await self._let_others_work()
+        self._tier.reads_snapshot = False
 
     def _forget_saved(self, run: Run, listed: set[Span]) -> None:
         gone = [chunk for chunk in run.chunks.values() if chunk.in_store and chunk.span not in listed]

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import msgspec
 
-from blendhub.contracts import RunKey, Store, StoredRun
+from blendhub.contracts import RunKey, SharedStore, Store, StoredRun
 from blendhub.core.errors import BlendHubError, StoreFailed
 from blendhub.core.spans import Span
 from blendhub.core.tokens import as_tokens
@@ -33,6 +33,8 @@ class StoreTier:
     def __init__(self, store: Store, cache: Cache, indexes: IndexTable) -> None:
         self.store = store
         self.failures = 0
+        self.reads_snapshot = isinstance(store, SharedStore)
+        """Whether the hub has yet to hear of some of what a shared store has."""
         self._cache = cache
         self._indexes = indexes
         self._warnings = RecurringWarnings(log)
@@ -106,6 +108,7 @@ class StoreTier:
         for chunk in chunks:
             chunk.in_store = True
         index.publish(run, tokens, chunks)
+        run.end = len(tokens)
         return len(chunks)
 
     def _failed(self, doing: str, error: Exception) -> None:

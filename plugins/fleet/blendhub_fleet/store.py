@@ -10,6 +10,7 @@ import msgspec
 
 from blendhub.contracts import ArenaFile, Changes, Deleted, Dropped, Published, RunKey, Share, SharedStore, StoredRun
 from blendhub.contracts.transport import Buffer
+from blendhub.core.bounded import put_last
 from blendhub.core.errors import InvalidInput, StoreAway, StoreFailed
 from blendhub.core.spans import Span
 from blendhub.system.recurring import RecurringWarnings
@@ -21,6 +22,8 @@ from blendhub_fleet.records import Record, decode, decode_record, encode_name, e
 from blendhub_fleet.scripts import MOST_DESCRIPTION_BYTES, MOST_TOKENS
 
 log = logging.getLogger(__name__)
+MOST_LENGTHS = 2**16
+"""Runs whose lengths are remembered; tokens of others are published once more."""
 
 
 class FleetStore(SharedStore):
@@ -108,6 +111,14 @@ class FleetStore(SharedStore):
         return self.save_chunks(run, [(span, shards)])
 
     def save_chunks(self, run: RunKey, chunks: Sequence[tuple[Span, Sequence[Buffer]]]) -> list[tuple[RunKey, Span]]:
+        try:
+            return self._save_chunks(run, chunks)
+        except BaseException:
+            with self._lock:  # the chunks may be gone before they come again, and would leave their tokens here
+                self._unpublished.pop(run, None)
+            raise
+
+    def _save_chunks(self, run: RunKey, chunks: Sequence[tuple[Span, Sequence[Buffer]]]) -> list[tuple[RunKey, Span]]:
         moves = self._attached()
         spans = [span for span, _ in chunks]
         unpublished = self._check_tokens(run, max(span.end for span in spans))
@@ -150,7 +161,7 @@ class FleetStore(SharedStore):
             raise
         with self._lock:
             if unpublished:
-                self._lengths[run] = len(unpublished.tokens) // 4
+                put_last(self._lengths, run, len(unpublished.tokens) // 4, MOST_LENGTHS)
                 if self._unpublished.get(run) is unpublished:
                     del self._unpublished[run]
         return replaced

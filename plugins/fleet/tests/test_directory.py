@@ -113,6 +113,7 @@ def test_a_write_that_fails_leaves_nothing(join: Join, place: Path) -> None:
         with pytest.raises(StoreFailed, match="No space left"):
             one.save_batch("b", {index: index for index in range(8)})
         assert files(place) == [kept] and not list(place.rglob("*.draft"))
+        assert not vars(one.store)["_unpublished"], "tokens of chunks that may never come again"
     finally:
         subprocess.run(["umount", place], check=True)
 

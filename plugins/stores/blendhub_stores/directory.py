@@ -33,6 +33,15 @@ _REMEDIES = {
 }
 
 
+def _unlink(path: str) -> None:
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        raise failed("remove", path, error) from error
+
+
 def failed(doing: str, path: str | Path, error: OSError) -> StoreFailed:
     """An error that names the failed operation, the path, and the next step."""
     remedy = _REMEDIES.get(error.errno or 0, "check that disk, or give the store another path")
@@ -116,15 +125,17 @@ class Directory:
     def unlink(self, path: str) -> None:
         """Remove a file if it exists. A failure is logged, not raised: the caller could do nothing about it."""
         try:
-            os.unlink(path)
-        except FileNotFoundError:
-            pass
-        except OSError as error:
-            log.warning("%s", failed("remove", path, error))
+            _unlink(path)
+        except StoreFailed as error:
+            log.warning("%s", error)
 
     def remove(self, entries: Iterable[Entry]) -> None:
         for entry in entries:
             self.unlink(self.file_of(entry))
+
+    def delete(self, entry: Entry) -> None:
+        """Remove an entry's file if it exists; raises StoreFailed if the file stays."""
+        _unlink(self.file_of(entry))
 
     def fsync_name_of(self, path: str) -> None:
         """Wait until the file's name is on disk. A failure is only logged: it may cost one chunk at a power cut."""

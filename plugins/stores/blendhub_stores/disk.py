@@ -65,7 +65,9 @@ class DiskStore(Store):
     def discard(self, run: RunKey, span: Span) -> None:
         with self._changed:
             self._check_open()
-            self._directory.remove(self._catalogue.discard((run, span)))
+            self._directory.delete((run, span))
+            for entry in self._catalogue.discard((run, span)):
+                self._directory.delete(entry)
 
     def runs(self) -> Iterator[StoredRun]:
         with self._changed:

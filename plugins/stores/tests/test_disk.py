@@ -1,6 +1,7 @@
 """What is particular to the disk store: its lock, its leftovers, its options, and files of others in its place."""
 
 import contextlib
+import errno
 import logging
 import os
 import stat
@@ -60,6 +61,20 @@ def test_leftovers_of_a_crash_are_removed_at_open_and_names_that_are_almost_its_
         assert {stranger.read_bytes() for stranger in strangers} == {b"a stranger's"}
         assert files(path) - {stranger.name for stranger in strangers} == whole
         assert (again.nbytes, again.corrupted) == (held, 0)
+
+
+def test_a_chunk_whose_file_cannot_be_removed_is_not_discarded(store, path, monkeypatch):
+    def refuse(path: str) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    with monkeypatch.context() as read_only:
+        read_only.setattr(os, "unlink", refuse)
+        with pytest.raises(StoreFailed, match="Read-only"):
+            store.discard(key("a"), chunk(0))
+    assert len(files(path)) == 5 and loaded(store, key("a"), chunk(0))
+    store.discard(key("a"), chunk(0))
+    store.discard(key("a"), chunk(0))  # discarding what is not there is fine
+    assert len(files(path)) == 3
 
 
 def test_a_chunk_whose_run_is_lost_or_of_another_format_is_removed_and_the_log_says_so(store, path, caplog):
