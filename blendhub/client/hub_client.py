@@ -14,7 +14,7 @@ from blendhub.client.session import HubSession, PendingReply
 from blendhub.client.write_rights import WriteRight
 from blendhub.contracts import Segment
 from blendhub.contracts.transport import Pending
-from blendhub.core.errors import BlendHubError, DeadlineExceeded, HubError
+from blendhub.core.errors import BlendHubError, DeadlineExceeded, HubError, TransportError
 from blendhub.core.layout import Variant
 from blendhub.core.spans import Span
 from blendhub.core.tokens import TokenBuffer, as_tokens
@@ -107,8 +107,13 @@ class HubClient(HubSession):
         return PendingLookup(self, message, self._send(message, [as_tokens(tokens).data], timeout))
 
     def release(self, lease: int, *, timeout: float | None = None) -> PendingReply[wire.Done]:
-        """End a read lease. The reply is LeaseError if it had ended before: then what was read must not be used."""
-        return self._submit(wire.Done, wire.Release(**self._ids(), lease=lease), (), timeout)
+        """End a read lease. The reply is LeaseError if it had ended before, or if what it covers was deleted: then
+        what was read must not be used."""
+        message = wire.Release(**self._ids(), lease=lease)
+        with self._abandons(lease):
+            pending = self._send(message, timeout=timeout)
+        self.abandon(lease, pending)  # the next ping repeats it: it may be lost
+        return PendingReply(self, message, pending, wire.Done)
 
     @contextlib.contextmanager
     def reading(self, found: wire.Found) -> Iterator[tuple[Segment, ...]]:
@@ -184,19 +189,20 @@ class HubClient(HubSession):
 
     def commit(self, right: WriteRight, upto: int) -> None:
         """Report that this rank has written its shards up to a position; when all ranks have, they are matchable."""
+        message = wire.Commit(**self._ids(), lease=right.lease, upto=upto)
         if upto == right.end:
-            self._end(right)
-        self._call(wire.Done, wire.Commit(**self._ids(), lease=right.lease, upto=upto))
+            self._end(right, message)
+        else:
+            self._call(wire.Done, message)
 
     def abort(self, right: WriteRight) -> None:
         """End a write lease; waits for writes of this process that are under way."""
-        self._end(right)
-        self._call(wire.Done, wire.Abort(**self._ids(), lease=right.lease))
+        self._end(right, wire.Abort(**self._ids(), lease=right.lease))
 
     # The rest.
 
     def clear(self, variant: Variant | None = None) -> None:
-        """Drop what is stored in one namespace of the engine, or in all of them, except what is leased."""
+        """Delete what is stored, or is being written, in one namespace of the engine or in all of them."""
         self._call(wire.Done, wire.Clear(**self._ids(), variant=variant))
 
     def report(self, outcomes: Sequence[Outcome]) -> None:
@@ -224,7 +230,19 @@ class HubClient(HubSession):
         """The hub's counters and gauges; needs no registration."""
         return self._call(wire.HubStats, wire.Stats())
 
-    def _end(self, right: WriteRight) -> None:
+    def _end(self, right: WriteRight, message: wire.Commit | wire.Abort) -> None:
+        """End a right, and tell the hub."""
         self._rights.end(right)
         if not self._rights.wait_until_idle(self._timeout, right.lease):
             raise HubError(f"a write into lease {right.lease} has not ended; try again")
+        with self._abandons(right.lease):
+            self._call(wire.Done, message)
+
+    @contextlib.contextmanager
+    def _abandons(self, lease: int) -> Iterator[None]:
+        """Have a ping end a lease if what is sent within, to end it, cannot be sent or gets no reply."""
+        try:
+            yield
+        except TransportError:
+            self.abandon(lease)
+            raise

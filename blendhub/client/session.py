@@ -123,8 +123,8 @@ class HubSession:
         self.arena: ArenaView | None = None
         """The hub's arena, mapped; None before the first registration."""
         self.registrations = 0
-        self._abandoned: dict[int, Pending] = {}
-        """The lookups whose replies nobody wants, by the leases that they ask for."""
+        self._abandoned: dict[int, Pending | None] = {}
+        """The leases that a ping has yet to end, and the requests to wait for, which bring them or end them."""
 
     def register(self, engine: str, namespace: Namespace, rank: int = -1, *, waits: bool = True) -> None:
         """Join an engine, whose requests without LoRA and salt have this namespace.
@@ -202,8 +202,8 @@ class HubSession:
         if self._keeper.is_alive():
             self._keeper.join(self._timeout)
 
-    def abandon(self, lease: int, pending: Pending) -> None:
-        """Give up a reply: when it comes, a ping ends the read lease that it brings."""
+    def abandon(self, lease: int, pending: Pending | None = None) -> None:
+        """Have a ping end a lease, if it holds, once ``pending`` was answered or is late."""
         self._abandoned[lease] = pending
 
     def keep_alive(self) -> None:
@@ -272,7 +272,8 @@ class HubSession:
 
     def _ping(self) -> None:
         ended = self._rights.to_acknowledge()
-        abandoned = [lease for lease, pending in list(self._abandoned.items()) if pending.done()][: wire.MOST_ITEMS]
+        waiting = list(self._abandoned.items())
+        abandoned = [lease for lease, pending in waiting if pending is None or pending.done()][: wire.MOST_ITEMS]
         ping = wire.Ping(**self._ids(), acknowledged=ended, abandoned=tuple(abandoned))
         answer = self._submit(wire.Pong, ping, probing=True).result()
         for lease in abandoned:

@@ -83,7 +83,8 @@ class Ping(FromSession, frozen=True):
     acknowledged: Annotated[tuple[Id, ...], Meta(max_length=MOST_ITEMS)] = ()
     """Revoked write leases under which this process will not write again."""
     abandoned: Annotated[tuple[Id, ...], Meta(max_length=MOST_ITEMS)] = ()
-    """The leases of lookups whose replies did not come in time: they end, where they were granted."""
+    """Leases that this process uses no more: lookups whose replies did not come in time may have brought them, or what
+    ended them may have been lost. Those of the session's engine that hold end."""
 
 
 class Mapped(FromSession, frozen=True):
@@ -109,7 +110,7 @@ class Lookup(InNamespace, frozen=True):
 
 
 class Release(FromSession, frozen=True):
-    """End a read lease of the session's engine. If it had ended before, data read under it must not be used."""
+    """End a read lease of the session's engine. The reply is LeaseError if what was read under it must not be used."""
 
     lease: Id
 
@@ -146,7 +147,10 @@ class Abort(FromSession, frozen=True):
 
 
 class Clear(FromSession, frozen=True):
-    """Drop what is stored in one namespace of the session's engine, except what is leased."""
+    """Delete what is stored in one namespace of the session's engine, or is being written there.
+
+    After the reply nothing of it is found, whoever reads it, and the hub's store has none of it.
+    """
 
     variant: Variant | None = None
     """None for all namespaces of the engine: whatever LoRA and salt."""

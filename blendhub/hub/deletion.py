@@ -1,10 +1,11 @@
-"""Deletes what requests with a cache salt stored: from the index, the arena and the store."""
+"""Deletes what is stored in some namespaces, or is being stored there: from the store, the index and the arena."""
 
 import asyncio
+from collections.abc import Callable
 
 from blendhub.contracts import Deleted, SharedStore
 from blendhub.core.errors import Busy, InvalidInput
-from blendhub.hub.index.namespace_index import Chunk
+from blendhub.hub.index.namespace_index import Chunk, NamespaceIndex
 from blendhub.hub.limits import AT_ONCE
 from blendhub.hub.state import HubState
 from blendhub.hub.stores.store_tier import StoreTier
@@ -14,7 +15,7 @@ MOST_ROUNDS = 8
 
 
 class Deletion:
-    """Deletes one salt after the other. A deletion that failed or was cut off is asked for again."""
+    """One deletion after the other. One that failed or was cut off is asked for again."""
 
     def __init__(self, state: HubState, tier: StoreTier | None) -> None:
         self._state = state
@@ -22,7 +23,7 @@ class Deletion:
         self._one_at_a_time = asyncio.Lock()
 
     async def delete(self, salt: str) -> None:
-        """Delete here and, where the store is shared, on all hubs. When it returns, the store has none of it.
+        """Delete what requests with a cache salt stored, here and, where the store is shared, on all hubs.
 
         Raises Busy, StoreFailed or StoreAway where it could not be done.
         """
@@ -35,10 +36,17 @@ class Deletion:
             await self._tier.in_saver(self._tier.store.announce, Deleted(salt))
 
     async def delete_here(self, salt: str) -> None:
-        """Delete on this hub, and what it knows of in the store."""
+        """Delete what requests with a cache salt stored on this hub, and what it knows of in the store."""
+        await self.clear(lambda index: index.namespace.cache_salt == salt)
+
+    async def clear(self, concerns: Callable[[NamespaceIndex], bool]) -> None:
+        """Delete all of some namespaces on this hub, and what it knows of in the store, which has none of it then.
+
+        Rights to write there end, and what was read under a lease must not be used. Raises as ``delete`` does.
+        """
         async with self._one_at_a_time:
             for _ in range(MOST_ROUNDS):
-                indexes = [index for index in self._state.indexes if index.namespace.cache_salt == salt]
+                indexes = [index for index in self._state.indexes if concerns(index)]
                 runs = {run for index in indexes for run in (*index.runs.values(), *index.growing)}
                 for lease in [lease for lease in self._state.writes.leases if lease.run in runs]:
                     self._state.revoke(lease)
@@ -52,11 +60,15 @@ class Deletion:
 
     async def _remove(self, chunks: list[Chunk]) -> None:
         """Remove chunks from the store, then from index and arena; those that are on their way stay for now."""
+        discarded: set[Chunk] = set()
         if self._tier:
             await self._tier.stop_moving(chunks)
-            await self._tier.discard_now([chunk for chunk in chunks if chunk.in_store])
+            discarded = {chunk for chunk in chunks if chunk.in_store}
+            await self._tier.discard(discarded)
         cache, being_saved = self._state.cache, self._tier.writer.batch if self._tier else {}
         for chunk in chunks:
             is_there = chunk.run.chunks.get(chunk.span.start) is chunk
-            if is_there and chunk not in being_saved and chunk not in cache.filling:
+            is_on_its_way = chunk in being_saved or chunk in cache.filling
+            was_saved_meanwhile = chunk.in_store and chunk not in discarded
+            if is_there and not is_on_its_way and not was_saved_meanwhile:
                 cache.erase(chunk)

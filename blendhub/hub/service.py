@@ -16,7 +16,7 @@ from blendhub.hub.handlers.explain import ExplainHandlers
 from blendhub.hub.handlers.reads import ReadHandlers
 from blendhub.hub.handlers.sessions import SessionHandlers
 from blendhub.hub.handlers.writes import WriteHandlers
-from blendhub.hub.leases.sessions import ProcessWatcher
+from blendhub.hub.leases.sessions import ProcessWatcher, Session
 from blendhub.hub.reports import ReportTable
 from blendhub.hub.state import HubState
 from blendhub.hub.stats import collect_stats
@@ -61,7 +61,7 @@ class HubService(Service):
             wire.Reserve: writes.reserve,
             wire.Commit: writes.commit,
             wire.Abort: writes.abort,
-            wire.Clear: writes.clear,
+            wire.Clear: self.clear,
             wire.Reported: explaining.reported,
         }
         self._open_handlers: dict[type, OpenHandler] = {
@@ -107,6 +107,12 @@ class HubService(Service):
     async def forget(self, message: wire.Forget, payload: Sequence[Buffer] = ()) -> wire.Reply:
         """Delete what all requests with a cache salt stored."""
         await self._deletion.delete(message.salt)
+        return DONE
+
+    async def clear(self, session: Session, message: wire.Clear, payload: Sequence[Buffer]) -> wire.Reply:
+        """Delete what is stored in one namespace of an engine, or in all of them."""
+        base, variant = session.engine.base, message.variant
+        await self._deletion.clear(lambda index: index.base == base and variant in (None, index.namespace.variant))
         return DONE
 
     async def _finish_later(self, kind: str, started: float, answer: Awaitable[wire.Reply]) -> Envelope:

@@ -31,7 +31,8 @@ class HubState:
         self.writes = WriteLeases(cache, tier)
         self.ended_but_mapped: dict[int, Session] = {}
         """Sessions that ended, by id, whose mappings of the arena last: a process may still write through them."""
-        self._lease_ids = itertools.count(1)
+        # From anywhere, so that what a client still says of a lease of an earlier hub concerns no lease of this one.
+        self._lease_ids = itertools.count(secrets.randbits(62))
 
     def find_index(self, session: Session, variant: Variant) -> NamespaceIndex | None:
         """The index of a namespace of the session's engine; None if nothing is stored there."""
@@ -135,14 +136,16 @@ class HubState:
 
     def ping(self, session: Session, acknowledged: Iterable[int], abandoned: Iterable[int]) -> None:
         """Note that the session's process will not write under the ``acknowledged`` leases again, which were revoked,
-        and uses no ``abandoned`` read lease."""
+        and end the ``abandoned`` leases, which it uses no more."""
         for lease in acknowledged:
             session.revoked.discard(lease)
             self.writes.stop_waiting_for(session.id, lease)
         for lease in abandoned:
-            read = self.reads.leases.get(lease)
-            if read and read.session == session.id:
+            read, write = self.reads.leases.get(lease), self.writes.leases.get(lease)
+            if read and read.engine == session.engine.name:
                 self.reads.end(read)
+            if write and write.engine == session.engine.name:
+                self.revoke(write, stopped=session)
 
     def end_silent(self, now: float, silence: float) -> None:
         """End silent sessions, and drop the indexes of namespaces that store nothing."""

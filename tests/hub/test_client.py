@@ -37,7 +37,7 @@ def test_a_right_of_another_life_or_session_is_refused(rights):
     ):
         with pytest.raises(LeaseError, match=why):
             write(rights, **other)
-    # A hub that was restarted counts its leases from the beginning.
+    # The next hub counts its leases from anywhere.
     rights.end(RIGHT)
     rights.begin_session(2, "nonce", first=1, granted_before=())
     write(rights, epoch=2)

@@ -70,7 +70,8 @@ class HubMachine(WritingRules):
         assert len(state.sessions) == len(state.reads.leases) == len(state.writes.leases) == 0
         assert not state.writes.quarantined and not state.ended_but_mapped
         for index in state.indexes:
-            state.cache.drop(list(index.chunks()))
+            for chunk in list(index.chunks()):
+                state.cache.erase(chunk)
         assert state.cache.arena.extents.free_bytes == self.hub.arena.name.size, "slots leaked"
 
     # Reading.
@@ -134,7 +135,10 @@ class HubMachine(WritingRules):
             assert found.lease is not None
             with contextlib.suppress(BlendHubError):  # what was read must not be used then, so it may be anything
                 shards = copied(worker, found)
+                lease = self.hub.state.reads.leases.get(found.lease)
+                is_stored = lease and all(chunk.run.chunks.get(chunk.span.start) is chunk for chunk in lease.chunks)
                 worker.client.release(found.lease).result()
+                assert is_stored, "what was deleted may be used"
                 check(worker, shards, prompt, variant)
 
     # Deletion.
@@ -158,7 +162,7 @@ class HubMachine(WritingRules):
         engine, quick = self.an_engine(which), self.an_engine(which // 3)
         self.store_by(engine, TEXTS[text], SALTED)
         self.look_up_and_read_later(which, text, SALTED, 0.0, 0)
-        self.forget(which, settled=False)
+        self.clear(which, None) if other % 2 else self.forget(which, settled=False)
         self.store_by(quick, TEXTS[other])
         self.read_and_release(which)
 
@@ -168,8 +172,11 @@ class HubMachine(WritingRules):
 
     @rule(which=WHICH, variant=st.sampled_from([None, *VARIANTS]))
     def clear(self, which: int, variant: Variant | None) -> None:
+        client = self.an_engine(which).scheduler.client
         with contextlib.suppress(BlendHubError):
-            self.an_engine(which).scheduler.client.clear(variant)
+            client.clear(variant)
+            left = [index for index in self.hub.state.indexes if index.base == client.namespace.digest]
+            assert not any(i.runs or i.growing for i in left if variant in (None, i.namespace.variant))
 
     # Time, lines and crashes.
 

@@ -14,7 +14,7 @@ from blendhub.client import wire
 from blendhub.core.errors import InvalidInput, StoreAway, StoreFailed
 from blendhub.core.layout import Variant
 from blendhub.core.spans import Span
-from blendhub.hub.handlers import writes as write_handlers
+from blendhub.hub import deletion
 from blendhub.hub.stores import store_tier, store_writer
 from tests.hub.hub_direct import CHUNK, HOST, namespace, tokens
 
@@ -188,7 +188,7 @@ def test_a_batch_that_the_store_never_takes_keeps_no_other_from_it(make_hub, pla
 
 
 def test_a_clear_of_many_chunks_lets_other_requests_in_between(make_hub, monkeypatch):
-    monkeypatch.setattr(write_handlers, "AT_ONCE", 64)
+    monkeypatch.setattr(deletion, "AT_ONCE", 64)
     hub = make_hub(512)
     member, turns = hub.join(), []
     member.store(tokens(1, 512 * CHUNK))
@@ -252,10 +252,10 @@ def test_a_salt_is_deleted_whole_and_no_other_and_the_store_has_none_of_it_after
 
 
 class SlowStore:
-    """A disk store whose saves wait until they may go on."""
+    """A disk store whose saves and loads wait until they may go on."""
 
     def __init__(self, path):
-        self.may_save = threading.Event()
+        self.may_go_on = threading.Event()
         self.fails = False
         self._store = HOST.create("store", "disk", {"path": str(path), "capacity_gib": 0.001})
 
@@ -263,8 +263,12 @@ class SlowStore:
         return getattr(self._store, name)
 
     def save_chunks(self, *chunks):
-        assert self.may_save.wait(10)
+        assert self.may_go_on.wait(10)
         return self._store.save_chunks(*chunks)
+
+    def load_chunks(self, loads):
+        assert self.may_go_on.wait(10)
+        return self._store.load_chunks(loads)
 
     def discard(self, *chunk):
         if self.fails:
@@ -285,7 +289,7 @@ def test_what_waits_to_be_saved_or_is_being_saved_is_deleted(make_hub, tmp_path,
         deleting = asyncio.ensure_future(hub.answer(wire.Forget("a")))
         await asyncio.sleep(0.05)
         assert hub.tier.writer.waiting == (2 if saved_first == "a" else 1), "only what is being saved stays"
-        store.may_save.set()
+        store.may_go_on.set()
         await deleting
 
     hub.run(go_on())
@@ -298,3 +302,23 @@ def test_what_waits_to_be_saved_or_is_being_saved_is_deleted(make_hub, tmp_path,
     store.fails = False
     forget(hub, "b")
     assert not list(store.runs())
+
+
+def test_what_is_saved_or_loaded_while_it_is_cleared_is_found_no_more(make_hub, tmp_path, monkeypatch):
+    monkeypatch.setattr(store_tier, "WAIT_FOR_STORE_S", 0.02)
+    store = SlowStore(tmp_path / "store")
+    hub = make_hub(64, lambda: store)
+    member = hub.join()
+    store.may_go_on.set()
+    run = member.store(DOCUMENT, Span(0, 2 * CHUNK)).run
+    hub.settle()
+    hub.state.cache.remove(hub.index.runs[run].chunks[0])
+    store.may_go_on.clear()
+    member.lookup(DOCUMENT, acquire=False)
+    member.store(DOCUMENT, Span(2 * CHUNK, 4 * CHUNK), run=run)
+    hub.run(asyncio.sleep(0))
+    assert hub.state.cache.filling and hub.tier.writer.batch
+    hub.loop.call_later(0.05, store.may_go_on.set)
+    member.ask(wire.Clear)
+    hub.settle()
+    assert not list(store.runs()) and member.lookup(DOCUMENT) == wire.Found()

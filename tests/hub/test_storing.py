@@ -108,6 +108,22 @@ def test_clear_drops_one_namespace_or_all_of_the_engine_and_what_stores_nothing_
     assert not len(hub.state.indexes) and hub.service.stats().namespaces == {}
 
 
+def test_what_is_read_or_written_while_it_is_cleared_is_found_and_used_no_more(hub):
+    member, writer, text = hub.join(), hub.join("b"), tokens(2, 96)
+    member.store(TEXT)
+    found, begun = member.lookup(TEXT), writer.reserve(text)
+    writer.commit(begun, upto=CHUNK)
+    member.ask(wire.Clear)
+    with pytest.raises(LeaseError, match="does not hold"):
+        writer.commit(begun)
+    writer.store(tokens(3, 96))
+    member.check(found, TEXT)
+    with pytest.raises(LeaseError, match="must not be used"):
+        member.ask(wire.Release, lease=found.lease)
+    assert not member.lookup(TEXT).matches and not member.lookup(text).matches
+    assert member.read(tokens(3, 96)) == 96 and not len(hub.state.reads.leases)
+
+
 # Sessions.
 
 
@@ -144,6 +160,14 @@ def test_a_lease_ends_once_and_only_for_its_owner(hub):
     found = member.lookup(TEXT)
     member.ask(wire.Ping, abandoned=(found.lease, 7))
     assert len(hub.state.reads.leases) == 0, "the lookup was given up"
+    reserved = member.reserve(tokens(3, 64))
+    other.ask(wire.Ping, abandoned=(reserved.lease,))
+    member.commit(reserved, upto=CHUNK)
+    member.ask(wire.Ping, abandoned=(reserved.lease,))
+    with pytest.raises(LeaseError, match="does not hold"):
+        member.commit(reserved)
+    hub.restart()
+    assert abs(hub.join().reserve(TEXT).lease - reserved.lease) > 99, "what is said of one lease concerns another"
 
 
 def test_leases_last_as_long_as_their_session_pings(make_hub):

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from blendhub import PluginHost, Span
+from blendhub.client.hub_client import HubClient
 from blendhub.core.errors import DeadlineExceeded, PeerGone
 from blendhub.core.layout import KVLayout, Namespace
 from blendhub.core.plugin_choice import PluginChoice
@@ -71,6 +72,24 @@ def test_while_the_hub_stands_still_everything_fails_at_once_and_no_lease_is_lef
         assert time.monotonic() - started < 1
     eventually(lambda: client.is_up)
     eventually(lambda: client.stats().gauges["read_leases"] == 0)
+
+
+def test_what_ends_a_lease_and_is_lost_while_the_hub_stands_still_ends_it_when_it_goes_on(hub, executor):
+    with HubClient(hub.endpoint, hub.transport.name, hub.transport.options, host=HOST, timeout=0.1) as client:
+        client.register("another", HOME, 0)
+        written, unwritten = (client.reserve(TOKENS + first, Span(0, 8)).right for first in (100, 200))
+        sent, unsent = client.lookup(TOKENS), client.lookup(TOKENS)
+        assert sent.result().lease and unsent.result().lease
+        with standing_still(hub):
+            sent.close()
+            with pytest.raises(DeadlineExceeded):
+                client.commit(written, 8)
+            unsent.close()
+            with pytest.raises(PeerGone):
+                client.abort(unwritten)
+        eventually(lambda: executor.client.stats().gauges["read_leases"] == 0)
+        eventually(lambda: executor.client.stats().gauges["write_leases"] == 0)
+        assert client.registrations == 1, "leases of its other requests were to end, too"
 
 
 def test_nothing_is_used_between_the_request_to_clear_and_the_clear_which_is_repeated_if_it_fails(

@@ -4,11 +4,12 @@ import threading
 import time
 from contextlib import nullcontext
 
+import numpy as np
 import pytest
 from vllm.v1.core.sched.output import SchedulerOutput
 
 from blendhub import Span
-from blendhub.core.errors import LeaseError
+from blendhub.core.errors import DeadlineExceeded, LeaseError
 from blendhub.vllm.messages import LoadResult, WorkerReport
 from tests.vllm.played_engine import NAMESPACE, SETTINGS, played_engine, text
 from tests.vllm.standing_still import standing_still
@@ -103,7 +104,23 @@ def test_a_frozen_hub_delays_the_scheduler_by_the_wait_of_a_step_at_most(engine,
     assert engine.counters["refused_hub_failed"] == 2
 
 
-def test_a_clear_drops_matches_and_saves_those_that_workers_do_too_and_nothing_is_found_before_it(engine):
+@pytest.mark.slow
+def test_the_rights_of_a_request_whose_workers_are_done_while_the_hub_does_not_answer_end_when_it_does(engine):
+    request, client = engine.arrived("r", text(2, 64)), engine.side.executor.client
+    engine.load(request)
+    engine.step(r=(0, 32))
+    assert engine.leases() == 1
+    with standing_still(engine.hub):
+        with pytest.raises(DeadlineExceeded):
+            client.lookup(np.asarray(PROMPT, np.uint32), timeout=0.05).result()
+        assert not client.is_up and engine.side.ended(request, ([1, 2],))[0]
+        engine.side.plan(SchedulerOutput.make_empty())
+        engine.side.process_report(WorkerReport(committed_ranks={"r": 1}))
+        engine.settle()
+    engine.eventually(lambda: engine.client.is_up and not engine.leases())
+
+
+def test_a_clear_drops_matches_and_saves_those_that_workers_do_too_and_nothing_is_found_before_it(engine, monkeypatch):
     waiting, computing = engine.arrived("b", PROMPT), engine.arrived("c", text(2, 64))
     engine.load(computing)
     engine.step(c=(0, 32))
@@ -113,9 +130,11 @@ def test_a_clear_drops_matches_and_saves_those_that_workers_do_too_and_nothing_i
     assert engine.side.ended(computing, ([1, 2, 3, 4],))[0]
     plan = engine.side.plan(SchedulerOutput.make_empty())
     assert plan.ending == {"c"} and plan.saves[-1].slot.span.end == 64
-    hold = threading.Event()
-    engine.side.executor.run_later(hold.wait)
+    hold, state, executor, leased = threading.Event(), engine.side._requests["b"], engine.side.executor, []
+    executor.run_later(hold.wait)
+    monkeypatch.setattr(executor, "clear", lambda clear=executor.clear: leased.append(state.lookup) or clear())
     engine.side.clear()
+    assert leased == [None]
     late = engine.arrived("d", PROMPT)
     assert engine.turn(late) == (0, False) and "not cleared the cache yet" in engine.report("d")["reason"]
     hold.set()

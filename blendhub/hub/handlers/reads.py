@@ -6,6 +6,7 @@ from functools import partial
 
 from blendhub.client import wire
 from blendhub.contracts.transport import Buffer
+from blendhub.core.errors import LeaseError
 from blendhub.hub.handlers.base import DONE, Handlers
 from blendhub.hub.index.namespace_index import Chunk, ChunkMatch, NamespaceIndex, StoredText, spans_of, whole_matches
 from blendhub.hub.leases.sessions import Session
@@ -84,7 +85,11 @@ class ReadHandlers(Handlers):
         )
 
     def release(self, session: Session, message: wire.Release, payload: Sequence[Buffer]) -> wire.Reply:
-        self.state.reads.end(self.state.reads.leases.of_engine(message.lease, session.engine.name))
+        lease = self.state.reads.leases.of_engine(message.lease, session.engine.name)
+        was_deleted = not self.state.cache.erased.isdisjoint(lease.chunks)
+        self.state.reads.end(lease)
+        if was_deleted:
+            raise LeaseError(f"what was read under lease {lease.id} was deleted meanwhile, so it must not be used")
         return DONE
 
     def _load(self, chunks: set[Chunk]) -> list["asyncio.Future[None]"]:

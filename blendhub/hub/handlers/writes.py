@@ -1,4 +1,4 @@
-"""Answers the requests that store KV and drop it."""
+"""Answers the requests that store KV."""
 
 import asyncio
 from collections.abc import Sequence
@@ -7,13 +7,11 @@ from functools import partial
 from blendhub.client import wire
 from blendhub.contracts.transport import Buffer
 from blendhub.core.errors import ArenaFull
-from blendhub.core.layout import Variant
 from blendhub.core.spans import Span
 from blendhub.hub.handlers.base import DONE, Handlers
-from blendhub.hub.index.namespace_index import NamespaceIndex, Origin
+from blendhub.hub.index.namespace_index import Origin
 from blendhub.hub.leases.sessions import Session
 from blendhub.hub.leases.write_leases import check_reservation
-from blendhub.hub.limits import AT_ONCE
 
 
 class WriteHandlers(Handlers):
@@ -49,19 +47,3 @@ class WriteHandlers(Handlers):
     def abort(self, session: Session, message: wire.Abort, payload: Sequence[Buffer]) -> wire.Reply:
         self.state.abort(session, message.lease)
         return DONE
-
-    async def clear(self, session: Session, message: wire.Clear, payload: Sequence[Buffer]) -> wire.Reply:
-        for index in self._indexes_to_clear(session, message.variant):
-            chunks = list(index.chunks())
-            for at in range(0, len(chunks), AT_ONCE):
-                in_store = self.state.cache.drop(chunks[at : at + AT_ONCE])
-                if self.tier and in_store:
-                    self.tier.discard(in_store)
-                await asyncio.sleep(0)  # other requests have their turn
-        return DONE
-
-    def _indexes_to_clear(self, session: Session, variant: Variant | None) -> list[NamespaceIndex]:
-        if variant is None:
-            return [index for index in self.state.indexes if index.base == session.engine.base]
-        index = self.state.find_index(session, variant)
-        return [index] if index else []

@@ -1,7 +1,5 @@
 """The chunks in the arena: allocates their slots, and evicts chunks to make room."""
 
-from collections.abc import Iterable
-
 from blendhub.hub.index.namespace_index import Chunk
 from blendhub.hub.limits import MOST_TRIES
 from blendhub.hub.memory.arena import Arena
@@ -15,7 +13,8 @@ class Cache:
         self.arena = arena
         self.policy = EvictionOrder()
         self.erased: set[Chunk] = set()
-        """The chunks that were deleted while they were read. No lookup finds them; their slots are free afterwards."""
+        """The chunks that were deleted while they were read. No lookup finds them, what was read must not be used, and
+        their slots are free afterwards."""
         self.filling: dict[Chunk, int] = {}
         """The chunks that the store is being read into, and the offsets of their slots."""
         self.evictions = 0
@@ -81,21 +80,6 @@ class Cache:
         self.policy.of(chunk).insert(chunk, chunk.content)
         if chunk.pins:
             self.policy.of(chunk).hold(chunk)
-
-    def drop(self, chunks: Iterable[Chunk]) -> list[Chunk]:
-        """Drop chunks from arena and index, except pinned ones and those that are gone already; returns those that the
-        store has.
-        """
-        in_store = []
-        for chunk in chunks:
-            if chunk.pins or chunk.run.chunks.get(chunk.span.start) is not chunk:
-                continue
-            if chunk.in_store:
-                in_store.append(chunk)
-            if chunk.offset is not None:
-                self.remove(chunk)
-            chunk.run.index.drop(chunk)
-        return in_store
 
     def erase(self, chunk: Chunk) -> None:
         """Remove a chunk from index and arena for good, pinned or not."""

@@ -53,16 +53,11 @@ class StoreTier:
                 log.warning("the hub skips %s of the store: %s", stored.key, error)
         return restored
 
-    def discard(self, chunks: Iterable[Chunk]) -> None:
-        """Discard chunks in the background."""
-        entries = [(chunk.run.key, chunk.span) for chunk in chunks]
-        self._saver.submit(self._discard, entries)
-
-    async def discard_now(self, chunks: Iterable[Chunk]) -> None:
+    async def discard(self, chunks: Iterable[Chunk]) -> None:
         """Discard chunks; raises the store's error if it could not discard one of them."""
         entries = [(chunk.run.key, chunk.span) for chunk in chunks]
         if entries:
-            await self.in_saver(self._discard_each, entries)
+            await self.in_saver(self._discard, entries)
 
     async def in_saver(self, work: Callable[[T], None], argument: T) -> None:
         """Call a method of the store behind what is being saved."""
@@ -118,12 +113,6 @@ class StoreTier:
         self._warnings.warn(kind, f"the store could not {doing} a chunk: {error}", error)
 
     def _discard(self, entries: Iterable[tuple[RunKey, Span]]) -> None:
-        try:
-            self._discard_each(entries)
-        except Exception as error:
-            self._failed("discard", error)
-
-    def _discard_each(self, entries: Iterable[tuple[RunKey, Span]]) -> None:
         for entry in entries:
             self.store.discard(*entry)
 

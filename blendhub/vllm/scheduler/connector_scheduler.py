@@ -173,8 +173,8 @@ class ConnectorScheduler:
         """
         self.saves.drop_all()
         self.repairs.clear()
-        self.executor.clear()
         self.loads.clear(self._requests.values())
+        self.executor.clear()
 
     def close(self) -> None:
         self.closing.close()

@@ -213,12 +213,11 @@ class LoadScheduler:
             self.settled.remember(state)
 
     def clear(self, states: Iterable[RequestState]) -> None:
-        """Forget what vLLM and the hub had, both cleared, and look up again what waits."""
+        """Forget what vLLM and the hub had, both to be cleared; what waits is looked up again at its turn."""
         self.settled.clear()
         for state in states:
             if state.stage in (Stage.LOOKING_UP, Stage.FOUND):
-                with contextlib.suppress(BlendHubError):  # it is asked again at the request's turn
-                    self.look_up(state)
+                state.look_up()
 
     def _has_found(self, state: RequestState, local: int) -> bool:
         """Whether the hub has said what it has behind the first ``local`` tokens. Raises if it did not in time.

@@ -268,8 +268,9 @@ class SaveScheduler:
         saves.drop()
         reserved, saves.reserved = saves.reserved, []
         if reserved:
-            # On the executor's thread, which knows the hub's answers to earlier reservations by then.
-            self._executor.run(partial(_abort, reserved))
+            # On the executor's thread, which knows the hub's answers to earlier reservations by then. If there is no
+            # session, the client ends the rights as soon as there is one.
+            self._executor.run_later(partial(_abort, reserved, self._executor.client))
 
     def _reserve(self, request: RequestState, saved: SavedSpan, run: int | None) -> ReservedSlots:
         span, kind = saved
