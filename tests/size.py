@@ -9,10 +9,10 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 
 BOUNDS = {
-    "blendhub/": 20_850,
+    "blendhub/": 20_900,
     "blendhub/testing/": 5_100,
-    "plugins/": 9_700,
-    "tests/, plugins/*/tests/": 23_550,
+    "plugins/": 9_750,
+    "tests/, plugins/*/tests/": 23_800,
     "benchmarks/, harness/, examples/": 7_850,
 }
 """The most lines of Python in these folders. A folder's files count in the row that names it most closely."""
