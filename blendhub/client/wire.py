@@ -147,9 +147,9 @@ class Abort(FromSession, frozen=True):
 
 
 class Clear(FromSession, frozen=True):
-    """Delete what is stored in one namespace of the session's engine, or is being written there.
+    """Delete what one namespace of the session's engine has now, or what is being written there.
 
-    After the reply nothing of it is found, whoever reads it, and the hub's store has none of it.
+    After the reply the hub finds nothing of it, whoever reads it, nor keeps what it knew of in its store.
     """
 
     variant: Variant | None = None

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from blendhub.contracts import Deleted, SharedStore
 from blendhub.core.errors import Busy, InvalidInput
-from blendhub.hub.index.namespace_index import Chunk, NamespaceIndex
+from blendhub.hub.index.namespace_index import Chunk, NamespaceIndex, Run
 from blendhub.hub.limits import AT_ONCE
 from blendhub.hub.state import HubState
 from blendhub.hub.stores.store_tier import StoreTier
@@ -37,17 +37,25 @@ class Deletion:
 
     async def delete_here(self, salt: str) -> None:
         """Delete what requests with a cache salt stored on this hub, and what it knows of in the store."""
-        await self.clear(lambda index: index.namespace.cache_salt == salt)
+        await self._delete(lambda: self._runs_of(lambda index: index.namespace.cache_salt == salt))
 
     async def clear(self, concerns: Callable[[NamespaceIndex], bool]) -> None:
-        """Delete all of some namespaces on this hub, and what it knows of in the store, which has none of it then.
+        """Delete all that some namespaces have now on this hub, and what it knows of in the store.
 
         Rights to write there end, and what was read under a lease must not be used. Raises as ``delete`` does.
         """
+        runs = self._runs_of(concerns)
+        await self._delete(lambda: runs)
+
+    def _runs_of(self, concerns: Callable[[NamespaceIndex], bool]) -> set[Run]:
+        indexes = [index for index in self._state.indexes if concerns(index)]
+        return {run for index in indexes for run in (*index.runs.values(), *index.growing)}
+
+    async def _delete(self, runs_left: Callable[[], set[Run]]) -> None:
+        """Delete runs, until there are none of these left."""
         async with self._one_at_a_time:
             for _ in range(MOST_ROUNDS):
-                indexes = [index for index in self._state.indexes if concerns(index)]
-                runs = {run for index in indexes for run in (*index.runs.values(), *index.growing)}
+                runs = runs_left()
                 for lease in [lease for lease in self._state.writes.leases if lease.run in runs]:
                     self._state.revoke(lease)
                 chunks = [chunk for run in runs for chunk in run.chunks.values()]

@@ -4,6 +4,8 @@ That every byte that is read is what was stored for these tokens, namespace and 
 test_machine.py.
 """
 
+import asyncio
+
 import msgspec
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ from blendhub.core import errors
 from blendhub.core.errors import ArenaFull, InvalidInput, LeaseError
 from blendhub.core.layout import KVLayout, Variant
 from blendhub.core.spans import Span
+from blendhub.hub import deletion
 from blendhub.hub.handlers import base
 from blendhub.hub.leases import write_leases
 from blendhub.hub.limits import MOST_CHUNKS, MOST_SLOTS
@@ -106,6 +109,25 @@ def test_clear_drops_one_namespace_or_all_of_the_engine_and_what_stores_nothing_
     stranger.ask(wire.Clear)
     hub.service.tick()
     assert not len(hub.state.indexes) and hub.service.stats().namespaces == {}
+
+
+def test_what_another_engine_stores_while_a_namespace_is_cleared_stays(hub, monkeypatch):
+    monkeypatch.setattr(deletion, "AT_ONCE", 1)
+    member, writer, text = hub.join(), hub.join("b"), tokens(2, 96)
+    member.store(TEXT)
+
+    async def clear_and_store() -> None:
+        clearing = asyncio.ensure_future(hub.answer(wire.Clear(**member.ids)))
+        await asyncio.sleep(0)
+        reserve = wire.Reserve(**writer.ids, span=Span(0, 96))
+        reserved = (await hub.answer(reserve, [text.tobytes()])).message
+        writer.write(reserved, text)
+        await hub.answer(wire.Commit(**writer.ids, lease=reserved.lease, upto=96))
+        assert not clearing.done()
+        await clearing
+
+    hub.run(clear_and_store())
+    assert member.read(TEXT) == 0 and member.read(text) == 96
 
 
 def test_what_is_read_or_written_while_it_is_cleared_is_found_and_used_no_more(hub):

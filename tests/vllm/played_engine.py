@@ -4,7 +4,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,6 +20,7 @@ from vllm.v1.request import Request
 
 from blendhub import PluginHost
 from blendhub.client.hub_client import HubClient
+from blendhub.core.errors import LeaseError
 from blendhub.core.layout import KVLayout, Namespace
 from blendhub.core.spans import Span
 from blendhub.framework.observers import Observers
@@ -188,8 +189,9 @@ class PlayedEngine:
         self.loads, self.ending = plan.loads, plan.ending
         self.settle()
         for job in plan.saves:
-            self.client.commit(job.right, job.slot.span.end)
-        self.saved += plan.saves
+            with suppress(LeaseError):  # another engine has cleared its namespaces
+                self.client.commit(job.right, job.slot.span.end)
+                self.saved.append(job)
         return plan.saves
 
     def turn(self, request: Request, local: int = 0) -> tuple[int | None, bool]:

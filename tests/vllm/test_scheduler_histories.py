@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from blendhub.core.errors import LeaseError
 from blendhub.core.layout import Variant
 from blendhub.vllm.messages import LoadResult, WorkerReport
 from tests.vllm.played_engine import BLOCK, PlayedEngine, played_engine
@@ -114,7 +115,10 @@ class History:
 
     def end_load(self, served, error):
         load, served.load, served.is_running = served.load, None, True
-        self.engine.client.release(load.source.lease).result()
+        try:
+            self.engine.client.release(load.source.lease).result()
+        except LeaseError as gone:  # it was cleared
+            error = str(gone)
         self.engine.side.process_report(WorkerReport(loads={load.request: LoadResult(error=error)}))
         if not error:
             decision = load.decision

@@ -65,9 +65,11 @@ class DiskStore(Store):
     def discard(self, run: RunKey, span: Span) -> None:
         with self._changed:
             self._check_open()
+            # Before the catalogue forgets it: what stays can be discarded again.
             self._directory.delete((run, span))
-            for entry in self._catalogue.discard((run, span)):
-                self._directory.delete(entry)
+            if self._catalogue.chunks(run) == [span]:
+                self._directory.delete((run, None))
+            self._catalogue.discard((run, span))
 
     def runs(self) -> Iterator[StoredRun]:
         with self._changed:
