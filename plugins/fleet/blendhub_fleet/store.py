@@ -113,10 +113,9 @@ class FleetStore(SharedStore):
     def save_chunks(self, run: RunKey, chunks: Sequence[tuple[Span, Sequence[Buffer]]]) -> list[tuple[RunKey, Span]]:
         try:
             return self._save_chunks(run, chunks)
-        except BaseException:
-            with self._lock:  # the chunks may be gone before they come again, and would leave their tokens here
+        finally:
+            with self._lock:  # what was not published may never come again, and would leave its tokens here
                 self._unpublished.pop(run, None)
-            raise
 
     def _save_chunks(self, run: RunKey, chunks: Sequence[tuple[Span, Sequence[Buffer]]]) -> list[tuple[RunKey, Span]]:
         moves = self._attached()
@@ -162,8 +161,6 @@ class FleetStore(SharedStore):
         with self._lock:
             if unpublished:
                 put_last(self._lengths, run, len(unpublished.tokens) // 4, MOST_LENGTHS)
-                if self._unpublished.get(run) is unpublished:
-                    del self._unpublished[run]
         return replaced
 
     # Loading.
