@@ -102,6 +102,14 @@ def fail_repairs() -> None:
     setattr(Repairs, "_hidden", fail)  # noqa: B010
 
 
+def unfinished_repairs() -> int:
+    """Of how many requests the worker has yet to see that what it has repaired is computed."""
+    from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+    connector: Any = get_kv_transfer_group()
+    return len(connector._worker._repairs._computed)
+
+
 def fail_builders() -> None:
     """The attention backend makes no second builder of metadata, as one of a new kind may not."""
     engine_model: Any = importlib.import_module("blendhub.vllm.model.engine_model")

@@ -4,7 +4,7 @@ import pytest
 
 from harness.engines import Engine, disagreement, largest_difference
 from harness.engines.adapters import make_adapter
-from tests.vllm.arrangements import fail_repairs, inside
+from tests.vllm.arrangements import fail_repairs, inside, unfinished_repairs
 from tests.vllm.conftest import ROUNDING, SETTINGS, TOLERANCE, store
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -19,6 +19,7 @@ def engine(model):
     with Engine(model, SETTINGS, enable_lora=True, max_lora_rank=8) as engine:
         yield engine
         assert not [name for name in engine.call("counts") if "failed" in name]
+        assert inside(engine, unfinished_repairs) == 0
 
 
 def blended_prompt(engine, texts) -> list[int]:

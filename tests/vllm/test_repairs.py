@@ -172,7 +172,7 @@ def test_a_request_that_is_aborted_before_its_answer_is_not_repaired(engine):
     assert engine.counters["repairs_ended_not_kept"] == 1
 
 
-@pytest.mark.parametrize("why", ["late", "short_of_blocks", "cleared"])
+@pytest.mark.parametrize("why", ["late", "short_of_blocks", "wanted", "cleared"])
 def test_the_blocks_of_a_request_that_has_ended_are_kept_for_a_while_and_while_others_do_not_need_them(
     engine, monkeypatch, why
 ):
@@ -184,6 +184,9 @@ def test_the_blocks_of_a_request_that_has_ended_are_kept_for_a_while_and_while_o
         monkeypatch.setattr(time, "monotonic", lambda: next(now))
     elif why == "short_of_blocks":
         engine.blocks.n_free = 20
+    elif why == "wanted":
+        why, engine.blocks.n_free = "short_of_blocks", 30
+        engine.arrived("waiting", text(9, 31 * 16))
     else:
         engine.side.clear()
     engine.step()
@@ -269,6 +272,7 @@ def test_steps_without_answers_are_as_long_as_the_next_request_may_wait():
     assert pace.take(Span(0, 500), 4096) == 500 and pace.take(Span(0, 5000), 300) == 300
     # Nor does one begin before the engine has been idle for as long, which is anew after each step with an answer.
     assert not any([take(slow_pace, 8.0), take(slow_pace, 8.1), take(slow_pace, 8.3, 1), take(slow_pace, 8.4)])
+    assert slow_pace.take(Span(0, 5000), 4096, at_once=True) > 0, "an audit waits for no idle time"
     assert take(slow_pace, 8.7) == pytest.approx(100 + WORTH * LEAST, abs=2)
 
 

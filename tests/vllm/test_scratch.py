@@ -188,6 +188,10 @@ def test_a_request_waits_for_others_scratch_and_does_without_if_there_is_none(mo
     assert engine.ask(moved(1), 94) is True
     small = Engine(MODELS["one window"], 30)
     assert small.ask(moved(0), 94) is False and not small.served
+    # What is held for the repair of an answer may be held for long.
+    engine.loaded("r4")
+    engine.scratch.hold("r4", engine.manager.get_block_ids("r4"))
+    assert engine.ask(moved(5), 94) is False
     # The estimate of what vLLM needs beside it may be too low, and vLLM asks again in each step.
     engine = Engine(MODELS["one window"], 60)
     monkeypatch.setattr(engine.manager, "allocate_slots", lambda *given, **named: None)
@@ -197,3 +201,16 @@ def test_a_request_waits_for_others_scratch_and_does_without_if_there_is_none(mo
         answers.append(engine.ask(moved(0), 94))
         assert engine.n_free == n_free
     assert answers[0] is True and answers[-1] is False
+
+
+def test_what_was_held_of_a_request_before_it_was_preempted_ends_no_later_load_of_it():
+    engine = Engine(MODELS["one window"], 120)
+    engine.ask(moved(0), 94)
+    engine.loaded("r1")
+    engine.scratch.hold("r1", engine.manager.get_block_ids("r1"))
+    engine.scratch.end_step(lambda name: True)  # some of it is still to be stored
+    engine.manager.free(engine.served.pop("r1").request)
+    engine.manager.reset_prefix_cache()
+    engine.n_asked = 0
+    assert engine.ask([7, *moved(0)[1:]], 94) is True
+    engine.check()

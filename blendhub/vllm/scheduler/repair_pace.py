@@ -84,13 +84,13 @@ class RepairPace:
             self._most = share if least <= share else WORTH * least
             self._credit = min(self._credit, self._most) + share
 
-    def take(self, left: Span, most: int) -> int:
-        """How many tokens of the span the step repairs; it is planned to."""
+    def take(self, left: Span, most: int, *, at_once: bool = False) -> int:
+        """How many tokens of the span the step repairs; it is planned to. ``at_once``: in no idle time, too."""
         answers, longest = self._steps[-1].n_answers, min(most, len(left))
         least = min(LEAST, longest)
         if not answers:
             limit = max(LONGEST_S, WORTH * self._seconds(Span(0, LEAST)))
-            if self._idle_since is None or self._begun_at - self._idle_since < limit:
+            if not at_once and (self._idle_since is None or self._begun_at - self._idle_since < limit):
                 return 0
         elif self._plain:
             limit, longest = min(self._credit, self._most), min(longest, 2 * self._n_last)

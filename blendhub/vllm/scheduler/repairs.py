@@ -125,10 +125,11 @@ class Repairs:
             states = [self._requests.get(name) for name in scheduled]
             n_answers = sum(state is not None and state.is_answering for state in states)
         self._pace.begin_step(n_answers, only_answers=n_answers == len(scheduled))
+        is_short = self.is_busy and (self._scratch.is_short or not self._has_room)
         for name, repair in list(self._repairs.items()):
             if name in plan.preempted:
                 self._give_up(repair, "preempted")
-            elif repair.kept is not None and self._scratch.is_short:
+            elif repair.kept is not None and is_short:
                 self._give_up(repair, "short_of_blocks")
             elif repair.kept is not None and time.monotonic() > repair.until:
                 self._give_up(repair, "late")
@@ -146,7 +147,7 @@ class Repairs:
             return
         repair = max(ready, key=lambda repair: repair.priority)
         left, most = repair.left, self._most - step.total_num_scheduled_tokens
-        n_tokens = self._pace.take(left, most) if most > 0 else 0
+        n_tokens = self._pace.take(left, most, at_once=repair.state.is_audited) if most > 0 else 0
         if not n_tokens:
             return
         span = Span(left.start, left.start + n_tokens)
@@ -222,6 +223,12 @@ class Repairs:
         """Whether no request waits or is computed, and few are answered."""
         requests = self._requests.values()
         return len(requests) <= MOST_ANSWERS and all(state.is_answering for state in requests)
+
+    @property
+    def _has_room(self) -> bool:
+        """Whether there are free blocks for each request that waits."""
+        waiting = (state.request.num_tokens for state in self._requests.values() if not state.is_scheduled)
+        return self._scratch.has_room(max(waiting, default=0))
 
     def _tables(self, repair: Repair) -> Tables:
         """The blocks that vLLM has of a request."""

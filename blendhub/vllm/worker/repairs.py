@@ -124,6 +124,8 @@ class Repairs:
 
     def take_results(self) -> dict[str, RepairResult]:
         """The results since the last call."""
+        # Requests that store nothing end without a word.
+        self._computed = {name: copy for name, copy in self._computed.items() if copy.numbers() is None}
         results = {name: result for name, repair in self._repairs.items() if (result := repair.result())}
         for name in results:
             del self._repairs[name]

@@ -106,7 +106,8 @@ class Scratch:
         pinned = [block for of_table in hit for block in of_table if not block.is_null]
         n_free = pool.get_num_free_blocks() - sum(block.ref_cnt == 0 for block in pinned)
         if n_lost + self.n_borrowed > most or n_lost + self._needed(decision.start, request.num_tokens) > n_free:
-            return None if self._held else False
+            # What is held for a repair may be held as long as its answer takes.
+            return None if self._held.keys() - self._kept_until.keys() else False
         pool.touch(pinned)
         borrowed = pool.get_new_blocks(n_lost)
         left = iter(borrowed)
@@ -119,7 +120,7 @@ class Scratch:
     def allocated(self, request: str) -> None:
         """vLLM has allocated blocks for a request that will be loaded."""
         if loan := self._asked.pop(request, None):
-            self._give_back(self._held, request)
+            self.give_back(request)  # with the time of an earlier load, which must not end this one
             self._held[request] = loan
 
     def complete(self, request: str, tables: Tables) -> Tables:
@@ -180,6 +181,10 @@ class Scratch:
         """Whether vLLM may need the blocks for the requests that it has."""
         pool = self.blocks.pool
         return pool.get_num_free_blocks() < LEAST_FREE * pool.num_gpu_blocks
+
+    def has_room(self, n_tokens: int) -> bool:
+        """Whether there are free blocks for a request of ``n_tokens``."""
+        return self._needed(0, n_tokens) <= self.blocks.pool.get_num_free_blocks()
 
     def _needed(self, start: int, n_tokens: int) -> int:
         """About how many blocks vLLM allocates for a request of ``n_tokens``, if it has those before ``start``."""
