@@ -202,7 +202,7 @@ class HubClient(HubSession):
     # The rest.
 
     def clear(self, variant: Variant | None = None) -> None:
-        """Delete what is stored, or is being written, in one namespace of the engine or in all of them."""
+        """Delete what is stored in one namespace of the engine or in all of them, and end rights to write there."""
         self._call(wire.Done, wire.Clear(**self._ids(), variant=variant))
 
     def report(self, outcomes: Sequence[Outcome]) -> None:

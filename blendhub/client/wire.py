@@ -147,9 +147,9 @@ class Abort(FromSession, frozen=True):
 
 
 class Clear(FromSession, frozen=True):
-    """Delete what one namespace of the session's engine has now, or what is being written there.
+    """Delete what is stored in one namespace of the session's engine, and end the rights to write there.
 
-    After the reply the hub finds nothing of it, whoever reads it, nor keeps what it knew of in its store.
+    After the reply no lookup finds what was stored before, and the hub has discarded what it knew of in its store.
     """
 
     variant: Variant | None = None

@@ -15,7 +15,7 @@ MOST_ROUNDS = 8
 
 
 class Deletion:
-    """One deletion after the other. One that failed or was cut off is asked for again."""
+    """Does one deletion after the other. Whoever asked for one that failed, or was cut off, asks again."""
 
     def __init__(self, state: HubState, tier: StoreTier | None) -> None:
         self._state = state

@@ -103,7 +103,7 @@ def fail_repairs() -> None:
 
 
 def unfinished_repairs() -> int:
-    """Of how many requests the worker has yet to see that what it has repaired is computed."""
+    """Count the requests of which the worker waits for repaired KV."""
     from vllm.distributed.kv_transfer import get_kv_transfer_group
 
     connector: Any = get_kv_transfer_group()

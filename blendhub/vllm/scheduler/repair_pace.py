@@ -85,7 +85,10 @@ class RepairPace:
             self._credit = min(self._credit, self._most) + share
 
     def take(self, left: Span, most: int, *, at_once: bool = False) -> int:
-        """How many tokens of the span the step repairs; it is planned to. ``at_once``: in no idle time, too."""
+        """How many tokens of the span the step repairs; it is planned to.
+
+        ``at_once``: also before the engine has been idle for long.
+        """
         answers, longest = self._steps[-1].n_answers, min(most, len(left))
         least = min(LEAST, longest)
         if not answers:

@@ -113,10 +113,7 @@ class Repairs:
     def is_computing(self, request: str) -> bool:
         """Whether the device still writes blocks of the request."""
         computed = self._computed.get(request)
-        if computed and computed.numbers() is not None:
-            del self._computed[request]
-            return False
-        return computed is not None
+        return computed is not None and computed.numbers() is None
 
     def forget(self, request: str) -> None:
         """The scheduler has given a repair up."""
@@ -124,7 +121,6 @@ class Repairs:
 
     def take_results(self) -> dict[str, RepairResult]:
         """The results since the last call."""
-        # Requests that store nothing end without a word.
         self._computed = {name: copy for name, copy in self._computed.items() if copy.numbers() is None}
         results = {name: result for name, repair in self._repairs.items() if (result := repair.result())}
         for name in results:

@@ -97,7 +97,7 @@ class ZmqServer(Server):
         self._read_soon()
 
     def _read_soon(self) -> None:
-        """Once in a turn of the loop, however many replies are sent in it: each turn reads a batch."""
+        """Have the loop read one batch in its next turn, however many replies are sent in this one."""
         if not self._reads_soon:
             self._reads_soon = True
             self._loop.call_soon(self._read_requests)
