@@ -1,0 +1,46 @@
+"""Provenance: where the KV of a span comes from. The adapter, the wire, the index, the disk and the fleet share it."""
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from blendhub.core.spans import NOWHERE, Position
+
+Ratio = Annotated[float, Meta(ge=0, le=1)]
+Kind = Literal["exact", "blended", "after_blended", "by_other"]
+"""How KV came about.
+
+``exact``: the model alone computed it, and all KV before it. ``blended``: it was moved here, or it is of a span that
+holds such KV. ``after_blended``: the model computed it, behind blended KV. ``by_other``: another connector loaded it,
+which does not say what it is; it is never stored.
+"""
+
+
+class Provenance(msgspec.Struct, frozen=True, array_like=True):
+    """Where KV comes from. What it was computed for, a model with its LoRA adapter and a salt, is its namespace."""
+
+    kind: Kind = "exact"
+    ratio: Ratio = 1.0
+    """The least share that was recomputed of the moved text in it, and before it."""
+    donates_from: Position = 0
+    """The position from which on its tokens may be moved into other prompts. What lies before, such as KV that was
+    computed with too little context, is of use behind its whole prefix only; ``NOWHERE`` for all of it."""
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether it is what the model alone would compute."""
+        return self.kind == "exact"
+
+    @property
+    def movable_from(self) -> int:
+        """The position from which on the KV may be moved: KV that was blended never moves again."""
+        return self.donates_from if self.kind in ("exact", "after_blended") else NOWHERE
+
+    @property
+    def is_movable(self) -> bool:
+        return self.movable_from < NOWHERE
+
+
+EXACT = Provenance()
+"""The provenance of what the model alone computes, and what any prompt may move."""
