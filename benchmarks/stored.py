@@ -12,6 +12,6 @@ def random_tokens(seed: int, n: int = 2048) -> np.ndarray:
 
 def store(client: HubClient, tokens: np.ndarray) -> None:
     """Have a hub hold them, as if an engine had computed their KV."""
-    reserved = client.reserve(tokens, Span(0, len(tokens)))
+    reserved = client.reserve(tokens, Span(0, len(tokens))).result()
     if reserved.right is not None:
-        client.commit(reserved.right, reserved.span.end)
+        client.commit(reserved.right, reserved.span.end).result()

@@ -160,8 +160,8 @@ def test_a_running_hub_is_reached_its_arena_mapped_and_its_numbers_read(check, e
             client.register("an-engine", Namespace(model="m", layout=LAYOUT), rank=0)
             for number in range(30):  # each takes half a MiB of the 10
                 tokens = np.full(LAYOUT.chunk_tokens, number, np.uint32)
-                reserved = client.reserve(tokens, Span(0, len(tokens)))
-                client.commit(reserved.right, len(tokens))
+                reserved = client.reserve(tokens, Span(0, len(tokens))).result()
+                client.commit(reserved.right, len(tokens)).result()
         finding = check("hub", *where).only("warn")
         assert "chunks were evicted that no store had" in finding["sentence"]
         assert finding["command"] == "blendhub serve --arena-gib 1 --store DIR"

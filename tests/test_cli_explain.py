@@ -37,11 +37,11 @@ def client(hub) -> Iterator[HubClient]:
     """An engine that has computed a document, and has reported a request."""
     with hub.connect() as engine:
         engine.register("an-engine", Namespace(model="a-model", layout=LAYOUT), rank=0)
-        reserved = engine.reserve(DOCUMENT, Span(0, len(DOCUMENT)))
-        engine.commit(reserved.right, len(DOCUMENT))
+        reserved = engine.reserve(DOCUMENT, Span(0, len(DOCUMENT))).result()
+        engine.commit(reserved.right, len(DOCUMENT)).result()
         whys = {Why.NOTHING_STORED: [Span(0, 80)], Why.LAST: [Span(79, 80)]}
-        engine.report([outcome("cmpl-9-0-abcdefgh", 80, 8, SPANS, SOURCES, whys=whys)])
-        engine.report([outcome("cmpl-8-0-abcdefgh", 80, 0, {}, reason="the hub has too little of it")])
+        engine.report([outcome("cmpl-9-0-abcdefgh", 80, 8, SPANS, SOURCES, whys=whys)]).result()
+        engine.report([outcome("cmpl-8-0-abcdefgh", 80, 0, {}, reason="the hub has too little of it")]).result()
         yield engine
 
 

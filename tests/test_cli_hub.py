@@ -128,7 +128,7 @@ def test_without_an_endpoint_serve_and_other_commands_meet_and_without_a_hub_the
     again.process.stdout.close()
     until(lambda: Path(tmp_path, "blendhub/hub.sock").exists())
     with HubClient(served.rows["endpoint"], timeout=SOON_S) as client:
-        assert client.stats().gauges["chunks"] == 1
+        assert client.stats().result().gauges["chunks"] == 1
     again.process.terminate()
     assert again.process.wait(SOON_S) == 0
 

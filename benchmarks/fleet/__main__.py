@@ -43,7 +43,7 @@ class Member:
         return sum(len(match.span) for match in answer.matches) + answer.on_the_way_tokens == len(tokens)
 
     def gauge(self, name: str) -> float:
-        return self.client.stats().gauges[name]
+        return self.client.stats().result().gauges[name]
 
     def cpu_seconds(self) -> float:
         """The CPU seconds of all threads of the process since its start."""
@@ -113,7 +113,7 @@ def _lookups_beside_publisher(
 ) -> tuple[float, float, int]:
     """The p99 of lookups, the hub's processor time, and the chunks that were published to it."""
     counter = "fleet_published_chunks"
-    before, cpu = hub.client.stats().counters[counter], hub.cpu_seconds()
+    before, cpu = hub.client.stats().result().counters[counter], hub.cpu_seconds()
     command = [sys.executable, "-m", "benchmarks.fleet.publisher", url, group, str(PUBLISHED_A_SECOND), str(lasting)]
     publisher = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     times = []
@@ -121,7 +121,7 @@ def _lookups_beside_publisher(
         times.append(seconds(lambda: hub.client.lookup(prompt, acquire=False).result()))
         time.sleep(0.005)
     published = int(publisher.communicate()[0]) if group == "followed" else 0
-    wait_until(lambda: hub.client.stats().counters[counter] - before >= published, PATIENCE_S)
+    wait_until(lambda: hub.client.stats().result().counters[counter] - before >= published, PATIENCE_S)
     return sorted(times)[len(times) * 99 // 100], hub.cpu_seconds() - cpu, published
 
 

@@ -71,7 +71,7 @@ def _of_request(arguments: argparse.Namespace) -> tuple[str, Outcome]:
             return f"{outcome.request}: {outcome.prompt_tokens:,} tokens", outcome
         request = outcome.request
     with _client(arguments) as client:
-        answer = client.explain(request)
+        answer = client.explain(request).result()
     if answer.outcome is None:
         raise BlendHubError(
             f"the hub has no report of the request {request!r}: it keeps the last ones of each engine that have ended"
@@ -115,9 +115,9 @@ def _preview(arguments: argparse.Namespace) -> tuple[str, Outcome]:
         if arguments.token_ids is not None:
             tokens = _token_ids(arguments.token_ids)
         else:
-            model = arguments.tokenizer or client.preview(np.empty(0, np.uint32), arguments.engine, variant).model
+            model = arguments.tokenizer or client.preview(np.empty(0, np.uint32), arguments.engine, variant).result().model
             tokens = _tokenized(arguments.prompt_file, model)
-        previewed = client.preview(tokens, arguments.engine, variant)
+        previewed = client.preview(tokens, arguments.engine, variant).result()
     return f"{len(tokens):,} tokens, if engine {previewed.engine} got them now", _outcome_of(previewed, len(tokens))
 
 

@@ -27,7 +27,7 @@ def add_parser(commands: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     options, endpoint = read_object("--options", arguments.options), arguments.endpoint or default_endpoint()
     with HubClient(endpoint, options=options, host=PluginHost.discover(), timeout=ANSWER_S) as client:
-        client.stats()
-        client.forget(arguments.salt, DELETED_S)
+        client.stats().result()
+        client.forget(arguments.salt, DELETED_S).result()
     print("deleted: nothing that requests with this salt stored is found again")
     return 0

@@ -68,12 +68,15 @@ class WriteRights:
         with self._changed:
             self._is_closed = True
 
-    def wait_until_idle(self, timeout: float, lease: int | None = None) -> bool:
-        """Wait for the writes under way (of one lease, or all); returns whether none is left."""
+    def wait_until_idle(self, timeout: float) -> bool:
+        """Wait for the writes under way; returns whether none is left."""
         with self._changed:
-            return self._changed.wait_for(
-                lambda: not (self._writes if lease is None else lease in self._writes), timeout
-            )
+            return self._changed.wait_for(lambda: not self._writes, timeout)
+
+    def is_writing(self, lease: int) -> bool:
+        """Whether a write under this lease is under way."""
+        with self._changed:
+            return lease in self._writes
 
     def begin_write(self, right: WriteRight) -> None:
         """Begin a write, which ``end_write`` must follow. Raises LeaseError if the right has ended."""

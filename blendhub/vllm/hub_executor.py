@@ -46,12 +46,12 @@ class HubExecutor:
 
     def reach(self) -> None:
         """Wait for the first attempt to reach the hub. An absent hub is tried again; other errors are raised."""
-        self.client.first_attempt.result()
+        self.client.reach()
 
     @property
     def has_tried(self) -> bool:
         """Whether the first attempt to reach the hub is over."""
-        return self.client.first_attempt.done()
+        return self.client.has_tried
 
     @property
     def is_clearing(self) -> bool:
@@ -65,7 +65,7 @@ class HubExecutor:
 
         def do() -> None:
             try:
-                self.client.first_attempt.exception()
+                self.client._first_attempt.exception()
                 if clears > self._cleared:
                     raise PeerGone("the hub has not cleared the cache yet")
                 self.client.check_up()

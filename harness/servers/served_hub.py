@@ -36,7 +36,7 @@ class ServedHub:
 
     def stats(self) -> HubStats:
         with HubClient(self.endpoint) as client:
-            return client.stats()
+            return client.stats().result()
 
     def close(self) -> None:
         self.process.terminate()

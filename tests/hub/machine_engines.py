@@ -174,7 +174,7 @@ class Process:
         if upto < job.span.end and any(write.job is job for write in self.writes):
             return  # it would vouch for what it still writes
         with contextlib.suppress(BlendHubError):
-            self.client.commit(job.right, upto)
+            self.client.commit(job.right, upto).result()
 
     def exit(self) -> None:
         """The kernel removes the mapping."""

@@ -35,7 +35,7 @@ class WritingRules(HubRules):
         self, engine: Engine, text: np.ndarray, variant: Variant = BASE, start: int = 0, **origin: Any
     ) -> Job | None:
         try:
-            reserved = engine.scheduler.client.reserve(text, Span(start, len(text)), variant, **origin)
+            reserved = engine.scheduler.client.reserve(text, Span(start, len(text)), variant, **origin).result()
         except BlendHubError:
             return None
         if reserved.right is None:
@@ -49,13 +49,13 @@ class WritingRules(HubRules):
         another namespace."""
         engine = self.an_engine(which)
         with contextlib.suppress(BlendHubError):
-            first = engine.scheduler.client.reserve(TEXTS[text], Span(0, 40), variant)
+            first = engine.scheduler.client.reserve(TEXTS[text], Span(0, 40), variant).result()
             if first.right is None:
                 return
             self.write_all(engine, Job(first, TEXTS[text], variant), 0.5)
             second = engine.scheduler.client.reserve(
                 TEXTS[other], Span(first.span.end, len(TEXTS[other])), another, run=first.run
-            )
+            ).result()
             if second.right and last:
                 self.write_all(engine, Job(second, TEXTS[other], another), 0.5)
 

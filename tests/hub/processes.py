@@ -73,13 +73,13 @@ def until(condition: Callable[[], bool]) -> None:
 
 def store(client: HubClient, text: np.ndarray, **about: Any) -> None:
     """Store a text, with bytes of its own in place of KV."""
-    reserved = client.reserve(text, Span(0, len(text)), **about)
+    reserved = client.reserve(text, Span(0, len(text)), **about).result()
     if reserved.right is None:
         return
     with client.writing(reserved.right):
         for slot in reserved.slots:
             client.shard(slot.slot)[: 4 * len(slot.span)] = marks(text, slot.span, 0)
-    client.commit(reserved.right, reserved.span.end)
+    client.commit(reserved.right, reserved.span.end).result()
 
 
 def check(client: HubClient, text: np.ndarray, wait_s: float = 0.0) -> int:

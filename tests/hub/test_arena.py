@@ -114,7 +114,7 @@ def test_a_hub_with_512_gib_serves_and_ends_at_once(monkeypatch):
         store(client, tokens(1, 96))
         assert check(client, tokens(1, 96)) == 96
         assert time.monotonic() - started < 10.0
-        gauges, early = client.stats().gauges, client.arena.progress()
+        gauges, early = client.stats().result().gauges, client.arena.progress()
         assert gauges["arena_bytes"] == 512 * GIB > gauges["arena_reserved_bytes"] > gauges["arena_free_bytes"] > 0
         until(lambda: early.reserved < client.arena.progress().reserved < 512 * GIB)
         ending = time.monotonic()

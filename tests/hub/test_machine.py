@@ -150,7 +150,7 @@ class HubMachine(WritingRules):
             self.hub.settle()  # else the store may drop chunks of others meanwhile, to make room for what is saved
         others = self.chunks_of_others()
         try:
-            self.an_engine(which).scheduler.client.forget(SALT)
+            self.an_engine(which).scheduler.client.forget(SALT).result()
         except BlendHubError:
             return
         assert not any(index.runs for index in self.hub.state.indexes if index.namespace.cache_salt == SALT)
@@ -174,7 +174,7 @@ class HubMachine(WritingRules):
     def clear(self, which: int, variant: Variant | None) -> None:
         client = self.an_engine(which).scheduler.client
         with contextlib.suppress(BlendHubError):
-            client.clear(variant)
+            client.clear(variant).result()
             left = [index for index in self.hub.state.indexes if index.base == client.namespace.digest]
             assert not any(i.runs or i.growing for i in left if variant in (None, i.namespace.variant))
 

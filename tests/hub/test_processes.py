@@ -37,7 +37,7 @@ client.register("victim", namespace(), rank=0)
 if sys.argv[2] == "read":
     assert client.lookup(tokens(2, 96)).result().lease is not None
 else:
-    reserved = client.reserve(tokens(1, 96), Span(0, 96))
+    reserved = client.reserve(tokens(1, 96), Span(0, 96)).result()
     client.shard(reserved.slots[0].slot)[:] = 7
 child = os.fork() if sys.argv[2] == "fork" else -1
 if child == 0:
@@ -69,19 +69,19 @@ def test_a_client_killed_while_it_reads_or_writes_leaves_nothing_when_its_last_c
     with HubClient(hub.endpoint) as client:
         client.register("survivor", namespace(), rank=0)
         store(client, tokens(2, 96))
-        free = client.stats().gauges["arena_free_bytes"]
+        free = client.stats().result().gauges["arena_free_bytes"]
         for does in ("read", "write", "fork"):
             victim, child = victim_of(hub, does)
-            assert client.stats().gauges[f"{'read' if does == 'read' else 'write'}_leases"] == 1
+            assert client.stats().result().gauges[f"{'read' if does == 'read' else 'write'}_leases"] == 1
             victim.kill()
             victim.wait()
-            until(lambda: client.stats().gauges["sessions"] == 1)
+            until(lambda: client.stats().result().gauges["sessions"] == 1)
             if does == "fork":
                 time.sleep(1.0)
-                assert client.stats().gauges["arena_quarantined_bytes"] > 0, "the child still maps the arena"
+                assert client.stats().result().gauges["arena_quarantined_bytes"] > 0, "the child still maps the arena"
                 os.kill(child, signal.SIGKILL)
-            until(lambda: client.stats().gauges["arena_free_bytes"] == free)
-            gauges = client.stats().gauges
+            until(lambda: client.stats().result().gauges["arena_free_bytes"] == free)
+            gauges = client.stats().result().gauges
             assert gauges["arena_quarantined_bytes"] == gauges["write_leases"] == gauges["read_leases"] == 0
         assert check(client, tokens(1, 96)) == 0 and check(client, tokens(2, 96)) == 96
 
@@ -99,9 +99,9 @@ def test_a_process_that_stood_still_keeps_its_slots_and_writes_nothing_when_it_w
         late, _ = victim_of(hub, "write", within)
         os.kill(python_of(late), signal.SIGSTOP)
         if trouble == "its session ended":
-            free = client.stats().gauges["arena_free_bytes"]
-            until(lambda: client.stats().gauges["sessions"] == 0)
-            gauges = client.stats().gauges
+            free = client.stats().result().gauges["arena_free_bytes"]
+            until(lambda: client.stats().result().gauges["sessions"] == 0)
+            gauges = client.stats().result().gauges
             assert gauges["arena_quarantined_bytes"] > 0 == gauges["write_leases"]
             assert gauges["arena_free_bytes"] == free
         else:
@@ -109,8 +109,8 @@ def test_a_process_that_stood_still_keeps_its_slots_and_writes_nothing_when_it_w
             hub.start()
         os.kill(python_of(late), signal.SIGCONT)
         with HubClient(hub.endpoint) as other:
-            until(lambda: other.stats().gauges["sessions"] == 1)
-            until(lambda: other.stats().gauges["arena_free_bytes"] == other.stats().gauges["arena_bytes"])
+            until(lambda: other.stats().result().gauges["sessions"] == 1)
+            until(lambda: other.stats().result().gauges["arena_free_bytes"] == other.stats().result().gauges["arena_bytes"])
             other.register("other", namespace(), rank=0)
             # As many as there is room for, so that the slots of the late one are among them.
             for seed in range(2, 6):
@@ -142,9 +142,9 @@ def test_an_embedded_hub_serves_this_process_and_others_and_leaves_nothing(where
         # Clients that leave by one endpoint end no session of another.
         for endpoint in (listen.endpoint, hub.endpoint):
             with HubClient(endpoint) as passing:
-                passing.stats()
+                passing.stats().result()
         time.sleep(0.5)  # the hub notices what left
-        assert outside.stats().gauges["sessions"] == 2
+        assert outside.stats().result().gauges["sessions"] == 2
         assert check(outside, TEXT) == 96 and outside.registrations == 1
     assert set(SHM.iterdir()) == before
     assert not os.path.exists(hub.endpoint.removeprefix("ipc://"))

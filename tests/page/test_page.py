@@ -128,10 +128,10 @@ def test_a_request_that_ends_appears_what_was_open_stays_open_and_a_hub_that_is_
         browser.until("document.getElementById('state')?.textContent.startsWith('as of')")
         assert texts(browser, "#count") == ["no request of this engine has ended yet"]
         client.register("engine-c", NAMESPACE)
-        client.report(REPORTS[1:2])
+        client.report(REPORTS[1:2]).result()
         browser.until("document.querySelector('details')")
         browser.run("document.querySelector('details').open = true")
-        client.report(REPORTS[:1])
+        client.report(REPORTS[:1]).result()
         browser.until("document.querySelectorAll('details').length == 2")
         assert browser.run("[...document.querySelectorAll('details')].map(one => one.open)") == [False, True]
         assert browser.run("document.documentElement.scrollWidth") <= 360, "something is cut off on a phone"

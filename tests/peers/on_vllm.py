@@ -81,8 +81,8 @@ class Peer(BlendHubConnector):
     def has(self, request: Request, n: int) -> None:
         """Have the hub hold the first ``n`` tokens of a request, as the other connector does."""
         tokens = np.asarray(request.all_token_ids[:n], np.uint32)
-        if len(tokens) and (right := self._writer.reserve(tokens, Span(0, len(tokens))).right):
-            self._writer.commit(right, right.end)
+        if len(tokens) and (right := self._writer.reserve(tokens, Span(0, len(tokens))).result().right):
+            self._writer.commit(right, right.end).result()
 
     def on_new_request(self, request: Request) -> None:
         self._new.add(request.request_id)

@@ -190,7 +190,7 @@ class PlayedEngine:
         self.settle()
         for job in plan.saves:
             with suppress(LeaseError):  # another engine has cleared its namespaces
-                self.client.commit(job.right, job.slot.span.end)
+                self.client.commit(job.right, job.slot.span.end).result()
                 self.saved.append(job)
         return plan.saves
 
@@ -241,7 +241,7 @@ class PlayedEngine:
         return {p for match in matches if match.exact is exact for p in range(match.span.start, match.span.end)}
 
     def gauge(self, name: str) -> float:
-        return self.client.stats().gauges[name]
+        return self.client.stats().result().gauges[name]
 
     def leases(self) -> float:
         """How many rights to read and to write there are."""

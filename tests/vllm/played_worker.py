@@ -150,7 +150,7 @@ class PlayedWorker:
         executor = self.worker._executor
         for client in (self.engine.client, executor and executor.client):
             if hub_answers and client and client.is_up:
-                client.stats()
+                client.stats().result()
 
     def start(self) -> None:
         """The steps that vLLM takes before there is a request."""
@@ -170,9 +170,9 @@ def played_worker(device: SideDevice, stored: list[int], **config: Any) -> Itera
     with played_engine(rank=-1, **config) as engine:
         with engine.hub.connect() as writer:
             writer.register("engine", NAMESPACE, 0)
-            reserved = writer.reserve(np.asarray(stored, np.uint32), Span(0, len(stored)))
+            reserved = writer.reserve(np.asarray(stored, np.uint32), Span(0, len(stored))).result()
             writer.arena.bytes[:] = 1
-            writer.commit(reserved.right, len(stored))
+            writer.commit(reserved.right, len(stored)).result()
         with worker_of(engine, device) as worker:
             yield worker
 

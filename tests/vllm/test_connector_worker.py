@@ -169,14 +169,14 @@ def test_a_load_that_takes_long_while_others_fill_the_arena(device, ends):
             engine.side.executor.client._join()
         with engine.hub.connect() as writer:
             writer.register("other", NAMESPACE, 0)
-            while writer.stats().counters["evictions"] < 1000:
+            while writer.stats().result().counters["evictions"] < 1000:
                 assert not worker.step()
                 for _ in range(20):
                     tokens = np.arange(96, dtype=np.uint32) + next(numbers)
-                    reserved = writer.reserve(tokens, Span(0, 96))
+                    reserved = writer.reserve(tokens, Span(0, 96)).result()
                     for slot in reserved.slots:
                         writer.shard(slot.slot)[:] = 2
-                    writer.commit(reserved.right, reserved.span.end)
+                    writer.commit(reserved.right, reserved.span.end).result()
         matches = engine.client.lookup(np.asarray(STORED, np.uint32), acquire=False).result().matches
         assert (matches or ends) and engine.gauge("read_leases") == (not ends)
         device.is_held = False
@@ -195,7 +195,7 @@ def test_a_restarted_hub_s_arena_is_pinned_when_no_copy_is_left_in_the_earlier_o
     engine = PlayedEngine(None, HubAddress(hub.endpoint, PluginChoice("zmq")), rank=-1)
     with HubClient(hub.endpoint, host=HOST) as writer:
         writer.register("engine", NAMESPACE, 0)
-        writer.commit(writer.reserve(np.asarray(STORED, np.uint32), Span(0, 96)).right, 96)
+        writer.commit(writer.reserve(np.asarray(STORED, np.uint32), Span(0, 96)).result().right, 96).result()
     with worker_of(engine, device) as worker:
         worker.arrive("copying", PROMPT, first_block=20)
         device.is_held = True

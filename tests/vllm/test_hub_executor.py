@@ -49,7 +49,7 @@ def hub():
 def executor(hub):
     """It has stored some tokens."""
     executor = start(HubAddress(hub.endpoint, hub.transport))
-    executor.client.commit(executor.client.reserve(TOKENS, Span(0, 8)).right, 8)
+    executor.client.commit(executor.client.reserve(TOKENS, Span(0, 8)).result().right, 8).result()
     assert found(executor.client)
     yield executor
     executor.close()
@@ -71,24 +71,24 @@ def test_while_the_hub_stands_still_everything_fails_at_once_and_no_lease_is_lef
             executor.run(lambda client: client).result(5)
         assert time.monotonic() - started < 1
     eventually(lambda: client.is_up)
-    eventually(lambda: client.stats().gauges["read_leases"] == 0)
+    eventually(lambda: client.stats().result().gauges["read_leases"] == 0)
 
 
 def test_what_ends_a_lease_and_is_lost_while_the_hub_stands_still_ends_it_when_it_goes_on(hub, executor):
     with HubClient(hub.endpoint, hub.transport.name, hub.transport.options, host=HOST, timeout=0.1) as client:
         client.register("another", HOME, 0)
-        written, unwritten = (client.reserve(TOKENS + first, Span(0, 8)).right for first in (100, 200))
+        written, unwritten = (client.reserve(TOKENS + first, Span(0, 8)).result().right for first in (100, 200))
         sent, unsent = client.lookup(TOKENS), client.lookup(TOKENS)
         assert sent.result().lease and unsent.result().lease
         with standing_still(hub):
             sent.close()
             with pytest.raises(DeadlineExceeded):
-                client.commit(written, 8)
+                client.commit(written, 8).result()
             unsent.close()
             with pytest.raises(PeerGone):
                 client.abort(unwritten)
-        eventually(lambda: executor.client.stats().gauges["read_leases"] == 0)
-        eventually(lambda: executor.client.stats().gauges["write_leases"] == 0)
+        eventually(lambda: executor.client.stats().result().gauges["read_leases"] == 0)
+        eventually(lambda: executor.client.stats().result().gauges["write_leases"] == 0)
         assert client.registrations == 1, "leases of its other requests were to end, too"
 
 

@@ -119,7 +119,7 @@ def test_what_was_not_loaded_or_not_looked_up_has_the_reason_of_that(found, star
 def explained(engine, name):
     """The hub's record, as `blendhub explain` asks for it."""
     engine.settle()
-    return engine.client.explain(name).outcome
+    return engine.client.explain(name).result().outcome
 
 
 def test_the_hub_the_response_and_the_debug_log_tell_what_became_of_a_request(engine, caplog):

@@ -46,4 +46,4 @@ def test_the_arena_is_an_engine_s_share_unless_its_size_is_configured(monkeypatc
     monkeypatch.setattr(own_hub, "default_arena_bytes", lambda engines: 2**28 // engines)
     config = EmbeddedHubConfig(arena_gib=configured, embedded="thread")
     with start_own_hub(config, PluginHost.discover(), PluginChoice("zmq")) as hub, hub.connect() as client:
-        assert client.stats().gauges["arena_bytes"] == expected
+        assert client.stats().result().gauges["arena_bytes"] == expected

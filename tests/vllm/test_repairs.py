@@ -102,7 +102,7 @@ def test_an_audit_asks_first_and_its_outcome_reaches_report_metrics_and_hub(at_o
         assert engine.report("a")["audit"] == {"agrees": False, "kl": 3.0}
         assert engine.side.repairs.audits.take_records() == [AuditRecord(NAMESPACE.digest, 0.15, False, 3.0, 0.9)]
         engine.end(request, len(PROMPT) + 1)
-        assert engine.client.stats().namespaces[NAMESPACE.digest]["audit_disagreements"] == 1
+        assert engine.client.stats().result().namespaces[NAMESPACE.digest]["audit_disagreements"] == 1
 
 
 def test_audits_come_first_and_then_the_answer_that_is_longest_to_come(engine):

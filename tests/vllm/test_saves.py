@@ -63,7 +63,7 @@ class Scene:
 
     def begin(self, **changes: str) -> None:
         """``changes`` are those of the right to write."""
-        reserved = self.client.reserve(TOKENS, Span(0, 96))
+        reserved = self.client.reserve(TOKENS, Span(0, 96)).result()
         right = replace(reserved.right, **changes)
         jobs = [SaveJob("r", right, slot, (np.arange(1, 7),)) for slot in reserved.slots]
         self.worker.save(StepPlan(saves=jobs, ending={"r"}))
@@ -95,7 +95,7 @@ class Scene:
 
     def write_leases(self) -> float:
         self.worker._executor.run(lambda client: None).result()  # behind the aborts
-        return self.client.stats().gauges["write_leases"]
+        return self.client.stats().result().gauges["write_leases"]
 
 
 @pytest.fixture

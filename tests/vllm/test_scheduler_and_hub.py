@@ -141,7 +141,7 @@ def test_a_clear_drops_matches_and_saves_those_that_workers_do_too_and_nothing_i
     engine.settle()
     assert engine.turn(waiting) == (0, False)
     with pytest.raises(LeaseError):
-        engine.client.commit(plan.saves[-1].right, 64)
+        engine.client.commit(plan.saves[-1].right, 64).result()
     assert engine.found(DOCUMENT, exact=True) == set() == engine.found(text(2, 64), exact=True)
     assert not engine.leases()
 

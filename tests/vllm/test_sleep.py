@@ -69,7 +69,7 @@ class Connected:
 
     def saves(self):
         """The plan of a step that saves the chunks of a request."""
-        reserved = self.client.reserve(NEW, Span(0, 96))
+        reserved = self.client.reserve(NEW, Span(0, 96)).result()
         jobs = [SaveJob("s", reserved.right, slot, BLOCKS) for slot in reserved.slots]
         return StepPlan(saves=jobs, ending={"s"})
 

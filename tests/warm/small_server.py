@@ -68,7 +68,7 @@ class SmallServer(ThreadingHTTPServer):
     def moves(self, text: str) -> bool:
         """Whether all of a text has a donor."""
         tokens = np.asarray(self._tokens(f"elsewhere {text}"), np.uint32)
-        return total(match.span for match in self._client.preview(tokens).matches) == len(tokens) - 1
+        return total(match.span for match in self._client.preview(tokens).result().matches) == len(tokens) - 1
 
     def _tokens(self, prompt: Any) -> list[int]:
         if not isinstance(prompt, str):
@@ -79,13 +79,13 @@ class SmallServer(ThreadingHTTPServer):
 
     def _complete(self, prompt: Any, tokens: np.ndarray, body: dict[str, Any]) -> dict[str, int]:
         variant = Variant(cache_salt=body.get("cache_salt", ""))
-        exact = self._client.preview(tokens, variant=variant).exact_tokens
+        exact = self._client.preview(tokens, variant=variant).result().exact_tokens
         settings = body["kv_transfer_params"]["blendhub"]
         if settings["store"]:
             movable_from = MIN_DONOR_CONTEXT if settings["donate"] else NOWHERE
-            reserved = self._client.reserve(tokens, Span(0, len(tokens)), variant, movable_from=movable_from)
+            reserved = self._client.reserve(tokens, Span(0, len(tokens)), variant, movable_from=movable_from).result()
             if reserved.right:
-                self._client.commit(reserved.right, reserved.span.end)
+                self._client.commit(reserved.right, reserved.span.end).result()
                 self.computed.append(prompt)
         return {"engine_tokens": 0, "exact_tokens": min(exact, len(tokens) - 1)}
 

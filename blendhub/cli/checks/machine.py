@@ -92,7 +92,7 @@ def hub(subject: Subject) -> Iterator[Finding]:
     transport = subject.settings.transport or DEFAULT_TRANSPORT
     try:
         with HubClient(endpoint, transport.name, transport.options, host=subject.host, timeout=TIMEOUT_S) as client:
-            yield from _trouble_in(client.stats())
+            yield from _trouble_in(client.stats().result())
             client.register(f"blendhub-check-{os.getpid()}", Namespace(model="blendhub check", layout=LAYOUT))
             assert client.arena  # registering maps it, or raises
             reserved, goal = client.arena.progress()

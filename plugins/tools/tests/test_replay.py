@@ -133,7 +133,7 @@ def test_a_real_hub_finds_and_evicts_the_same(slots):
                 for matches in (replay.play(prompt), of_hub.matches)
             )
             assert played == answered, f"prompt {number}"
-        evictions = engine.stats().counters["evictions"]
+        evictions = engine.stats().result().counters["evictions"]
     assert replay.cache.evictions == evictions and bool(evictions) == (slots < 1000)
     replay.index.check_integrity()
 
@@ -142,9 +142,9 @@ def serve(engine, prompt, matches):
     """Store what an engine computes and blends of a prompt."""
 
     def store(span, **origin):
-        reserved = engine.reserve(prompt, span, **{"movable_from": MIN_DONOR_CONTEXT, **origin})
+        reserved = engine.reserve(prompt, span, **{"movable_from": MIN_DONOR_CONTEXT, **origin}).result()
         if reserved.right:
-            engine.commit(reserved.right, reserved.span.end)
+            engine.commit(reserved.right, reserved.span.end).result()
 
     approximate = next((match.span.start for match in matches if not match.exact), len(prompt))
     for gap in gaps(Span(0, len(prompt)), (match.span for match in matches)):
