@@ -88,17 +88,20 @@ def test_every_field_of_the_report_is_documented():
     from vllm.v1.request import Request
 
     from blendhub.core.layout import Variant
+    from blendhub.core.provenance import Provenance
+    from blendhub.core.spans import Span
     from blendhub.outcome.report import AuditOutcome, RepairOutcome
     from blendhub.vllm.decision import Refusal
-    from blendhub.vllm.scheduler.admission import Terms
-    from blendhub.vllm.scheduler.request_state import RequestState
+    from blendhub.vllm.scheduler.outcomes import outcome_of
+    from blendhub.vllm.scheduler.request.served_request import ServedRequest
+    from blendhub.vllm.scheduler.request.terms import Terms
 
     request = Request("r", [1], SamplingParams(max_tokens=1), None)
-    state = RequestState(request, Terms(Variant(), "off", 0.0, stores=False))
-    state.refuse(Refusal(Why.OFF, "mode is off"))
-    state._approximate_before = 0
-    state.audit, state.repair = AuditOutcome(agrees=True, kl=0.0), RepairOutcome(9, 1)
-    report = state.outcome().response(explains=False)
+    served = ServedRequest(request, Terms(Variant(), "off", 0.0, stores=False), 16)
+    served.reuse.refuse(Refusal(Why.OFF, "mode is off"))
+    served.kv.came(Span(0, 1), Provenance("blended"))
+    served.repair.audit, served.repair.outcome = AuditOutcome(agrees=True, kl=0.0), RepairOutcome(9, 1)
+    report = outcome_of(served).response(explains=False)
     documented = [row.split("`")[1] for row in table_under("## The report in the response", "reports.md")]
     assert documented == list(report)
     (example,) = (one for one in json_examples(read(DOCS / "reports.md")) if "blendhub" in one)

@@ -115,7 +115,9 @@ def _preview(arguments: argparse.Namespace) -> tuple[str, Outcome]:
         if arguments.token_ids is not None:
             tokens = _token_ids(arguments.token_ids)
         else:
-            model = arguments.tokenizer or client.preview(np.empty(0, np.uint32), arguments.engine, variant).result().model
+            model = (
+                arguments.tokenizer or client.preview(np.empty(0, np.uint32), arguments.engine, variant).result().model
+            )
             tokens = _tokenized(arguments.prompt_file, model)
         previewed = client.preview(tokens, arguments.engine, variant).result()
     return f"{len(tokens):,} tokens, if engine {previewed.engine} got them now", _outcome_of(previewed, len(tokens))

@@ -2,7 +2,6 @@
 
 import logging
 import threading
-from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -26,18 +25,18 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
 from vllm.platforms import current_platform
 
 from blendhub.framework.host import PluginHost
-from blendhub.outcome.reasons import Why
 from blendhub.vllm.messages import Handshake, StepPlan, WorkerProof, WorkerReport
 from blendhub.vllm.model.platform import Platform
 from blendhub.vllm.model_support import neighbours_of
-from blendhub.vllm.scheduler.blocks.request_blocks import RequestBlocks
-from blendhub.vllm.scheduler.connector_scheduler import ConnectorScheduler
+from blendhub.vllm.scheduler.blocks.block_tables import block_tables_of
+from blendhub.vllm.scheduler.blocks.engine_blocks import EngineBlocks
+from blendhub.vllm.scheduler.side import NotServed, SchedulerSide
 from blendhub.vllm.scheduler_start import READY_S, SchedulerStart
 from blendhub.vllm.settings import choose_transport, read_settings
 from blendhub.vllm.text_options import with_token_ids
 from blendhub.vllm.watching.metrics import BlendHubMetrics
 from blendhub.vllm.watching.stats import BlendHubStats
-from blendhub.vllm.worker.connector_worker import ConnectorWorker
+from blendhub.vllm.worker.side import WorkerSide
 from blendhub.vllm.worker.worker_start import WorkerStart
 
 if TYPE_CHECKING:
@@ -60,33 +59,23 @@ class BlendHubConnector(KVConnectorBase_V1, SupportsHMA):
     def __init__(self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: "KVCacheConfig") -> None:
         super().__init__(vllm_config, role, kv_cache_config)
         _log_where_vllm_logs()
-        self._host = PluginHost.discover()
-        self._settings = read_settings(
-            self._kv_transfer_config.kv_connector_extra_config, self._host, current_platform.device_type
-        )
-        self._transport = choose_transport(self._settings, self._host, _is_one_process(vllm_config))
+        host, extra_config = PluginHost.discover(), self._kv_transfer_config.kv_connector_extra_config
+        settings = read_settings(extra_config, host, current_platform.device_type)
+        transport = choose_transport(settings, host, _is_one_process(vllm_config))
         # vLLM computes what cannot be loaded; by default it would fail the request.
         self._kv_transfer_config.kv_load_failure_policy = "recompute"
-        engine_id = str(self._kv_transfer_config.engine_id)
-        self._blocks = RequestBlocks()
-        self._starting: SchedulerStart | None = None
-        """In the scheduler, until requests can be served."""
-        self._scheduler: ConnectorScheduler | None = None
-        self._unserved: Counter[str] = Counter()
-        """The numbers of refused requests, by counter, of a model that is served without reuse."""
-        self._reasons: tuple[str, ...] = ()
+        self._blocks = EngineBlocks(block_tables_of(kv_cache_config))
+        self._scheduler: SchedulerSide = NotServed()
         self._unchecked: WorkerStart | None = None
         """In a worker, until it has checked its model."""
-        self._worker: ConnectorWorker | None = None
+        self._worker = WorkerSide()
         self._proof: WorkerProof | None = None
         """What the check has found, until it is reported."""
         if role is KVConnectorRole.SCHEDULER:  # only the namespace, which the scheduler registers, names matchers
-            self._settings = with_token_ids(self._settings, self._host, vllm_config.model_config)
-        common = (vllm_config, self._settings, self._host)
-        if role is KVConnectorRole.SCHEDULER:
-            self._starting = SchedulerStart(*common, self._transport, engine_id, self._blocks, kv_cache_config)
+            settings = with_token_ids(settings, host, vllm_config.model_config)
+            self._scheduler = SchedulerStart(vllm_config, settings, host, transport, self._blocks, kv_cache_config)
         else:
-            self._unchecked = WorkerStart(*common, engine_id, self._new_platform)
+            self._unchecked = WorkerStart(vllm_config, settings, host, self._new_platform)
         # An engine inside a script is shut down only when the script ends. At the time of ``atexit`` Python starts no
         # threads any more, but a hub needs them to close.
         threading._register_atexit(self.shutdown)  # type: ignore[attr-defined]
@@ -118,8 +107,7 @@ class BlendHubConnector(KVConnectorBase_V1, SupportsHMA):
         return Handshake(proof)
 
     def start_load_kv(self, forward_context: "ForwardContext", **kwargs: Any) -> None:
-        if self._worker:
-            self._worker.load(self._plan)
+        self._worker.load(self._plan)
 
     def wait_for_layer_load(self, layer_name: str) -> None:
         """Do nothing: loads are asynchronous, and complete before a request is scheduled."""
@@ -129,38 +117,32 @@ class BlendHubConnector(KVConnectorBase_V1, SupportsHMA):
 
     def wait_for_save(self) -> None:
         """Begin the step's saves. vLLM waits for nothing here, and calls this behind its drafter, if it has one."""
-        if self._worker:
-            self._worker.save(self._plan)
+        self._worker.save(self._plan)
 
     def unregister_kv_caches(self) -> None:
         """End all copies: vLLM unmaps its KV cache. It says so from version 0.33 on."""
-        if self._worker:
-            self._worker.detach()
+        self._worker.detach()
 
     def restore_kv_caches(self) -> None:
         """Copy again: vLLM has mapped its KV cache to the same addresses."""
-        if self._worker:
-            self._worker.attach()
+        self._worker.attach()
 
     def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:
         # Behind a connector that answers in its place, MultiConnector does not ask BlendHub for a handshake.
         self._check_model()
-        if self._worker:
-            assert isinstance(kv_connector_metadata, StepPlan)
-            self._worker.begin_step(kv_connector_metadata)
+        assert isinstance(kv_connector_metadata, StepPlan)
+        self._worker.begin_step(kv_connector_metadata)
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> "KVConnectorTransferResults":
         """Say which transfers have ended."""
         # The version of vLLM that vllm-ascend needs has no such results, and never calls this.
         from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransferResults
 
-        if not self._worker:
-            return KVConnectorTransferResults()
         saved, loaded = self._worker.finished()
         return KVConnectorTransferResults(saved, loaded, {job.request for job in self._worker.take_failed()})
 
     def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
-        report = self._worker.take_report() if self._worker else None
+        report = self._worker.take_report()
         proof, self._proof = self._proof, None
         if proof:
             report = report or WorkerReport()
@@ -170,7 +152,8 @@ class BlendHubConnector(KVConnectorBase_V1, SupportsHMA):
     def _check_model(self) -> None:
         start, self._unchecked = self._unchecked, None
         if start:
-            self._proof, self._worker = start.finish(neighbours_of(self, get_kv_transfer_group()))
+            self._proof, worker = start.finish(neighbours_of(self, get_kv_transfer_group()))
+            self._worker = worker or self._worker
 
     @property
     def _plan(self) -> StepPlan:
@@ -189,60 +172,46 @@ class BlendHubConnector(KVConnectorBase_V1, SupportsHMA):
     ) -> None:
         """End the start, before vLLM says that it is ready: the first request waits for nothing."""
         proofs = {shake.proof.rank: shake.proof for shake in metadata.values() if isinstance(shake, Handshake)}
-        if proofs and self._starting:
-            self._starting.process_report(WorkerReport(proofs=proofs))
-            self._starting.wait(READY_S)
-            self._end_start()
+        if proofs:
+            self._scheduler.process_report(WorkerReport(proofs=proofs))
+            self._scheduler = self._scheduler.successor(READY_S)
 
     def on_new_request(self, request: "Request") -> None:
-        if self._scheduler:
-            self._scheduler.arrived(request)
-        elif self._starting:
-            self._starting.waiting[request.request_id] = request
-        else:
-            self._unserved[f"refused_{Why.MODEL}"] += 1
+        self._scheduler.arrived(request)
 
     def get_num_new_matched_tokens(self, request: "Request", num_computed_tokens: int) -> tuple[int | None, bool]:
-        if self._scheduler:
-            return self._scheduler.matched(request, num_computed_tokens)
-        return (None if self._starting else 0), False
+        return self._scheduler.matched(request, num_computed_tokens)
 
     def update_state_after_alloc(self, request: "Request", blocks: "KVCacheBlocks", num_external_tokens: int) -> None:
-        if self._scheduler:
-            self._scheduler.allocated(request, blocks.get_block_ids(), num_external_tokens)
+        self._scheduler.allocated(request, blocks.get_block_ids(), num_external_tokens)
 
     def build_connector_meta(self, scheduler_output: "SchedulerOutput") -> KVConnectorMetadata:
-        self._go_on_starting(scheduler_output)
-        return self._scheduler.plan(scheduler_output) if self._scheduler else StepPlan()
+        plan = self._scheduler.plan(scheduler_output)
+        self._scheduler = self._scheduler.successor()
+        return plan
 
     def update_connector_output(self, connector_output: "KVConnectorOutput") -> None:
         report = connector_output.kv_connector_worker_meta
-        if isinstance(report, WorkerReport) and (side := self._starting or self._scheduler):
-            side.process_report(report)
+        if isinstance(report, WorkerReport):
+            self._scheduler.process_report(report)
 
     def request_finished(self, request: "Request", block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
-        return self.request_finished_all_groups(request, (block_ids,))
+        return self._scheduler.ended(request, (block_ids,))
 
     def request_finished_all_groups(
         self, request: "Request", block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
-        if self._scheduler:
-            return self._scheduler.ended(request, block_ids)
-        if self._starting:
-            self._starting.waiting.pop(request.request_id, None)
-            return False, None
-        return False, {"blendhub": {"reason": "; ".join(self._reasons)}}
+        return self._scheduler.ended(request, block_ids)
 
     def has_pending_push_work(self) -> bool:
         """Whether vLLM must continue to step: the start takes some, and workers commit after a request has ended."""
-        return self._starting is not None or (self._scheduler is not None and self._scheduler.has_work)
+        return self._scheduler.has_work
 
     def get_kv_connector_stats(self) -> KVConnectorStats | None:
-        return self._scheduler.take_stats() if self._scheduler else BlendHubStats.taken_from(self._unserved)
+        return self._scheduler.take_stats()
 
     def reset_cache(self) -> None:
-        if self._scheduler:
-            self._scheduler.clear()
+        self._scheduler.clear()
 
     @classmethod
     def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> KVConnectorStats | None:
@@ -270,31 +239,13 @@ class BlendHubConnector(KVConnectorBase_V1, SupportsHMA):
         """Return false: a dropped save only causes a later cache miss."""
         return False
 
-    def _go_on_starting(self, step: "SchedulerOutput") -> None:
-        if self._starting:
-            self._starting.next_step(is_idle=not step.total_num_scheduled_tokens)
-            self._end_start()
-
-    def _end_start(self) -> None:
-        """Serve requests from now on, if the start is over."""
-        start = self._starting
-        if start and start.is_over:
-            scheduler = start.result()
-            if scheduler:
-                for report in start.reports:
-                    scheduler.process_report(report)
-            self._starting, self._scheduler, self._reasons = None, scheduler, start.reasons
-            for request in start.waiting.values():
-                self.on_new_request(request)
-
     # In both.
 
     def shutdown(self) -> None:
-        parts = (self._worker, self._starting, self._scheduler)
-        self._worker = self._starting = self._scheduler = None
-        for part in parts:
-            if part:
-                part.close()
+        worker, scheduler = self._worker, self._scheduler
+        self._worker, self._scheduler = WorkerSide(), NotServed()
+        worker.close()
+        scheduler.close()
 
 
 def _log_where_vllm_logs() -> None:

@@ -5,8 +5,10 @@ import threading
 from concurrent.futures import Future, wait
 from contextlib import ExitStack, suppress
 from hashlib import blake2b
+from typing import Any
 
 from vllm.config import VllmConfig
+from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.request import Request
 
@@ -15,21 +17,23 @@ from blendhub.core.plugin_choice import PluginChoice
 from blendhub.framework.hookspecs import EngineInfo
 from blendhub.framework.host import PluginHost
 from blendhub.framework.observers import Observers
-from blendhub.vllm.hub_executor import HubExecutor
-from blendhub.vllm.messages import HubAddress, HubPlace, WorkerProof, WorkerReport
+from blendhub.vllm.hub_client import join_hub
+from blendhub.vllm.messages import HubAddress, HubPlace, StepPlan, WorkerProof, WorkerReport
 from blendhub.vllm.model_support import ModelSupport, unsupported
 from blendhub.vllm.own_hub import start_own_hub
 from blendhub.vllm.scheduler.admission import Admission
-from blendhub.vllm.scheduler.blocks.block_tables import block_tables_of, capacity_line
-from blendhub.vllm.scheduler.blocks.request_blocks import RequestBlocks
-from blendhub.vllm.scheduler.connector_scheduler import ConnectorScheduler, build_scheduler
-from blendhub.vllm.scheduler.load_scheduler import LOOKUP_WAIT_S
+from blendhub.vllm.scheduler.blocks.block_tables import capacity_line
+from blendhub.vllm.scheduler.blocks.engine_blocks import EngineBlocks
+from blendhub.vllm.scheduler.connector_scheduler import ConnectorScheduler
+from blendhub.vllm.scheduler.loads import LOOKUP_WAIT_S
+from blendhub.vllm.scheduler.request.blocks import Tables
+from blendhub.vllm.scheduler.side import Matched, NotServed, SchedulerSide
 from blendhub.vllm.scheduler.startup import StartupFacts, finds_prefixes
 from blendhub.vllm.settings import Settings
 
 log = logging.getLogger(__name__)
 
-MOST_STEPS = 64
+MAX_STEPS = 64
 """The step in whose plan the workers' first report must be known. vLLM plans only a few steps ahead of the reports."""
 
 READY_S = 30.0
@@ -38,8 +42,8 @@ READY_S = 30.0
 NOT_HEARD = "the workers have not reported the checks of their model"
 
 
-class SchedulerStart:
-    """The time from vLLM's start until requests can be served; for the scheduler's thread.
+class SchedulerStart(SchedulerSide):
+    """The time from vLLM's start until requests can be served.
 
     The workers have checked the model when their handshake or, beside other connectors, their first report arrives;
     only then the hub is started or reached, in a thread, because a model that is served without reuse needs none.
@@ -52,66 +56,79 @@ class SchedulerStart:
         settings: Settings,
         host: PluginHost,
         transport: PluginChoice,
-        engine_id: str,
-        blocks: RequestBlocks,
+        blocks: EngineBlocks,
         kv_cache_config: KVCacheConfig,
     ) -> None:
-        self.waiting: dict[str, Request] = {}
-        """The requests that have arrived."""
-        self.reports: list[WorkerReport] = []
-        """The reports that have arrived: workers do not repeat what they report."""
-        self.reasons: tuple[str, ...] = ()
-        """Why nothing is reused; empty while that is not known, and if something is reused."""
         self._config = config
         self._settings = settings
         self._host = host
         self._transport = transport
-        self._engine_id = engine_id
         self._blocks = blocks
         self._kv_cache_config = kv_cache_config
-        self._n_ranks = config.parallel_config.tensor_parallel_size
+        self._waiting: dict[str, Request] = {}
+        """The requests that have arrived."""
+        self._reports: list[WorkerReport] = []
+        """The reports that have arrived: workers do not repeat what they report."""
         self._n_steps = 0
-        self._scheduler: Future[ConnectorScheduler] | None = None
+        self._serving: Future[SchedulerSide] = Future()
+        """Who serves, once that is known."""
+        self._is_building = False
 
-    @property
-    def is_over(self) -> bool:
-        return bool(self.reasons) or (self._scheduler is not None and self._scheduler.done())
+    def successor(self, wait_s: float = 0.0) -> SchedulerSide:
+        """Who serves from now on. Raises if the hub refuses this engine, which ends vLLM."""
+        if self._is_building:
+            wait([self._serving], wait_s)
+        if not self._serving.done():
+            return self
+        serving = self._serving.result()
+        for report in self._reports:
+            serving.process_report(report)
+        for request in self._waiting.values():
+            serving.arrived(request)
+        return serving
 
-    def result(self) -> ConnectorScheduler | None:
-        """The scheduler side, which serves requests from now on; None if nothing is reused.
+    def arrived(self, request: Request) -> None:
+        self._waiting[request.request_id] = request
 
-        Raises if the hub refuses this engine, which ends vLLM.
-        """
-        return self._scheduler.result() if self._scheduler else None
+    def matched(self, request: Request, local: int) -> Matched:
+        return None, False
+
+    def allocated(self, request: Request, tables: Tables, n_external: int) -> None:
+        pass
+
+    def plan(self, step: SchedulerOutput) -> StepPlan:
+        """A step is planned. If vLLM computes nothing in it, a moment is waited for the hub."""
+        self._n_steps += 1
+        if self._is_building and not step.total_num_scheduled_tokens:
+            wait([self._serving], LOOKUP_WAIT_S)
+        if not self._is_building and self._n_steps >= MAX_STEPS:
+            self._refuse((NOT_HEARD,))
+        return StepPlan()
 
     def process_report(self, report: WorkerReport) -> None:
         """Take a report of the workers; the first one has the proofs of all ranks."""
-        self.reports.append(report)
-        if report.proofs and not (self.reasons or self._scheduler):
+        self._reports.append(report)
+        if report.proofs and not (self._is_building or self._serving.done()):
             self._begin([proof for _, proof in sorted(report.proofs.items())])
 
-    def next_step(self, is_idle: bool) -> None:
-        """A step is planned. If vLLM computes nothing in it, a moment is waited for the hub."""
-        self._n_steps += 1
-        if is_idle:
-            self.wait(LOOKUP_WAIT_S)
-        if not self._scheduler and self._n_steps >= MOST_STEPS:
-            self._refuse((NOT_HEARD,))
+    def ended(self, request: Request, tables: Tables) -> tuple[bool, dict[str, Any] | None]:
+        self._waiting.pop(request.request_id, None)
+        return False, None
 
-    def wait(self, timeout_s: float) -> None:
-        """Wait until the start is over, if the workers have reported."""
-        if self._scheduler:
-            wait([self._scheduler], timeout_s)
+    @property
+    def has_work(self) -> bool:
+        """The start takes some steps."""
+        return True
 
     def close(self) -> None:
         """Close what has begun to serve."""
-        with suppress(Exception):  # there is nothing to close
-            if scheduler := self.result():
-                scheduler.close()
+        if self._is_building:
+            with suppress(Exception):  # there is nothing to close
+                self._serving.result().close()
 
     def _begin(self, proofs: list[WorkerProof]) -> None:
         supports = [proof.support for proof in proofs]
-        if len(proofs) < self._n_ranks:
+        if len(proofs) < self._config.parallel_config.tensor_parallel_size:
             supports = [unsupported(NOT_HEARD)]
         worst = next((support for support in supports if not support.layouts), None) or next(
             (support for support in supports if not support.blends), supports[0]
@@ -121,26 +138,24 @@ class SchedulerStart:
             return
         for reason in worst.reasons:
             log.warning("BlendHub: %s", reason)
-        self._scheduler = Future()
-        threading.Thread(
-            target=self._build, args=(self._scheduler, proofs, worst), name="blendhub-start", daemon=True
-        ).start()
+        self._is_building = True
+        threading.Thread(target=self._build, args=(proofs, worst), name="blendhub-start", daemon=True).start()
 
     def _refuse(self, reasons: tuple[str, ...]) -> None:
-        self.reasons = reasons
         for reason in reasons:
             log.warning("BlendHub: %s", reason)
+        self._serving.set_result(NotServed(reasons))
 
     # In the thread.
 
-    def _build(self, scheduler: "Future[ConnectorScheduler]", proofs: list[WorkerProof], support: ModelSupport) -> None:
+    def _build(self, proofs: list[WorkerProof], support: ModelSupport) -> None:
         with ExitStack() as closing:
             try:
                 built = self._built(proofs, support, closing)
                 built.closing = closing.pop_all()
-                scheduler.set_result(built)
+                self._serving.set_result(built)
             except BaseException as error:
-                scheduler.set_exception(error)
+                self._serving.set_exception(error)
 
     def _built(self, proofs: list[WorkerProof], support: ModelSupport, closing: ExitStack) -> ConnectorScheduler:
         config, settings = self._config, self._settings
@@ -158,14 +173,11 @@ class SchedulerStart:
         )
         facts = StartupFacts(
             settings=settings,
-            blends=support.blends,
+            support=support,
             role=str(config.kv_transfer_config.kv_role),
             max_model_len=config.model_config.max_model_len,
             namespace=namespace,
             finds_prefixes=finds_prefixes(self._host, settings),
-            audits=support.audits,
-            shows_hashes=support.shows_hashes,
-            costs=support.costs,
         )
         endpoint = settings.endpoint
         if not endpoint:
@@ -175,22 +187,16 @@ class SchedulerStart:
         observers = Observers(self._host.observers())
         closing.callback(observers.engine_stopping)
         place = HubPlace(HubAddress(endpoint, self._transport), namespace)
-        executor = HubExecutor(place, self._engine_id, -1, self._host)
-        closing.callback(executor.close)
-        executor.reach()
-        scheduler = build_scheduler(
-            config,
-            facts,
-            Admission(config, settings, support, namespace),
-            executor,
-            observers,
-            self._blocks,
-            block_tables_of(self._kv_cache_config),
-        )
+        engine = str(config.kv_transfer_config.engine_id)
+        client = join_hub(place, engine, -1, self._host)
+        closing.callback(client.close)
+        client.reach()
+        admission = Admission(config, settings, support, namespace)
+        scheduler = ConnectorScheduler(config, facts, admission, place, client, observers, self._blocks)
         log.info("BlendHub: %s", capacity_line(config, self._kv_cache_config, blends=support.blends))
         observers.engine_started(
             EngineInfo(
-                engine=self._engine_id,
+                engine=engine,
                 model=namespace.model,
                 device=settings.device.name,
                 matchers=tuple(choice.name for choice in settings.matchers),

@@ -110,7 +110,11 @@ def test_a_process_that_stood_still_keeps_its_slots_and_writes_nothing_when_it_w
         os.kill(python_of(late), signal.SIGCONT)
         with HubClient(hub.endpoint) as other:
             until(lambda: other.stats().result().gauges["sessions"] == 1)
-            until(lambda: other.stats().result().gauges["arena_free_bytes"] == other.stats().result().gauges["arena_bytes"])
+            until(
+                lambda: (
+                    other.stats().result().gauges["arena_free_bytes"] == other.stats().result().gauges["arena_bytes"]
+                )
+            )
             other.register("other", namespace(), rank=0)
             # As many as there is room for, so that the slots of the late one are among them.
             for seed in range(2, 6):

@@ -24,13 +24,15 @@ from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import Request
 
-from blendhub.client.hub_client import HubClient
 from blendhub.core.layout import KVLayout
 from blendhub.core.spans import Span
+from blendhub.framework.host import PluginHost
 from blendhub.vllm.connector import BlendHubConnector
+from blendhub.vllm.hub_client import join_hub
 from blendhub.vllm.messages import LoadResult, WorkerProof, WorkerReport
 from blendhub.vllm.model_support import ModelSupport
-from blendhub.vllm.scheduler import load_scheduler
+from blendhub.vllm.scheduler import loads
+from blendhub.vllm.scheduler_start import SchedulerStart
 from blendhub.vllm.watching.stats import BlendHubStats
 
 OTHERS = (
@@ -49,7 +51,7 @@ SETTINGS = {
 }
 
 # The hub's answers are waited for however busy the machine is.
-load_scheduler.LOOKUP_WAIT_S = 5.0
+loads.LOOKUP_WAIT_S = 5.0
 
 PEERS: list["Peer"] = []
 """Those of the running test."""
@@ -71,12 +73,11 @@ class Peer(BlendHubConnector):
     def bind_kv_cache_manager(self, kv_cache_manager: KVCacheManager) -> None:
         super().bind_kv_cache_manager(kv_cache_manager)
         self._hear(WorkerReport(proofs={0: PROOF}, opened=1))
-        while self._starting:
-            self._go_on_starting(SchedulerOutput.make_empty())
-        executor = self._scheduler.executor
-        address = executor.place.address
-        self._writer = HubClient(address.endpoint, address.transport.name, address.transport.options, host=self._host)
-        self._writer.register("peer", executor.place.namespace, 0)
+        while isinstance(self._scheduler, SchedulerStart):
+            super().build_connector_meta(SchedulerOutput.make_empty())
+        hub = super().build_connector_meta(SchedulerOutput.make_empty()).hub
+        self._writer = join_hub(hub, "peer", 0, PluginHost.discover())
+        self._writer.reach()
 
     def has(self, request: Request, n: int) -> None:
         """Have the hub hold the first ``n`` tokens of a request, as the other connector does."""
@@ -114,7 +115,7 @@ class Peer(BlendHubConnector):
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
         """Report what a worker of BlendHub would."""
         failed = set(connector_output.failed_recving or ())
-        for request in self._scheduler._requests if self._scheduler else ():
+        for request in self._scheduler.requests.known:
             if any(map(connector_output.invalid_block_ids.intersection, self._blocks.of(request))):
                 failed.add(request)
         self._hear(
@@ -124,7 +125,7 @@ class Peer(BlendHubConnector):
                 committed_ranks={
                     request: 1
                     for request in connector_output.finished_sending or ()
-                    if request in self._scheduler.saves._announced
+                    if request in self._scheduler.requests.ended
                 },
             )
         )

@@ -75,10 +75,10 @@ def draw_wide_weights(by_device: str = "") -> None:
 
 def wait_patiently() -> None:
     """Later prompts wait for a lookup and a load however long that takes: a test of order is none of speed."""
-    from blendhub.vllm.scheduler import blend_queue, load_scheduler
+    from blendhub.vllm.scheduler import blend_queue, loads
 
-    blend_queue.LEAST_S = 60.0
-    load_scheduler.LOOKUP_WAIT_S = 10.0
+    blend_queue.MIN_WAIT_S = 60.0
+    loads.LOOKUP_WAIT_S = 10.0
 
 
 def fail_loads(fails: bool) -> None:
@@ -198,10 +198,10 @@ def signal_the_hub(order: str) -> None:
     "Release sent 1234 19": process 1234 gets signal 19 just before the next message of that name is sent; "Release
     answered 1234 19": just after its answer was read.
     """
+    from blendhub.client.answer import Answer
     from blendhub.client.hub_client import HubClient
-    from blendhub.client.session import PendingReply
 
-    client, pending = cast(Any, HubClient), cast(Any, PendingReply)
+    client, answer = cast(Any, HubClient), cast(Any, Answer)
 
     def obey(name: str, moment: str) -> None:
         try:
@@ -212,18 +212,17 @@ def signal_the_hub(order: str) -> None:
             Path(order).unlink()
             os.kill(int(said[2]), int(said[3]))
 
-    send, result = client._send, pending.result
+    ask, take = client._ask, answer._take
 
-    def send_obediently(self: Any, message: Any, *rest: Any, **named: Any) -> Any:
+    def ask_obediently(self: Any, read: Any, message: Any, *rest: Any, **named: Any) -> Any:
         obey(type(message).__name__, "sent")
-        return send(self, message, *rest, **named)
+        return ask(self, read, message, *rest, **named)
 
-    def result_obediently(self: Any) -> Any:
-        answer = result(self)
+    def take_obediently(self: Any, pending: Any) -> None:
+        take(self, pending)
         obey(type(self.request).__name__, "answered")
-        return answer
 
-    client._send, pending.result = send_obediently, result_obediently
+    client._ask, answer._take = ask_obediently, take_obediently
 
 
 # Of ranks

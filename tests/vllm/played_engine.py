@@ -1,6 +1,5 @@
 """The connector's scheduler side on a real hub with vLLM's own requests; tests play vLLM and the worker."""
 
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -19,22 +18,26 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.request import Request
 
 from blendhub import PluginHost
+from blendhub.client.answer import expecting
 from blendhub.client.hub_client import HubClient
+from blendhub.client.wire import HubStats, Stats
 from blendhub.core.errors import LeaseError
 from blendhub.core.layout import KVLayout, Namespace
 from blendhub.core.spans import Span
 from blendhub.framework.observers import Observers
 from blendhub.hub.config import HubConfig
 from blendhub.hub.embedded import HubInThread
-from blendhub.vllm.hub_executor import HubExecutor
+from blendhub.vllm.hub_client import join_hub
 from blendhub.vllm.messages import HubAddress, HubPlace, LoadJob, LoadResult, RepairJob, WorkerReport
 from blendhub.vllm.model_support import ModelSupport
 from blendhub.vllm.plugin import register
-from blendhub.vllm.scheduler import load_scheduler, save_scheduler
+from blendhub.vllm.scheduler import loads, saves
 from blendhub.vllm.scheduler.admission import Admission
 from blendhub.vllm.scheduler.blocks.block_tables import BlockTables
-from blendhub.vllm.scheduler.blocks.request_blocks import RequestBlocks, Tables
-from blendhub.vllm.scheduler.connector_scheduler import build_scheduler
+from blendhub.vllm.scheduler.blocks.engine_blocks import EngineBlocks
+from blendhub.vllm.scheduler.connector_scheduler import ConnectorScheduler
+from blendhub.vllm.scheduler.outcomes import outcome_of
+from blendhub.vllm.scheduler.request.blocks import Tables
 from blendhub.vllm.scheduler.startup import StartupFacts
 from blendhub.vllm.settings import ReusePolicy, Settings
 
@@ -45,14 +48,15 @@ HOST = PluginHost.discover()
 LAYOUT = KVLayout(layers=1, kv_heads=1, key_dim=4, value_dim=4, dtype="float32", chunk_tokens=32)
 NAMESPACE = Namespace(model="m", layout=LAYOUT)
 SETTINGS = Settings(repair="off", recompute_ratio=0.15, policy=ReusePolicy(min_reused_tokens=16, min_donor_context=0))
+SUPPORT = ModelSupport((LAYOUT,), True, ())
 FACTS = StartupFacts(
-    settings=SETTINGS, blends=True, role="kv_both", max_model_len=4096, namespace=NAMESPACE, finds_prefixes=True
+    settings=SETTINGS, support=SUPPORT, role="kv_both", max_model_len=4096, namespace=NAMESPACE, finds_prefixes=True
 )
 TEXT = np.random.default_rng(1).permutation(60_000).tolist()
 
 # The hub's answers are waited for however busy the machine is, and short texts are stored.
-load_scheduler.LOOKUP_WAIT_S = 1.0
-save_scheduler.MIN_SAVED_TOKENS = 1  # type: ignore[attr-defined]
+loads.LOOKUP_WAIT_S = 1.0
+saves.MIN_SAVED_TOKENS = 1  # type: ignore[attr-defined]
 
 ONE_TABLE = BlockTables((BLOCK,), (None,))
 
@@ -62,12 +66,13 @@ def text(number: int, length: int) -> list[int]:
     return TEXT[1000 * number : 1000 * number + length]
 
 
-class PlayedBlocks(RequestBlocks):
+class PlayedBlocks(EngineBlocks):
     """The blocks of every request are the same. Unless a test says otherwise, vLLM has cached all that was blended."""
 
     hash_block_size = BLOCK
 
-    def __init__(self) -> None:
+    def __init__(self, tables: BlockTables) -> None:
+        super().__init__(tables)
         self.blocks = list(range(1, 101))
         self.n_free = 90
         self.cached_anew: dict[str, Span] = {}
@@ -98,27 +103,29 @@ class PlayedEngine:
         rank: int = 0,
         settings: Settings = SETTINGS,
         tables: BlockTables = ONE_TABLE,
-        **facts: Any,
+        **support: Any,
     ) -> None:
-        """``rank`` is that of its client: 0 for the worker that it plays, -1 if there is a real worker. ``facts``:
-        those of ``StartupFacts``.
+        """``rank`` is that of its client: 0 for the worker that it plays, -1 if there is a real worker. ``support``:
+        what the model supports besides.
         """
         config = VllmConfig(
             kv_transfer_config=KVTransferConfig(kv_connector="BlendHubConnector", kv_role="kv_both"),
             cache_config=CacheConfig(block_size=BLOCK),
         )
         address = address or HubAddress(hub.endpoint, hub.transport)
-        self.hub, self.blocks = hub, PlayedBlocks()
-        executor = HubExecutor(HubPlace(address, NAMESPACE), "engine", -1, HOST)
-        executor.reach()
-        self.side = build_scheduler(
+        self.hub, self.blocks = hub, PlayedBlocks(tables)
+        place = HubPlace(address, NAMESPACE)
+        client = join_hub(place, "engine", -1, HOST)
+        client.reach()
+        supports = msgspec.structs.replace(SUPPORT, **support)
+        self.side = ConnectorScheduler(
             config,
-            msgspec.structs.replace(FACTS, settings=settings, **facts),
-            Admission(config, settings, ModelSupport((LAYOUT,), True, ()), NAMESPACE),
-            executor,
+            msgspec.structs.replace(FACTS, settings=settings, support=supports),
+            Admission(config, settings, supports, NAMESPACE),
+            place,
+            client,
             Observers(HOST.observers()),
             self.blocks,
-            tables,
         )
         self.client = HubClient(address.endpoint, address.transport.name, address.transport.options, host=HOST)
         self.client.register("engine", NAMESPACE, rank)
@@ -140,7 +147,7 @@ class PlayedEngine:
 
     def close(self) -> None:
         self.client.close()
-        self.side.executor.close()
+        self.side.client.close()
 
     def request(
         self,
@@ -172,15 +179,16 @@ class PlayedEngine:
 
     def settle(self) -> None:
         """Until the hub has answered all that the scheduler side asked."""
-        answered = threading.Event()
-        self.side.executor.run_later(answered.set)
-        assert answered.wait(10)
+        # Requests of a connection are answered in their order.
+        answer = self.side.client._ask(expecting(HubStats), Stats(), probing=True)
+        assert answer.done(10)
+        self.eventually(lambda: not self.side.client.is_clearing)
 
     def step(self, **computed: tuple[int, int]) -> list:
         """A step that computes so many tokens of these requests after so many; returns what has to be saved."""
         output = SchedulerOutput.make_empty()
         for name, (before, n_scheduled) in computed.items():
-            self.side._requests[name].request.num_computed_tokens = before
+            self.side.requests.known[name].request.num_computed_tokens = before
             output.num_scheduled_tokens[name] = n_scheduled
         output.total_num_scheduled_tokens = sum(output.num_scheduled_tokens.values())
         output.preempted_req_ids, self.preempts = self.preempts, set()
@@ -233,8 +241,8 @@ class PlayedEngine:
 
     def report(self, name: str) -> dict[str, Any]:
         """What the response of a request would report now."""
-        state = self.side._requests[name]
-        return state.outcome().response(explains=state.terms.explains)
+        state = self.side.requests.known[name]
+        return outcome_of(state).response(explains=state.terms.explains)
 
     def found(self, tokens: list[int], *, exact: bool) -> set[int]:
         matches = self.client.lookup(np.asarray(tokens, np.uint32), acquire=False).result().matches

@@ -147,8 +147,7 @@ class PlayedWorker:
 
     def _let_the_hub_answer(self, hub_answers: bool) -> None:
         """Replies of a connection come in order: behind this one, all are there."""
-        executor = self.worker._executor
-        for client in (self.engine.client, executor and executor.client):
+        for client in (self.engine.client, self.worker._client):
             if hub_answers and client and client.is_up:
                 client.stats().result()
 

@@ -75,7 +75,7 @@ def test_a_load_whose_adapter_is_replaced_while_it_is_copied_fails(worker, devic
     worker.arrive("r", PROMPT)
     device.is_held = True
     worker.step()
-    load = worker.worker._loads["r"]
+    load = worker.worker._requests["r"].load
     load.job = replace(load.job, adapter=Adapter(1, "weights", since=1))  # vLLM has another one by now
     device.is_held = False
     assert worker.step() == {"r"}
@@ -105,7 +105,7 @@ def test_a_copy_that_fails_keeps_its_blocks_until_it_has_ended_and_one_that_does
     worker.arrive("r", PROMPT)
     device.is_held, device.error = True, RuntimeError("the device is lost")
     worker.step()
-    worker.worker._loads["r"]._warn_at = 0.0
+    worker.worker._requests["r"].load._warn_at = 0.0
     for _ in range(3):
         assert worker.step() == set()
     assert caplog.text.count("the copy of request r has not ended") == 1
@@ -132,7 +132,7 @@ def test_a_load_waits_for_the_hub_no_longer_than_the_timeout(worker, device, mon
 def test_nothing_is_copied_from_an_arena_of_another_registration(worker, device):
     """The session's thread registers with a restarted hub at any moment, also between two looks of the worker."""
     worker.arrive("r", PROMPT)
-    client = worker.worker._executor.client
+    client = worker.worker._client
     other = msgspec.structs.replace(client.registered, arena=msgspec.structs.replace(client.arena.name, nonce="later"))
     client._registered, registered = other, client.registered
     assert worker.step() == set() and not device.loads
@@ -166,7 +166,7 @@ def test_a_load_that_takes_long_while_others_fill_the_arena(device, ends):
         worker.arrive("r", PROMPT)
         engine, numbers = worker.engine, iter(range(10**9, 2 * 10**9, 96))
         if ends:  # as if the scheduler's process had stood still
-            engine.side.executor.client._join()
+            engine.side.client._join()
         with engine.hub.connect() as writer:
             writer.register("other", NAMESPACE, 0)
             while writer.stats().result().counters["evictions"] < 1000:
@@ -201,7 +201,7 @@ def test_a_restarted_hub_s_arena_is_pinned_when_no_copy_is_left_in_the_earlier_o
         device.is_held = True
         worker.step()
         worker.arrive("r", PROMPT)
-        clients = [engine.client, engine.side.executor.client, worker.worker._executor.client]
+        clients = [engine.client, engine.side.client, worker.worker._client]
         before = engine.client.epoch
         hub.kill()
         hub.start()

@@ -13,24 +13,23 @@ from blendhub.outcome.reasons import NotReused, Why
 from blendhub.vllm.costs import GROWTH_FROM, Cost, Costs
 from blendhub.vllm.decision import Decision
 from blendhub.vllm.scheduler import decide as deciding
-from blendhub.vllm.scheduler.decide import BlendTerms, EngineLimits
-from blendhub.vllm.settings import ReusePolicy
+from blendhub.vllm.scheduler.decide import Limits
 from tests.spans import matches_of, positions, tokens_of
 
 LENGTH = 24
 
 
-def decide(matches, n_tokens, local=0, mode=(True, True), ratio=0.15, usual=0.15, limits=None, **more):
+def decide(matches, n_tokens, local=0, mode=(True, True), ratio=0.15, usual=0.15, **more):
     blend, holes = mode
     others = {name: more.pop(name) for name in ("on_the_way", "staying") if name in more}
     found = Found(matches=tuple(matches), **others)
-    terms = BlendTerms(blend, holes, ratio, usual)
-    return deciding.decide(found, n_tokens, local, ReusePolicy(**more), terms, limits or EngineLimits())
+    limits = Limits(ratio, usual, 0 if blend else None, holes, **more)
+    return deciding.decide(found, n_tokens, local, limits)
 
 
 # Eighths are exact as floats, so that limits can be met to the token.
 eighths = st.integers(0, 8).map(lambda n: n / 8)
-MOST = Fraction(deciding.MOST_RECOMPUTED)
+MOST = Fraction(deciding.MAX_RECOMPUTED)
 modes = st.sampled_from([(True, True), (True, False), (False, True), (False, False)])
 """``blend`` and ``holes``: a request may be served up to the first hole only, and some models cannot do otherwise."""
 
@@ -129,7 +128,7 @@ def test_where_blending_is_too_dear_exact_text_is_still_reused():
 
 @pytest.mark.parametrize("known, covered", [(None, 200), (1300, 200), (1299, 199), (1150, 50), (1100, 0), (0, 0)])
 def test_keys_from_positions_without_a_rotation_are_not_moved(known, covered):
-    decision = decide([Match(Span(0, 100), 1, 0, True), FAR], 400, limits=EngineLimits(known)).decision
+    decision = decide([Match(Span(0, 100), 1, 0, True), FAR], 400, n_positions=known).decision
     assert decision.end == 100 + covered and total(decision.exact) == 100 and total(decision.moved) == covered
 
 
@@ -147,7 +146,7 @@ that a quarter longer in service."""
 
 
 def timed(matches, n_tokens=1001, **arguments):
-    return decide(matches, n_tokens, limits=EngineLimits(costs=COSTS), **arguments)
+    return decide(matches, n_tokens, costs=COSTS, **arguments)
 
 
 @pytest.mark.parametrize("n_moved, pays", [(39, False), (100, True)])

@@ -50,7 +50,9 @@ class AskedServer(Server):
         """Ask, and wait until the KV of the prompt is stored: its commit may come after the response."""
         report = self.ask(prompt)
         with HubClient(self.hub) as client:
-            wait_until(lambda: client.preview(np.asarray(prompt, np.uint32)).result().exact_tokens == len(prompt), SOON_S)
+            wait_until(
+                lambda: client.preview(np.asarray(prompt, np.uint32)).result().exact_tokens == len(prompt), SOON_S
+            )
         return report
 
     def counters(self) -> Counter[str]:
@@ -175,7 +177,10 @@ def test_blendhub_warm_computes_a_corpus_once(server, tmp_path, capsys):
     texts = [int(word[1:]) for text in reversed(corpus) for word in text.split()]
     prompt = [*range(2, 32), *texts, 5]
     with HubClient(server.hub) as client:
-        wait_until(lambda: total(m.span for m in client.preview(np.asarray(prompt, np.uint32)).result().matches) >= 1190, SOON_S)
+        wait_until(
+            lambda: total(m.span for m in client.preview(np.asarray(prompt, np.uint32)).result().matches) >= 1190,
+            SOON_S,
+        )
     report = server.ask(prompt)
     assert report["moved_tokens"] == len(texts) == 1190, report
 

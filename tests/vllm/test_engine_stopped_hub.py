@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from blendhub.vllm.hub_executor import LEAVE_S
+from blendhub.client.session import LEAVE_TIMEOUT_S
 from harness.engines import ONE_THREAD, Engine, disagreement
 from tests.hub.processes import HubProcess
 from tests.vllm.arrangements import arrange, signal_the_hub
@@ -151,4 +151,4 @@ def test_a_hub_that_dies_is_no_worse_and_the_next_one_is_used(scene):
 def test_an_engine_ends_while_its_hub_stands_still(scene):
     """The last test of this engine. The scheduler and the worker each wait for the hub to end their sessions."""
     scene.freeze()
-    assert scene.engine.close() < 2 * LEAVE_S + 1.5, "vLLM's own end takes a moment"
+    assert scene.engine.close() < 2 * LEAVE_TIMEOUT_S + 1.5, "vLLM's own end takes a moment"

@@ -6,6 +6,7 @@ import time
 
 import numpy as np
 import pytest
+from blendhub.vllm.hub_executor import HubExecutor
 
 from blendhub import PluginHost, Span
 from blendhub.client.hub_client import HubClient
@@ -15,7 +16,6 @@ from blendhub.core.plugin_choice import PluginChoice
 from blendhub.hub.config import HubConfig
 from blendhub.hub.embedded import HubInThread
 from blendhub.vllm import hub_executor as module
-from blendhub.vllm.hub_executor import HubExecutor
 from blendhub.vllm.messages import HubAddress, HubPlace
 from tests.hub.processes import HubProcess
 from tests.vllm.standing_still import standing_still

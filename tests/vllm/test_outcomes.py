@@ -15,10 +15,10 @@ from blendhub.outcome.reasons import NotReused, Why, not_reused
 from blendhub.vllm.costs import Cost, Costs
 from blendhub.vllm.decision import Refusal
 from blendhub.vllm.messages import LoadResult
-from blendhub.vllm.scheduler.admission import Terms
-from blendhub.vllm.scheduler.decide import BlendTerms, EngineLimits, decide
-from blendhub.vllm.scheduler.request_state import RequestState
-from blendhub.vllm.settings import ReusePolicy
+from blendhub.vllm.scheduler.decide import Limits, decide
+from blendhub.vllm.scheduler.outcomes import outcome_of
+from blendhub.vllm.scheduler.request.served_request import ServedRequest
+from blendhub.vllm.scheduler.request.terms import Terms
 from tests.stand_in import StandIn
 from tests.vllm.played_engine import text
 from tests.vllm.standing_still import standing_still
@@ -42,14 +42,13 @@ SLOW = Costs(
 
 
 def looked_up(found):
-    """The state of a request of 1000 tokens; None: the hub has not answered."""
+    """A request of 1000 tokens; None: the hub has not answered."""
     request = Request("r", [1] * 1000, SamplingParams(max_tokens=1), None)
-    state = RequestState(request, Terms(Variant(), "blend", 0.15, True))
-    state.look_up()
-    state.lookup = StandIn(close=lambda: None)
+    served = ServedRequest(request, Terms(Variant(), "blend", 0.15, True), 16)
+    served.reuse.look_up(StandIn(close=lambda: None))
     if found:
-        state.answered(found)
-    return state
+        served.reuse.answered(found)
+    return served
 
 
 def reasons(outcome):
@@ -92,25 +91,25 @@ def test_every_stretch_that_is_computed_has_its_reason(matches, arguments, expec
     usual = {"blend": True, "holes": True, "costs": None, "on_the_way": (), "staying": (), "error": ""}
     blend, holes, costs, on_the_way, staying, error = (arguments.get(name, usual[name]) for name in usual)
     found = Found(matches=tuple(matches), on_the_way=on_the_way, staying=staying)
-    policy = ReusePolicy(**{name: value for name, value in arguments.items() if name not in usual})
-    terms = BlendTerms(blend, holes, 0.15, 0.15)
-    choice = decide(found, 1000, 0, policy, terms, EngineLimits(4096, costs))
-    state = looked_up(found)
-    state.decided(choice)
+    policy = {name: value for name, value in arguments.items() if name not in usual}
+    limits = Limits(0.15, 0.15, 0 if blend else None, holes, n_positions=4096, costs=costs, **policy)
+    choice = decide(found, 1000, 0, limits)
+    served = looked_up(found)
+    served.reuse.decided(choice)
     if choice.decision:
-        state.begin_load()
-        state.end_load(LoadResult(error=error))
+        served.reuse.begin_load()
+        served.end_load(LoadResult(error=error))
     else:
-        state.refuse(choice.refusal)
-    assert reasons(state.outcome()) == expected
+        served.reuse.refuse(choice.refusal)
+    assert reasons(outcome_of(served)) == expected
 
 
 @pytest.mark.parametrize("found, start", [(Found(matches=(EXACT,)), 200), (None, 1000)])
 def test_what_was_not_loaded_or_not_looked_up_has_the_reason_of_that(found, start):
-    state = looked_up(found)
-    assert reasons(state.outcome())[0] == (0, start, Why.ENDED)
-    state.refuse(Refusal(Why.HUB_FAILED, "it does not answer"))
-    assert reasons(state.outcome())[0] == (0, start, Why.HUB_FAILED)
+    served = looked_up(found)
+    assert reasons(outcome_of(served))[0] == (0, start, Why.ENDED)
+    served.reuse.refuse(Refusal(Why.HUB_FAILED, "it does not answer"))
+    assert reasons(outcome_of(served))[0] == (0, start, Why.HUB_FAILED)
 
 
 # Through the scheduler side and a real hub.
@@ -152,14 +151,14 @@ def test_a_failed_load_is_reported_as_computed_and_what_vllm_has_as_neither(engi
 
 
 def test_reports_wait_for_a_hub_that_stands_still_and_the_oldest_are_forgotten(engine):
-    states = [engine.side._requests[engine.arrived(name, text(0, 32)).request_id] for name in ("a", "b", "c")]
+    states = [engine.side.requests.known[engine.arrived(name, text(0, 32)).request_id] for name in ("a", "b", "c")]
     started = time.monotonic()
     with standing_still(engine.hub):
         for state in states:
             engine.side.reports.tell(state)
         assert time.monotonic() - started < 1, "the scheduler waited for the hub"
     assert all(explained(engine, name) for name in ("a", "b", "c"))
-    engine.side.executor.client.close()
+    engine.side.client.close()
     for _ in range(1000):
         engine.side.reports.tell(states[0])
     engine.settle()

@@ -17,7 +17,7 @@ from blendhub.vllm.costs import Cost, Costs
 from blendhub.vllm.messages import RepairResult, WorkerReport
 from blendhub.vllm.scheduler import repair_pace, repairs
 from blendhub.vllm.scheduler.repair_pace import LEAST, LONGEST_S, WORTH, RepairPace
-from blendhub.vllm.scheduler.repairs import says_the_likeliest
+from blendhub.vllm.scheduler.repairs import is_greedy
 from blendhub.vllm.watching.stats import AuditRecord
 from tests.vllm.played_engine import NAMESPACE, SETTINGS, played_engine, text
 
@@ -126,7 +126,7 @@ def test_an_engine_that_is_not_idle_repairs_what_wants_it_always(engine):
     engine.side.ended(waiting, ((),))
     assert step(engine, idle, always).request == "idle"
     others = [
-        answering(engine, f"other {number}", prompt=text(10 + number, 64)) for number in range(repairs.MOST_ANSWERS)
+        answering(engine, f"other {number}", prompt=text(10 + number, 64)) for number in range(repairs.MAX_ANSWERS)
     ]
     late = answering(engine, "late", repair="idle", prompt=text(20, 32) + text(0, 96))
     assert step(engine, late, *others) is None
@@ -222,7 +222,7 @@ PLAIN = {
 
 @pytest.mark.parametrize("asked", [{"temperature": 0.7}, {"min_tokens": 3}, {"extra_args": {"forced": [1]}}])
 def test_only_answers_that_nothing_but_the_model_decides_are_compared(asked):
-    assert says_the_likeliest(SimpleNamespace(**PLAIN)) and not says_the_likeliest(SimpleNamespace(**PLAIN | asked))
+    assert is_greedy(SimpleNamespace(**PLAIN)) and not is_greedy(SimpleNamespace(**PLAIN | asked))
 
 
 def slow(fixed_s: float, token_s: float, growth_s: float = 0.0) -> Costs:

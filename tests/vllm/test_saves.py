@@ -14,6 +14,7 @@ from blendhub.vllm.messages import SaveJob, StepPlan
 from blendhub.vllm.worker import saves
 from tests.vllm.played_engine import text
 from tests.vllm.played_worker import SideDevice, played_worker
+from tests.vllm.standing_still import standing_still
 
 TOKENS = np.array(text(3, 96), np.uint32)
 
@@ -26,7 +27,7 @@ class HeldTransfer(Transfer):
         self._scene = scene
 
     def done(self) -> bool:
-        return True
+        return self._scene.copies_end.is_set()
 
     def wait(self) -> None:
         assert self._scene.copies_end.wait(20)
@@ -45,7 +46,7 @@ class Scene:
     def __init__(self, played, device) -> None:
         self.played = played
         self.worker = played.worker
-        self.client = played.worker._executor.client
+        self.client = played.worker._client
         self.copies_end = threading.Event()
         self.failing, self.error = -1, None
         self.order = []
@@ -94,7 +95,6 @@ class Scene:
         return {position for match in matches for position in range(match.span.start, match.span.end)}
 
     def write_leases(self) -> float:
-        self.worker._executor.run(lambda client: None).result()  # behind the aborts
         return self.client.stats().result().gauges["write_leases"]
 
 
@@ -115,8 +115,8 @@ def test_what_is_copied_can_be_read_but_nothing_at_or_behind_a_save_that_failed(
     def refuse(right, upto):
         asked.append(upto)
         if fails == "the commit" and len(asked) == failing + 1:
-            raise LeaseError("not now")
-        commit(right, upto)
+            scene.client.abort(right)  # as if the hub had revoked it
+        return commit(right, upto)
 
     monkeypatch.setattr(scene.client, "commit", refuse)
     if fails == "the copy":
@@ -131,17 +131,15 @@ def test_what_is_copied_can_be_read_but_nothing_at_or_behind_a_save_that_failed(
 
 
 def test_a_request_s_blocks_are_free_when_its_copies_have_ended_whether_the_hub_answers_or_not(scene):
-    answers = threading.Event()
-    scene.worker._executor.run_later(answers.wait)
     scene.begin()
-    scene.worker.begin_step(StepPlan(preempted={"another"}))
-    assert scene.saved() == set() and not scene.order, "only copies of the requests that are named are in the way"
-    scene.worker.begin_step(StepPlan(preempted={"r", "another"}))
-    assert scene.order == 3 * ["pages released"]
-    scene.copies_end.set()
-    scene.wait_until_saved()
-    assert scene.worker.take_report() is None and scene.readable() == set()
-    answers.set()
+    with standing_still(scene.played.engine.hub):
+        scene.worker.begin_step(StepPlan(preempted={"another"}))
+        assert scene.saved() == set() and not scene.order, "only copies of the requests that are named are in the way"
+        scene.worker.begin_step(StepPlan(preempted={"r", "another"}))
+        assert scene.order == 3 * ["pages released"]
+        scene.copies_end.set()
+        scene.wait_until_saved()
+        assert scene.worker.take_report() is None
     while scene.readable() != set(range(96)):
         time.sleep(1e-3)
 

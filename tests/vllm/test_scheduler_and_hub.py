@@ -1,6 +1,5 @@
 """The scheduler side and its hub: lookups of requests that wait for their turn; a hub that is slow, gone, cleared."""
 
-import threading
 import time
 from contextlib import nullcontext
 
@@ -28,7 +27,7 @@ def engine():
 def test_what_vllm_has_is_not_leased_and_looked_up_again_where_vllm_has_evicted_it(engine):
     engine.blocks.cached = lambda hashes, most: 64
     assert engine.load(engine.arrived("r", PROMPT), local=64) == 96
-    (match,) = engine.side._requests["r"].found.matches
+    (match,) = engine.side.requests.known["r"].found.matches
     assert match.span == Span(64, 96)
     assert engine.load(engine.arrived("evicted", PROMPT), local=0) == 96
     assert engine.report("evicted")["exact_tokens"] == 96
@@ -55,10 +54,10 @@ def test_the_answer_to_a_lookup_stays_leased_until_the_request_s_turn_unless_the
     with standing_still(engine.hub):
         assert engine.turn(request) == (96, True)
     assert engine.leases() == 1
-    lookup = engine.side._requests["r"].lookup
-    engine.side.executor.client._join()
+    lookup = engine.side.requests.known["r"].lookup
+    engine.side.client._join()
     assert engine.turn(request) == (96, True)
-    assert engine.side._requests["r"].lookup is not lookup
+    assert engine.side.requests.known["r"].lookup is not lookup
     assert engine.load(request) == 96
     engine.eventually(lambda: not engine.leases())
 
@@ -71,7 +70,7 @@ def test_a_lookup_that_failed_while_the_request_waited_is_sent_again(engine):
         time.sleep(0.5)
     engine.step()
     engine.answer_within(30.0)
-    engine.eventually(lambda: engine.side.executor.client.is_up and engine.client.is_up)
+    engine.eventually(lambda: engine.side.client.is_up and engine.client.is_up)
     assert engine.load(request) == 96
 
 
@@ -79,7 +78,7 @@ def test_a_lookup_that_failed_while_the_request_waited_is_sent_again(engine):
 @pytest.mark.alone
 def test_a_frozen_hub_delays_the_scheduler_by_the_wait_of_a_step_at_most(engine, monkeypatch):
     engine.answer_within(0.3)
-    monkeypatch.setattr("blendhub.vllm.scheduler.load_scheduler.LOOKUP_WAIT_S", 0.002)
+    monkeypatch.setattr("blendhub.vllm.scheduler.loads.LOOKUP_WAIT_S", 0.002)
     engine.step()
     with standing_still(engine.hub):
         request = engine.request("a", text(0, 64))
@@ -106,7 +105,7 @@ def test_a_frozen_hub_delays_the_scheduler_by_the_wait_of_a_step_at_most(engine,
 
 @pytest.mark.slow
 def test_the_rights_of_a_request_whose_workers_are_done_while_the_hub_does_not_answer_end_when_it_does(engine):
-    request, client = engine.arrived("r", text(2, 64)), engine.side.executor.client
+    request, client = engine.arrived("r", text(2, 64)), engine.side.client
     engine.load(request)
     engine.step(r=(0, 32))
     assert engine.leases() == 1
@@ -130,14 +129,11 @@ def test_a_clear_drops_matches_and_saves_those_that_workers_do_too_and_nothing_i
     assert engine.side.ended(computing, ([1, 2, 3, 4],))[0]
     plan = engine.side.plan(SchedulerOutput.make_empty())
     assert plan.ending == {"c"} and plan.saves[-1].slot.span.end == 64
-    hold, state, executor, leased = threading.Event(), engine.side._requests["b"], engine.side.executor, []
-    executor.run_later(hold.wait)
-    monkeypatch.setattr(executor, "clear", lambda clear=executor.clear: leased.append(state.lookup) or clear())
-    engine.side.clear()
-    assert leased == [None]
-    late = engine.arrived("d", PROMPT)
-    assert engine.turn(late) == (0, False) and "not cleared the cache yet" in engine.report("d")["reason"]
-    hold.set()
+    with standing_still(engine.hub):
+        engine.side.clear()
+        assert engine.side.requests.known["b"].reuse.lookup is None
+        late = engine.arrived("d", PROMPT)
+        assert engine.turn(late) == (0, False) and "not cleared the cache yet" in engine.report("d")["reason"]
     engine.settle()
     assert engine.turn(waiting) == (0, False)
     with pytest.raises(LeaseError):
@@ -149,8 +145,8 @@ def test_a_clear_drops_matches_and_saves_those_that_workers_do_too_and_nothing_i
 def test_a_clear_that_waits_for_the_hub_has_not_failed(engine):
     """vLLM 0.33 would stay paused, and not sleep. Nothing is reused until the hub has cleared its cache."""
     engine.hub.close()
-    engine.eventually(lambda: not engine.side.executor.client.is_up)
-    assert engine.side.clear() is None and engine.side.executor.is_clearing
+    engine.eventually(lambda: not engine.side.client.is_up)
+    assert engine.side.clear() is None and engine.side.client.is_clearing
 
 
 def test_a_plan_has_the_load_s_whole_prompt_the_preempted_requests_and_the_hub_s_place_once():

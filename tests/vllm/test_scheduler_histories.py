@@ -74,7 +74,7 @@ class History:
         prompt += range(10**6 + 1000 * self.n_requests, 10**6 + 1000 * self.n_requests + n_new)
         request = self.engine.arrived(f"r{self.n_requests}", prompt, salt=salt, **asked)
         self.served[request.request_id] = Served(request, salt, asked.get("recompute_ratio", 0.15))
-        if lookup := self.engine.side._requests[request.request_id].lookup:
+        if lookup := self.engine.side.requests.known[request.request_id].reuse.lookup:
             assert lookup.done(10)
 
     def turn(self, served):
@@ -204,7 +204,7 @@ def test_nothing_is_exact_that_is_not(history, events):
     for number, parts, salt, asked, n in events:
         served = list(history.served.values())
         ways: list[Any] = [partial(history.arrive, parts, max(0, n - 100), salt, asked)] * (4 - len(served))
-        ways += [history.engine.client.clear, lambda: history.cache and history.cache.popitem()]
+        ways += [lambda: history.engine.client.clear().result(), lambda: history.cache and history.cache.popitem()]
         for one in served:
             ways.append(partial(history.end, one))
             if one.load:

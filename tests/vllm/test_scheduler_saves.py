@@ -10,9 +10,11 @@ from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
 from vllm.v1.core.sched.output import SchedulerOutput
 
 from blendhub import Span
+from blendhub.core.provenance import Provenance
 from blendhub.vllm.messages import WorkerReport
+from blendhub.vllm.scheduler import saves
 from blendhub.vllm.scheduler.blocks.block_tables import BlockTables, Window
-from blendhub.vllm.scheduler.request_saves import spans_to_save
+from blendhub.vllm.scheduler.saves import spans_to_save
 from tests.spans import matches_of, positions
 from tests.stand_in import StandIn
 from tests.vllm.played_engine import BLOCK, TEXT, played_engine, text
@@ -37,18 +39,16 @@ def test_what_is_not_stored_is_stored(matches, first, min_tokens, donates):
         exact = first is None or not any(p >= first for p in stretch)
         # The prompt's end is kept however short: what the answer goes on from.
         if exact or len(stretch) >= min_tokens or stretch[-1] == PROMPT - 1:
-            expected.append((Span(stretch[0], stretch[-1] + 1), "exact" if exact else "behind"))
+            expected.append((Span(stretch[0], stretch[-1] + 1), "exact" if exact else "after_blended"))
+    behind = Provenance("exact" if first is None else "after_blended")
+    kv = StandIn(first_approximate=first, blended=None, not_computed=[], of_computed=lambda donates_from: behind)
     request: Any = StandIn(
-        matches=matches,
-        first_approximate=first,
-        blended=None,
-        settled_span=None,
-        loaded_by_other=None,
-        prompt_end=PROMPT,
-        terms=StandIn(donates=donates),
+        kv=kv, prompt_end=PROMPT, terms=StandIn(donates=donates, donates_from=0), reuse=StandIn(matches=matches)
     )
-    saved = spans_to_save(request, min_tokens, stores_blended=True, keeps_windows=False)
-    assert list(saved) == expected
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(saves, "MIN_SAVED_TOKENS", min_tokens)
+        saved = spans_to_save(request, stores_blended=True, keeps_windows=False)
+        assert [(span, provenance.kind) for span, provenance in saved] == expected
 
 
 # Through the scheduler side and a real hub.

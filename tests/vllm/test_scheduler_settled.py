@@ -45,7 +45,7 @@ def test_what_was_blended_while_a_request_waited_is_taken_in_its_turn_with_and_w
     assert engine.turn(request) == (None, False) and request.block_hashes[:12] != own[:12]
     assert engine.load(request, local=SETTLED) == SETTLED
     assert engine.report("waiting")["settled_tokens"] == SETTLED - 64 == engine.counters["tokens_settled"]
-    engine.side.executor.client.close()
+    engine.side.client.close()
     request, own = arrived(engine, "next")
     assert engine.load(request, local=SETTLED) == SETTLED and request.block_hashes[:12] != own[:12]
     # But not where every token has to be computed, nor once the cache is cleared.
@@ -81,7 +81,7 @@ def test_settled_blocks_of_vllm_are_stored_where_the_hub_has_lost_them_and_once(
     stored = engine.gauge("chunks")
     engine.serve("again", PROMPT, settled=False)
     assert engine.gauge("chunks") == stored
-    engine.client.clear()
+    engine.client.clear().result()
     request, _ = arrived(engine, "next")
     engine.load(request, local=SETTLED)
     engine.step(next=(SETTLED, 64))

@@ -20,6 +20,8 @@ from blendhub.vllm import scheduler_start
 from blendhub.vllm.connector import BlendHubConnector
 from blendhub.vllm.messages import LoadedAdapter, WorkerProof, WorkerReport
 from blendhub.vllm.model_support import ModelSupport, unsupported
+from blendhub.vllm.scheduler.side import NotServed
+from blendhub.vllm.scheduler_start import SchedulerStart
 from tests.stand_in import StandIn
 from tests.vllm.played_engine import LAYOUT
 
@@ -70,7 +72,7 @@ def step(connector):
 
 def steps_until_served(connector):
     until = time.monotonic() + 30
-    while connector._starting and time.monotonic() < until:
+    while isinstance(connector._scheduler, SchedulerStart) and time.monotonic() < until:
         step(connector)
 
 
@@ -88,9 +90,9 @@ def test_requests_wait_for_the_workers_first_report_and_for_the_hub_and_then_all
     assert connector.get_num_new_matched_tokens(early, 0) == (None, False)
     steps_until_served(connector)
     side = connector._scheduler
-    assert list(side._requests) == ["early"] and side._admission.adapters._loaded == adapters
+    assert list(side.requests.known) == ["early"] and side._admission.adapters._loaded == adapters
     assert connector.get_num_new_matched_tokens(early, 0) == (0, False)
-    namespace = side.executor.place.namespace
+    namespace = step(connector).hub.namespace
     assert namespace.layout == LAYOUT and namespace.weights and namespace.revision == "main"
 
 
@@ -101,10 +103,10 @@ def test_alone_workers_show_their_proof_before_vllm_is_ready_and_the_first_reque
     worker._unchecked = StandIn(finish=lambda neighbours: (PROOF, None))
     monkeypatch.setattr(vllm_connector, "get_kv_transfer_group", lambda: worker)
     connector.set_xfer_handshake_metadata_pp_aware({(0, 0): StandIn()})
-    assert connector._starting, "another connector's handshake says nothing"
+    assert isinstance(connector._scheduler, SchedulerStart), "another connector's handshake says nothing"
     connector.set_xfer_handshake_metadata_pp_aware({(0, 0): worker.get_handshake_metadata()})
     connector.on_new_request(request())
-    assert list(connector._scheduler._requests) == ["r"] and worker.build_connector_worker_meta() is None
+    assert list(connector._scheduler.requests.known) == ["r"] and worker.build_connector_worker_meta() is None
 
 
 def test_beside_others_workers_show_no_handshake_and_report_their_proof(monkeypatch):
@@ -124,9 +126,9 @@ def test_without_reuse_no_hub_is_started_and_requests_go_on_and_learn_why(connec
     early = request("early")
     connector.on_new_request(early)
     report(connector, WorkerReport(proofs=proofs))
-    for _ in range(scheduler_start.MOST_STEPS):
+    for _ in range(scheduler_start.MAX_STEPS):
         step(connector)
     assert connector.get_num_new_matched_tokens(early, 0) == (0, False)
-    assert connector._scheduler is None and not connector.has_pending_push_work()
+    assert isinstance(connector._scheduler, NotServed) and not connector.has_pending_push_work()
     assert reason in connector.request_finished(early, [])[1]["blendhub"]["reason"]
     assert connector.get_kv_connector_stats().data == {"refused_model": 1}

@@ -23,8 +23,9 @@ from vllm.v1.request import Request
 from blendhub import Match, Span
 from blendhub.vllm.decision import Decision
 from blendhub.vllm.scheduler.blocks.block_tables import Window, block_tables_of
-from blendhub.vllm.scheduler.blocks.request_blocks import RequestBlocks
-from blendhub.vllm.scheduler.blocks.scratch import Scratch
+from blendhub.vllm.scheduler.blocks.engine_blocks import EngineBlocks
+from blendhub.vllm.scheduler.blocks.scratch import Borrowed, Scratch
+from blendhub.vllm.scheduler.request.blocks import RequestBlocks
 from tests.stand_in import StandIn
 
 init_none_hash(sha256)
@@ -65,9 +66,11 @@ class Engine:
             scheduler_block_size=math.lcm(*sizes),
             hash_block_size=self.hash_size,
         )
-        blocks = RequestBlocks()
+        blocks = EngineBlocks(block_tables_of(config))
         blocks.manager = self.manager
-        self.scratch = Scratch(blocks, block_tables_of(config), patience_s=10.0)
+        self.requests = []
+        """Those of which the scheduler side knows."""
+        self.scratch = Scratch(blocks, self.requests, patience_s=10.0)
         self.served = {}
         self.n_asked = 0
 
@@ -84,16 +87,20 @@ class Engine:
         if end <= local:
             return None
         decision = Decision(local, end, (Match(Span(local, end), 1, 0, False),), 0.5)
-        lent = self.scratch.borrow(StandIn(id=request.request_id, request=request, decision=decision))
-        if lent:
+        known = [one for one in self.requests if one.request.request_id == request.request_id]
+        own = known[0].blocks if known else RequestBlocks()
+        asking = StandIn(request=request, reuse=StandIn(decision=decision), blocks=own)
+        self.requests.append(asking)
+        lent = self.scratch.borrow(asking)
+        if lent is Borrowed.YES:
             tables = self.manager.allocate_slots(
                 request, 0, local, blocks, num_external_computed_tokens=end - local, delay_cache_blocks=True
             )
             if tables is not None:
-                self.scratch.allocated(request.request_id)
-                used = self.scratch.complete(request.request_id, self.manager.get_block_ids(request.request_id))
+                self.scratch.allocated(own)
+                used = self.scratch.complete(own, self.manager.get_block_ids(request.request_id))
                 self.served[request.request_id] = StandIn(
-                    request=request, local=local, end=end, tables=used, is_loaded=False
+                    request=request, local=local, end=end, tables=used, is_loaded=False, blocks=own
                 )
         self.scratch.end_step(lambda name: False)
         return lent
@@ -102,7 +109,7 @@ class Engine:
         """The load has ended, and vLLM computes the rest of the prompt if it has room."""
         served = self.served[name]
         served.is_loaded, served.request.num_computed_tokens = True, served.end
-        self.scratch.loaded(name)
+        self.scratch.loaded(served.blocks)
         self.scratch.end_step(lambda name: False)
         self.manager.cache_blocks(served.request, served.end)
         if self.manager.allocate_slots(served.request, served.request.num_tokens - served.end):
@@ -111,8 +118,8 @@ class Engine:
     def end(self, name):
         """The request has ended, or was aborted while it was loaded."""
         served = self.served.pop(name)
-        self.scratch.ended(name)
-        self.scratch.give_back(name)
+        self.scratch.ended(served.blocks)
+        self.scratch.give_back(served.blocks)
         self.manager.free(served.request)
 
     def check(self):
@@ -169,7 +176,7 @@ def test_what_vllm_has_found_in_its_cache_is_not_lent(n_blocks):
     engine = Engine(MODELS["one window"], n_blocks)
     prefix = [7] * 40
     for name, tokens in (("r1", [*prefix, 1]), ("r2", moved(0))):
-        assert engine.ask(tokens, len(tokens) - 1) is True
+        assert engine.ask(tokens, len(tokens) - 1) is Borrowed.YES
         engine.loaded(name)
         engine.end(name)
     engine.ask(moved(1), 94)  # it takes blocks that nothing is cached in
@@ -180,18 +187,18 @@ def test_what_vllm_has_found_in_its_cache_is_not_lent(n_blocks):
 def test_a_request_waits_for_others_scratch_and_does_without_if_there_is_none(monkeypatch):
     """vLLM must never wait for ever: with nothing lent, what does not fit is refused."""
     engine = Engine(MODELS["one window"], 60)
-    assert engine.ask(moved(0), 94) is True  # 24 blocks, and 21 borrowed
-    assert engine.ask(moved(1), 94) is None and len(engine.served) == 1
-    assert engine.ask(moved(2), 8) is True  # it needs none
+    assert engine.ask(moved(0), 94) is Borrowed.YES  # 24 blocks, and 21 borrowed
+    assert engine.ask(moved(1), 94) is Borrowed.LATER and len(engine.served) == 1
+    assert engine.ask(moved(2), 8) is Borrowed.YES  # it needs none
     engine.loaded("r1")
     engine.end("r1")
-    assert engine.ask(moved(1), 94) is True
+    assert engine.ask(moved(1), 94) is Borrowed.YES
     small = Engine(MODELS["one window"], 30)
-    assert small.ask(moved(0), 94) is False and not small.served
+    assert small.ask(moved(0), 94) is Borrowed.NO and not small.served
     # What is held for the repair of an answer may be held for long.
     engine.loaded("r4")
-    engine.scratch.hold("r4", engine.manager.get_block_ids("r4"))
-    assert engine.ask(moved(5), 94) is False
+    engine.scratch.hold(engine.served["r4"].blocks, engine.manager.get_block_ids("r4"))
+    assert engine.ask(moved(5), 94) is Borrowed.NO
     # The estimate of what vLLM needs beside it may be too low, and vLLM asks again in each step.
     engine = Engine(MODELS["one window"], 60)
     monkeypatch.setattr(engine.manager, "allocate_slots", lambda *given, **named: None)
@@ -200,17 +207,17 @@ def test_a_request_waits_for_others_scratch_and_does_without_if_there_is_none(mo
         engine.n_asked = 0
         answers.append(engine.ask(moved(0), 94))
         assert engine.n_free == n_free
-    assert answers[0] is True and answers[-1] is False
+    assert answers[0] is Borrowed.YES and answers[-1] is Borrowed.NO
 
 
 def test_what_was_held_of_a_request_before_it_was_preempted_ends_no_later_load_of_it():
     engine = Engine(MODELS["one window"], 120)
     engine.ask(moved(0), 94)
     engine.loaded("r1")
-    engine.scratch.hold("r1", engine.manager.get_block_ids("r1"))
+    engine.scratch.hold(engine.served["r1"].blocks, engine.manager.get_block_ids("r1"))
     engine.scratch.end_step(lambda name: True)  # some of it is still to be stored
     engine.manager.free(engine.served.pop("r1").request)
     engine.manager.reset_prefix_cache()
     engine.n_asked = 0
-    assert engine.ask([7, *moved(0)[1:]], 94) is True
+    assert engine.ask([7, *moved(0)[1:]], 94) is Borrowed.YES
     engine.check()

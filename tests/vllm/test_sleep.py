@@ -34,7 +34,7 @@ class Connected:
         self.connector = BlendHubConnector(config_of(OURS), KVConnectorRole.WORKER, CACHE)
         self.connector._unchecked, self.connector._worker = None, played.worker
         monkeypatch.setattr(kv_transfer_state, "_KV_CONNECTOR_AGENT", self.connector)
-        self.client = played.worker._executor.client
+        self.client = played.worker._client
         self.outputs = []
         """vLLM's own reports of the steps."""
 

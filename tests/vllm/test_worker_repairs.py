@@ -49,6 +49,24 @@ class SummingModel(StandInModel):
         return torch.from_numpy(numbers)
 
 
+class Worker:
+    """What a worker does with the repairs of one request."""
+
+    def __init__(self, model: SummingModel) -> None:
+        self.repairs, self.repair = Repairs(context_of(model)), None
+
+    def step(self, job: RepairJob) -> None:
+        if job.is_first:
+            self.repair = self.repairs.begin()
+        if self.repair:
+            self.repairs.compute(self.repair, job)
+
+    def take_result(self):
+        if result := self.repair and self.repair.result():
+            self.repair = None
+        return result
+
+
 def jobs(answer, spans, compares: bool = True, asks: int | None = None):
     """A repair in these spans, of which the last one ends with the tokens that are known and computed."""
     tokens = np.append(TOKENS[:N], answer).astype(np.uint32)
@@ -68,33 +86,32 @@ def parts(draw):
 
 @given(parts(), st.lists(st.integers(0, 1), min_size=ANSWER, max_size=ANSWER), st.integers(1, 4))
 def test_a_repair_leaves_exact_kv_and_tells_which_tokens_of_the_answer_the_model_would_not_say(spans, answer, rows):
-    model, worker = SummingModel(), None
-    worker = Repairs(context_of(model))
+    worker = Worker(model := SummingModel())
     tokens = np.append(TOKENS[:N], answer)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(repairs, "ROWS", rows)
         for job in jobs(answer, spans):
-            assert not worker.take_results()
-            worker.step(job, is_idle=False)
+            assert not worker.take_result()
+            worker.step(job)
     exact = np.cumsum(tokens)
     assert np.array_equal(model.kv, exact)
     likeliest = (exact % 5 > exact % 7)[N - 1 : -1].astype(int)
-    (result,) = worker.take_results().values()
+    result = worker.take_result()
     assert (result.tokens, result.compared) == (N + ANSWER - EXACT, ANSWER)
     assert list(result.differing) == np.flatnonzero(likeliest != answer).tolist()
-    assert result.audit is None and not worker.take_results()
+    assert result.audit is None and not worker.take_result()
 
 
 @pytest.mark.parametrize("stale", [-9, -5, -2])
 @pytest.mark.parametrize("compares", [True, False], ids=["greedy", "sampled"])
 def test_an_audit_compares_what_blended_and_exact_kv_say_behind_the_prompt(stale, compares):
     model, answer = SummingModel(stale=stale), [0] * ANSWER
-    worker = Repairs(context_of(model))
+    worker = Worker(model)
     for job in jobs(
         answer, [Span(EXACT, 30), Span(30, N + 4), Span(N + 4, N + ANSWER)], compares, asks=int(TOKENS[N - 1])
     ):
-        worker.step(job, is_idle=False)
-    (result,) = worker.take_results().values()
+        worker.step(job)
+    result = worker.take_result()
     blended, exact = (torch.tensor([total % 7.0, total % 5.0]) for total in (stale + N, int(SUMS[N - 1])))
     assert result.audit.agrees == bool(blended.argmax() == exact.argmax())
     assert result.audit.kl == pytest.approx(float(compared(blended, exact)[1]), rel=1e-4)
@@ -102,33 +119,35 @@ def test_an_audit_compares_what_blended_and_exact_kv_say_behind_the_prompt(stale
 
 
 def test_a_repair_that_fails_is_over_and_the_next_one_of_the_request_is_not():
-    worker = Repairs(context_of(SummingModel()))
+    worker = Worker(SummingModel())
     first, second = jobs([0] * ANSWER, [Span(EXACT, 30), Span(30, N + ANSWER)])
-    worker.step(first, is_idle=False)
-    worker.stop(RuntimeError("vLLM has gone to sleep"))
-    worker.step(second, is_idle=True)
-    assert "gone to sleep" in worker.take_results()["r"].error
-    worker.step(second, is_idle=True)  # the scheduler had not heard of it
-    assert not worker.take_results()
-    worker.step(first, is_idle=False)
-    assert "gone to sleep" in worker.take_results()["r"].error
-    worker.go_on()
+    worker.step(first)
+    asleep = RuntimeError("vLLM has gone to sleep")
+    worker.repairs.stop(asleep)
+    worker.repair.fail(asleep)
+    worker.step(second)
+    assert "gone to sleep" in worker.take_result().error
+    worker.step(second)  # the scheduler had not heard of it
+    assert not worker.take_result()
+    worker.step(first)
+    assert "gone to sleep" in worker.take_result().error
+    worker.repairs.stop(None)
     for job in (first, second):
-        worker.step(job, is_idle=False)
-    assert worker.take_results()["r"].error == ""
-    worker.step(first, is_idle=False)
-    worker.forget("r")
-    worker.step(second, is_idle=True)
-    assert not worker.take_results()
+        worker.step(job)
+    assert worker.take_result().error == ""
+    worker.step(first)
+    worker.repair = None  # the scheduler has given it up
+    worker.step(second)
+    assert not worker.take_result()
 
 
 def test_a_rank_without_predictions_computes_the_same_and_compares_nothing():
     model, answer = SummingModel(says=False), [0] * ANSWER
-    worker = Repairs(context_of(model))
+    worker = Worker(model)
     for job in jobs(answer, [Span(EXACT, N + ANSWER)], asks=int(TOKENS[N - 1])):
-        worker.step(job, is_idle=False)
+        worker.step(job)
     assert np.array_equal(model.kv, np.cumsum(np.append(TOKENS[:N], answer)))
-    result = worker.take_results()["r"]
+    result = worker.take_result()
     assert (result.compared, result.audit) == (0, None)
 
 

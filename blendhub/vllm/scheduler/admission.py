@@ -4,7 +4,6 @@ import logging
 from collections.abc import Mapping
 from hashlib import blake2b
 
-import msgspec
 from vllm.config import VllmConfig
 from vllm.lora.request import LoRARequest
 from vllm.v1.request import Request
@@ -17,10 +16,9 @@ from blendhub.outcome.reasons import Why
 from blendhub.vllm.decision import Refusal
 from blendhub.vllm.messages import Adapter, LoadedAdapter
 from blendhub.vllm.model_support import ModelSupport
+from blendhub.vllm.scheduler.request.terms import MOVING, Terms, text_end
 from blendhub.vllm.settings import (
     KEY,
-    Mode,
-    RepairMode,
     RequestSettings,
     Settings,
     foreign_keys,
@@ -30,56 +28,12 @@ from blendhub.vllm.settings import (
 )
 
 log = logging.getLogger(__name__)
-MOVING: tuple[Mode, ...] = ("blend", "contiguous")
-"""The modes in which text may be reused elsewhere than where it was computed."""
-
-MOST_NAMED = 4096
+MAX_NAMED = 4096
 """The most names that are remembered; clients choose them where adapters are loaded at run time."""
 
-MOST_NOTED = 32
+MAX_NOTED = 32
 NOT_KNOWN = "not known"
 """A placeholder for unknown weights of an adapter; no adapter's weights have this name."""
-
-
-class Terms(msgspec.Struct, frozen=True):
-    """The terms of a request, from the engine's settings and its own parameters. Fixed when the request arrives, but
-    for an adapter that is known later."""
-
-    variant: Variant
-    """The variant whose KV the request reads and stores."""
-    mode: Mode
-    ratio: float
-    """The share of moved text that is recomputed."""
-    stores: bool
-    movable_from: int = 0
-    """The position in the prompt from which on its KV may be moved into other prompts."""
-    donates: bool = False
-    """Whether others' KV may not move, so that the hub may lack what has an exact copy."""
-    explains: bool = False
-    audit: bool = False
-    """Whether the request asks for an audit."""
-    adapter: Adapter | None = None
-    """Its LoRA adapter; None without one, or until the workers have reported it."""
-    settles: bool = False
-    """Whether the request takes KV that earlier requests blended."""
-    fills_holes: bool = False
-    """Whether holes of the prompt may be computed apart from the engine's own prefill."""
-    repair: RepairMode = "off"
-    """When approximate KV is computed anew."""
-    repairable: bool = False
-    """Whether the model can compute chosen tokens of the request."""
-    received_from: int | None = None
-    """If another connector brings the prompt's KV: the position from which on it may be blended."""
-
-    @property
-    def moves(self) -> bool:
-        """Whether text may be reused elsewhere than where it was computed."""
-        return self.mode in MOVING
-
-    @property
-    def settled_ratio(self) -> float | None:
-        """The least share that must have been recomputed in settled KV that the request takes; None: it takes none."""
-        return self.ratio if self.settles else None
 
 
 class Admission:
@@ -123,7 +77,7 @@ class Admission:
             mode=mode,
             ratio=self._settings.recompute_ratio if overrides.recompute_ratio is None else overrides.recompute_ratio,
             stores=self._stores and overrides.store and not _why_unsupported(request),
-            movable_from=self._settings.policy.min_donor_context
+            donates_from=self._settings.policy.min_donor_context
             if overrides.donate or self._settings.donors == "all"
             else NOWHERE,
             donates=overrides.donate and self._settings.donors == "trusted",
@@ -141,7 +95,7 @@ class Admission:
         """Log each key once: it may be meant for another connector, or be a mistake."""
         for key in foreign_keys(request.kv_transfer_params):
             # Clients choose these keys, so their number is bounded here.
-            if key not in self._noted and len(self._noted) < MOST_NOTED:
+            if key not in self._noted and len(self._noted) < MAX_NOTED:
                 self._noted.add(key)
                 log.warning(
                     "kv_transfer_params of request %s has the key %r; BlendHub reads only %r and ignores others",
@@ -192,7 +146,7 @@ class Adapters:
         """The adapter of a request, if all ranks have loaded it."""
         number, name = lora.lora_int_id, lora.lora_name
         name_before = self._names.get(number)
-        put_last(self._names, number, name, MOST_NAMED)
+        put_last(self._names, number, name, MAX_NAMED)
         # What vLLM reads for the request, if in place, is in the next report.
         if name_before != name and not lora.load_inplace:
             self._compare(number)
@@ -215,13 +169,13 @@ class Adapters:
             return
         log.info("LoRA adapter %s is loaded; its KV is kept under %s", name, adapter.weights)
         if name in self._weights and name not in self._replaced:
-            put_last(self._replaced, name, None, MOST_NAMED)
+            put_last(self._replaced, name, None, MAX_NAMED)
             log.warning(
                 "LoRA adapter %s has other weights than before. vLLM's own prefix cache may not tell them apart, so "
                 "what is computed behind it is not stored; load changed weights under a new name",
                 name,
             )
-        put_last(self._weights, name, adapter.weights, MOST_NAMED)
+        put_last(self._weights, name, adapter.weights, MAX_NAMED)
 
 
 def _why_unknown(lora: LoRARequest) -> str:
@@ -245,9 +199,3 @@ def _why_unsupported(request: Request) -> str:
     if getattr(request, "resumable", False):  # not every vLLM has these
         return "prompts whose parts come one after the other are not supported"
     return ""
-
-
-def text_end(request: Request) -> int | None:
-    """The end of the text before the first image, sound or video; None without any. Behind it, KV and positions do not
-    follow from the token ids."""
-    return min((feature.mm_position.offset for feature in request.mm_features or ()), default=None)

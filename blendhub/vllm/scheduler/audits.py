@@ -8,15 +8,15 @@ from hashlib import blake2b
 
 from blendhub.outcome.agreement import wilson
 from blendhub.outcome.report import AuditOutcome
-from blendhub.vllm.scheduler.request_state import RequestState
+from blendhub.vllm.scheduler.request.served_request import ServedRequest
 from blendhub.vllm.settings import Settings
 from blendhub.vllm.watching.stats import AuditRecord
 
 log = logging.getLogger(__name__)
-LONGEST_PAUSE_S = 600.0
+MAX_PAUSE_S = 600.0
 """The time after an audit from which the next blended request is audited, whatever the share is."""
 
-MOST_RECORDS = 4096
+MAX_RECORDS = 4096
 """Audits that wait for vLLM to fetch its metrics; without metrics it fetches none."""
 
 WATCHED = 512
@@ -42,34 +42,33 @@ class Audits:
         self._namespace = namespace
         self._clock = clock
         self._last_at = clock()
-        self._records: deque[AuditRecord] = deque(maxlen=MOST_RECORDS)
+        self._records: deque[AuditRecord] = deque(maxlen=MAX_RECORDS)
         self._recent: deque[bool] = deque(maxlen=WATCHED)
         """Which of the last audits agreed."""
         self._has_warned = False
 
-    def wants(self, state: RequestState) -> bool:
-        """Whether to audit this request if it is blended; also notes whether it stands for all requests."""
-        if not self.are_possible or state.audit is not None or state.is_audited:
-            return False
+    def begin(self, request: ServedRequest) -> None:
+        """Decide whether this request, which is blended, is audited, and whether its audit stands for all requests."""
+        repair = request.repair
+        if not self.are_possible or repair.audit is not None or repair.is_audited:
+            return
         share = self._settings.audit_share
-        is_due = self._clock() >= self._last_at + LONGEST_PAUSE_S
-        state.is_sample = share > 0 and (is_due or chance_of(state.id) < share)
-        return state.is_sample or state.terms.audit
-
-    def begun(self, state: RequestState) -> None:
-        """Note that the audit of this request is under way."""
-        if state.is_sample:
+        is_due = self._clock() >= self._last_at + MAX_PAUSE_S
+        repair.is_sample = share > 0 and (is_due or chance_of(request.id) < share)
+        repair.is_audited = repair.is_sample or request.terms.audit
+        if repair.is_sample:
             self._last_at = self._clock()
 
-    def ended(self, state: RequestState, outcome: AuditOutcome) -> None:
+    def end(self, request: ServedRequest, outcome: AuditOutcome) -> None:
         """Take note of an outcome. If the request asked for its audit, the outcome is only for its response.
 
         If too few agree with near certainty, a warning is logged, once; again only after as many as expected agreed.
         """
-        if not state.is_sample:
+        request.repair.audit = outcome
+        if not request.repair.is_sample:
             return
         expected = self._settings.expected_agreement
-        self._records.append(AuditRecord(self._namespace, state.ratio, outcome.agrees, outcome.kl, expected))
+        self._records.append(AuditRecord(self._namespace, request.kv.ratio, outcome.agrees, outcome.kl, expected))
         self._recent.append(outcome.agrees)
         audits, agreed = len(self._recent), sum(self._recent)
         most = wilson(agreed, audits, SURE).high

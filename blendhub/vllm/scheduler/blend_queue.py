@@ -2,19 +2,18 @@
 
 import math
 import time
-from collections.abc import Mapping
 from typing import NamedTuple
 
 from vllm.v1.request import Request
 
-from blendhub.vllm.scheduler.request_state import RequestState
+from blendhub.vllm.scheduler.request.served_request import Requests, ServedRequest
 
 SPARE_STEPS = 2
 """Steps added for the copy, and for a scheduler that plans a step before it knows the result of the last one."""
 MIN_BLEND_SHARE = 0.25
 """The share of vLLM's token budget that a step may recompute even if vLLM left less: a request that is blended comes to
 its end beside others, and their streams wait for a step by a quarter longer at most."""
-LEAST_S = 0.1
+MIN_WAIT_S = 0.1
 """The least seconds to wait: steps of an idle engine take no time, but the copy does."""
 
 
@@ -38,53 +37,52 @@ class BlendQueue:
     It waits instead: for as many steps as recomputation takes beside prompts that fill them, and no longer.
     """
 
-    def __init__(self, engine_tokens: int, requests: Mapping[str, RequestState]) -> None:
-        """``engine_tokens``: vLLM's token budget of a step. ``requests``: those of the engine, now and later."""
+    def __init__(self, engine_tokens: int, requests: Requests) -> None:
+        """``engine_tokens``: vLLM's token budget of a step."""
         self._engine_tokens = engine_tokens
-        self._least = math.ceil(MIN_BLEND_SHARE * engine_tokens)
+        self._min_tokens = math.ceil(MIN_BLEND_SHARE * engine_tokens)
         self._requests = requests
         self._step = 0
-        self._begun: int | None = None
+        self._begun_tokens: int | None = None
         """The tokens that vLLM has yet to compute of the prompts that it has begun; None: not counted in this step.
 
         They are counted once a step: many requests may wait, and be decided on.
         """
-        self._blending: dict[str, BlendTurn] = {}
+        self._blending: list[BlendTurn] = []
 
     def next_step(self) -> None:
         self._step += 1
-        self._begun = None
+        self._begun_tokens = None
 
-    def scheduled(self, state: RequestState) -> None:
-        """Note that vLLM has begun the prompt of a request."""
-        if self._begun is not None:
-            self._begun += state.left_to_engine
+    def allocated(self, request: ServedRequest) -> None:
+        """vLLM has begun the prompt of a request."""
+        if self._begun_tokens is not None:
+            self._begun_tokens += request.left_to_engine
 
     def budget(self, scheduled: int) -> int:
         """How many tokens may be recomputed in a step in which vLLM computes ``scheduled`` tokens."""
-        return max(self._engine_tokens - scheduled, self._least)
+        return max(self._engine_tokens - scheduled, self._min_tokens)
 
-    def begin(self, request: Request, n_tokens: int) -> None:
-        """Note that a request is loaded, and that so many of its tokens are recomputed."""
-        before = sum(other.n_tokens for other in self._blending.values())
+    def begin(self, request: ServedRequest, n_tokens: int) -> None:
+        """A request is loaded, and so many of its tokens are recomputed."""
+        before = sum(turn.n_tokens for turn in self._blending)
         last_step = self._step + SPARE_STEPS + -(-(before + n_tokens) // self.budget(self._engine_tokens))
-        self._blending[request.request_id] = BlendTurn(request, n_tokens, last_step, time.monotonic() + LEAST_S)
+        self._blending.append(BlendTurn(request.request, n_tokens, last_step, time.monotonic() + MIN_WAIT_S))
 
-    def end(self, request: Request) -> None:
-        """Note that the request is loaded, or has ended."""
-        self._blending.pop(request.request_id, None)
+    def end(self, request: ServedRequest) -> None:
+        """The request is loaded, or has ended."""
+        self._blending = [turn for turn in self._blending if turn.request is not request.request]
 
     def must_wait(self, request: Request, n_tokens: int) -> bool:
         """Whether a request must wait for which vLLM would compute ``n_tokens`` tokens."""
-        if self._waiting() + n_tokens <= self._engine_tokens:
+        if not self._blending or self._begun() + n_tokens <= self._engine_tokens:
             return False  # vLLM computes it in one step
         now = time.monotonic()
         return any(
-            other.request < request and (self._step <= other.last_step or now <= other.until)
-            for other in self._blending.values()
+            turn.request < request and (self._step <= turn.last_step or now <= turn.until) for turn in self._blending
         )
 
-    def _waiting(self) -> int:
-        if self._begun is None:
-            self._begun = sum(state.left_to_engine for state in self._requests.values())
-        return self._begun
+    def _begun(self) -> int:
+        if self._begun_tokens is None:
+            self._begun_tokens = sum(request.left_to_engine for request in self._requests.known.values())
+        return self._begun_tokens

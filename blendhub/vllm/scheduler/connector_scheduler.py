@@ -1,57 +1,75 @@
 """The connector in vLLM's scheduler: the requests, the plan of each step, and the workers' reports."""
 
 import contextlib
+import time
 from typing import Any
 
 from vllm.config import VllmConfig
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.request import Request
 
-from blendhub.core.errors import BlendHubError
+from blendhub.client.hub_client import HubClient
 from blendhub.framework.observers import Observers
-from blendhub.vllm.hub_executor import HubExecutor
 from blendhub.vllm.messages import HubPlace, StepPlan, WorkerReport
 from blendhub.vllm.scheduler.admission import Admission
 from blendhub.vllm.scheduler.audits import Audits
 from blendhub.vllm.scheduler.blend_queue import BlendQueue
-from blendhub.vllm.scheduler.blocks.block_tables import BlockTables
-from blendhub.vllm.scheduler.blocks.request_blocks import RequestBlocks, Tables
+from blendhub.vllm.scheduler.blocks.engine_blocks import EngineBlocks
 from blendhub.vllm.scheduler.blocks.scratch import Scratch
-from blendhub.vllm.scheduler.load_scheduler import LoadScheduler
+from blendhub.vllm.scheduler.loads import LoadScheduler
 from blendhub.vllm.scheduler.repair_pace import RepairPace
 from blendhub.vllm.scheduler.repairs import Repairs
 from blendhub.vllm.scheduler.reports import Reports
-from blendhub.vllm.scheduler.request_state import RequestState, Stage
-from blendhub.vllm.scheduler.save_scheduler import SaveScheduler
+from blendhub.vllm.scheduler.request.blocks import Tables
+from blendhub.vllm.scheduler.request.reuse import Stage
+from blendhub.vllm.scheduler.request.served_request import Ending, Requests, ServedRequest
+from blendhub.vllm.scheduler.saves import SaveScheduler
+from blendhub.vllm.scheduler.side import Matched, SchedulerSide
 from blendhub.vllm.scheduler.startup import ArenaWatch, StartupFacts
 from blendhub.vllm.watching.stats import BlendHubStats
 
 
-class ConnectorScheduler:
+class ConnectorScheduler(SchedulerSide):
     """All methods are called by the scheduler's thread. Only ``matched`` waits for the hub."""
 
     def __init__(
         self,
-        requests: dict[str, RequestState],
-        executor: HubExecutor,
+        config: VllmConfig,
+        facts: StartupFacts,
         admission: Admission,
-        loads: LoadScheduler,
-        saves: SaveScheduler,
-        repairs: Repairs,
-        reports: Reports,
+        place: HubPlace,
+        client: HubClient,
+        observers: Observers,
+        blocks: EngineBlocks,
     ) -> None:
-        """``requests``: empty, and shared with those that need all requests."""
-        self.executor = executor
-        self.loads = loads
-        self.saves = saves
-        self.repairs = repairs
-        self.reports = reports
-        self._requests = requests
+        """``client`` has tried to reach the hub at ``place``."""
+        self.client = client
+        settings, max_tokens = facts.settings, config.scheduler_config.max_num_batched_tokens
+        self.requests = requests = Requests()
         self._admission = admission
-        self._unsent_place: HubPlace | None = executor.place
+        self._block_size = blocks.hash_block_size
+        self.reports = Reports(self.client, observers, requests)
+        arena = ArenaWatch(facts, self.client)
+        arena.look()
+        scratch = Scratch(blocks, requests, settings.lookup_timeout_s)
+        queue = BlendQueue(max_tokens, requests)
+        self.loads = LoadScheduler(facts, self.client, requests, scratch, queue, self.reports)
+        self.saves = SaveScheduler(
+            self.client, requests, scratch, arena, admission, self.reports, settings.lookup_timeout_s
+        )
+        self.repairs = Repairs(
+            settings,
+            Audits(settings, facts.support.audits, admission.namespace.digest),
+            RepairPace(facts.support.costs, settings.repair_share, lag=_steps_ahead(config)),
+            max_tokens,
+            scratch,
+            requests,
+            self.reports.counters,
+        )
+        self._unsent_place: HubPlace | None = place
         """The hub's place, which is sent to the workers in the first plan after the hub was reached."""
-        self._closed_ranks = admission.namespace.world_size
-        """The number of ranks that have not tried yet to reach the hub."""
+        self._n_ranks = self._closed_ranks = admission.namespace.world_size
+        """The number of ranks, and of those that have not tried yet to reach the hub."""
         self._n_steps = 0
         self._plan = StepPlan()
         """The next plan, as far as it is known."""
@@ -60,41 +78,37 @@ class ConnectorScheduler:
 
     # A request arrives, and is scheduled.
 
-    def arrived(self, request: Request) -> None:
-        terms, refusal = self._admission.admit(request)
-        state = self._requests[request.request_id] = RequestState(request, terms)
-        self.loads.settled.take(state)
+    def arrived(self, engine_request: Request) -> None:
+        terms, refusal = self._admission.admit(engine_request)
+        request = ServedRequest(engine_request, terms, self._block_size)
+        self.requests.add(request)
         if refusal:
-            self.reports.refuse(state, refusal)
-            return
-        # Long before vLLM schedules it. What fails now is tried again then.
-        with contextlib.suppress(BlendHubError):
-            self.loads.look_up(state)
+            self.reports.refuse(request, refusal)
+        self.loads.arrived(request)
 
-    def matched(self, request: Request, local: int) -> tuple[int | None, bool]:
+    def matched(self, engine_request: Request, local: int) -> Matched:
         """The number of tokens after the first ``local`` that come from BlendHub; None: ask again in a later step."""
-        state = self._requests.get(request.request_id)
-        if not state:
+        request = self.requests.get(engine_request.request_id)
+        if not request:
             return 0, False
-        matched, is_loaded = self.loads.matched(state, local)
-        can_store = matched is None or self.saves.prepare(state, self._are_opening, self.loads.wait_left_s)
+        matched, is_loaded = self.loads.matched(request, local)
+        can_store = matched is None or self.saves.prepare(request, self._are_opening, self.loads.wait_left_s)
         return (matched if can_store or is_loaded else None), is_loaded
 
-    def allocated(self, request: Request, tables: Tables, n_external: int) -> None:
-        """Note that vLLM has allocated blocks for the tokens that ``matched`` returned."""
-        state = self._requests.get(request.request_id)
-        if state is None:
+    def allocated(self, engine_request: Request, tables: Tables, n_external: int) -> None:
+        """vLLM has allocated blocks for the tokens that ``matched`` returned."""
+        request = self.requests.get(engine_request.request_id)
+        if request is None:
             return
-        was_approximate_from = state.first_approximate
-        if load := self.loads.allocated(state, tables, n_external):
+        was_approximate_from = request.first_approximate
+        if load := self.loads.allocated(request, tables, n_external):
             self._plan.loads.append(load)
-        if state.first_approximate != was_approximate_from:
+        if request.first_approximate != was_approximate_from:
             # If it was preempted, its slots would store as exact what is approximate from now on.
-            self.saves.begin_anew(state)
-        if state.stage is not Stage.LOADING:
-            self.repairs.add(state)
-        self.saves.begin(state)
-        self.reports.begun(state)
+            self.saves.begin_anew(request)
+        if request.reuse.stage is not Stage.LOADING:
+            self.repairs.begin(request)
+        self.reports.begun(request)
 
     # A step.
 
@@ -104,15 +118,15 @@ class ConnectorScheduler:
         self._n_steps += 1
         plan.number, plan.preempted = self._n_steps, set(step.preempted_req_ids or ())
         plan.computes = step.total_num_scheduled_tokens > 0
-        plan.budget = self.loads.begin_step(step.total_num_scheduled_tokens)
-        if self._unsent_place and self.executor.client.is_up:
+        if self._unsent_place and self.client.is_up:
             plan.hub, self._unsent_place = self._unsent_place, None
+        plan.budget = self.loads.begin_step(step.total_num_scheduled_tokens)
+        # Before the saves: what will be repaired needs its blocks, and what is repaired no more is stored now.
         self.repairs.plan(plan, step)
-        for state, tables in self.repairs.take_over():
-            self.reports.tell(state)
-            if not self.saves.end(state, tables):
-                plan.ending.add(state.id)
+        self._store_what_is_repaired_no_more(plan)
+        # Last: it gives back the blocks that none of the above needs.
         self.saves.plan_step(plan, step)
+        self.requests.end_step(saves_answers=self.saves.has_windows)
         return plan
 
     def process_report(self, report: WorkerReport) -> None:
@@ -120,46 +134,51 @@ class ConnectorScheduler:
         self._closed_ranks -= report.opened
         self._admission.adapters.report(report.adapters)
         self.reports.count_work(report)
-        self.saves.committed(report.committed_ranks)
+        for name, ranks in report.committed_ranks.items():
+            self._committed(name, ranks)
         for name, result in report.loads.items():
-            state = self._requests.get(name)
-            self.loads.loaded(name, state, result)
-            if state:
-                self.repairs.add(state)
-        for state in self.repairs.reported(report.repairs):
-            self.saves.repaired(state)
+            if request := self.requests.loading(name):
+                if request.ending:
+                    self.loads.stopped(request, result)
+                    del self.requests.ended[name]
+                else:
+                    self.loads.loaded(request, result)
+                    self.repairs.begin(request)
+        for request in self.repairs.reported(report.repairs):
+            self.saves.repaired(request)
 
     # A request ends.
 
-    def ended(self, request: Request, tables: Tables) -> tuple[bool, dict[str, Any] | None]:
+    def ended(self, engine_request: Request, tables: Tables) -> tuple[bool, dict[str, Any] | None]:
         """End a request. Returns whether its blocks are still needed, and the report for the response."""
-        state = self._requests.pop(request.request_id, None)
-        if state is None:
+        request = self.requests.end(engine_request.request_id)
+        if request is None:
             return False, None
-        response = self.reports.response(state)
-        self.loads.ended(state)
-        if state.stage is Stage.LOADING:
-            self._plan.cancelled.add(state.id)
-        if state.stage is Stage.LOADING or not state.is_scheduled:
+        response = self.reports.response(request)
+        self.loads.ended(request)
+        if request.reuse.stage is Stage.LOADING:
             # vLLM keeps the blocks until the workers report that they have stopped.
-            self.saves.abort(state)
-            self.reports.tell(state)
+            self._plan.cancelled.add(request.id)
+            self._go_on_ending(request, Ending.LOADING)
+            request.saves.close()
+            self.reports.tell(request)
             return False, response
-        if self.repairs.keep(state, tables):
+        if self.repairs.goes_on(request):
+            self._go_on_ending(request, Ending.REPAIRING, tables)
             return True, response
-        self.reports.tell(state)
-        return self.saves.end(state, tables), response
+        self.reports.tell(request)
+        return self._ends_saving(request, tables), response
 
     @property
     def has_work(self) -> bool:
-        """Whether steps are needed although there is no request: for saves and repairs, and until the workers use the
+        """Whether steps are needed although there is no request: for what has ended, and until the workers use the
         hub."""
-        return self.saves.is_busy or self.repairs.is_busy or self._are_opening
+        return bool(self.requests.ended) or self._are_opening
 
     @property
     def _are_opening(self) -> bool:
         """Whether ranks have yet to try to reach a hub that is there."""
-        return self._closed_ranks > 0 and self.executor.client.is_up
+        return self._closed_ranks > 0 and self.client.is_up
 
     def take_stats(self) -> BlendHubStats | None:
         """The counts since the last call."""
@@ -173,42 +192,41 @@ class ConnectorScheduler:
         """
         self.saves.drop_all()
         self.repairs.clear()
-        self.loads.clear(self._requests.values())
-        self.executor.clear()
+        self.loads.clear()
+        self.client.clear_all()
 
     def close(self) -> None:
         self.closing.close()
 
+    def _go_on_ending(self, request: ServedRequest, ending: Ending, tables: Tables | None = None) -> None:
+        request.end(ending, time.monotonic(), tables, self._n_ranks)
+        self.requests.ended[request.id] = request
 
-def build_scheduler(
-    config: VllmConfig,
-    facts: StartupFacts,
-    admission: Admission,
-    executor: HubExecutor,
-    observers: Observers,
-    blocks: RequestBlocks,
-    tables: BlockTables,
-) -> ConnectorScheduler:
-    """The scheduler side. ``executor`` has tried to reach the hub."""
-    settings, requests = facts.settings, dict[str, RequestState]()
-    arena = ArenaWatch(facts, executor)
-    arena.look()
-    reports = Reports(executor.run, observers)
-    scratch = Scratch(blocks, tables, settings.lookup_timeout_s)
-    loads = LoadScheduler(
-        facts,
-        executor,
-        blocks,
-        scratch,
-        BlendQueue(config.scheduler_config.max_num_batched_tokens, requests),
-        reports,
-    )
-    saves = SaveScheduler(executor, scratch, arena, admission, reports, settings)
-    pace = RepairPace(facts.costs, settings.repair_share, lag=_steps_ahead(config))
-    audits = Audits(settings, facts.audits, admission.namespace.digest)
-    most = config.scheduler_config.max_num_batched_tokens
-    repairs = Repairs(settings, audits, pace, most, scratch, requests, reports.counters)
-    return ConnectorScheduler(requests, executor, admission, loads, saves, repairs, reports)
+    def _ends_saving(self, request: ServedRequest, tables: Tables) -> bool:
+        """Whether blocks of a request that has ended are kept until all of it is stored."""
+        if not self.saves.end(request):
+            return False
+        self._go_on_ending(request, Ending.SAVING, tables)
+        return True
+
+    def _store_what_is_repaired_no_more(self, plan: StepPlan) -> None:
+        for request in list(self.requests.ended.values()):
+            if request.ending is Ending.REPAIRING and not request.repair.progress:
+                self.reports.tell(request)
+                assert request.blocks.kept is not None
+                if not self._ends_saving(request, request.blocks.kept):
+                    plan.ending.add(request.id)
+                    del self.requests.ended[request.id]
+
+    def _committed(self, name: str, ranks: int) -> None:
+        """So many more ranks have done all commits of a request; when all have, it is forgotten."""
+        request = self.requests.ended.get(name)
+        if request is None or request.ending is not Ending.COMMITTING:
+            return  # its blocks were kept for a repair only
+        request.uncommitted_ranks -= ranks
+        if not request.uncommitted_ranks:
+            request.saves.close()
+            del self.requests.ended[name]
 
 
 def _steps_ahead(config: VllmConfig) -> int:

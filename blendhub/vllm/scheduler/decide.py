@@ -8,32 +8,28 @@ from blendhub.core.spans import Match, Span, join, total
 from blendhub.outcome.reasons import NotReused, Why
 from blendhub.vllm.costs import Costs
 from blendhub.vllm.decision import Choice, Decision, Refusal
-from blendhub.vllm.settings import ReusePolicy
 from blendhub.vllm.spans import clipped
 
-MOST_RECOMPUTED = 0.8
+MAX_RECOMPUTED = 0.8
 """A larger share of what a load covers is not recomputed, holes included, unless the operator's ratio is larger."""
 MIN_REUSED_TOKENS = 64
 """The default where times could not be measured."""
 
 
-class BlendTerms(NamedTuple):
-    """What a request may reuse, and how much of it is recomputed."""
+class Limits(NamedTuple):
+    """What a request may reuse at present."""
 
-    blend: bool
-    """Whether moved text and settled KV may be used."""
-    holes: bool
-    """Whether what lies behind a hole may be used, and the hole be computed apart from the engine's own prefill; if
-    not, only what continues vLLM's own cache without a gap can be used."""
     ratio: float
     """The share of moved text to recompute for this request."""
     usual_ratio: float
     """The share that the operator set."""
-
-
-class EngineLimits(NamedTuple):
-    """What the engine has to blend with at present."""
-
+    blends_from: int | None = 0
+    """The position from which on moved text and settled KV may be used; None: nowhere."""
+    holes: bool = True
+    """Whether what lies behind a hole may be used, and the hole be computed apart from the engine's own prefill; if
+    not, only what continues vLLM's own cache without a gap can be used."""
+    min_reused_tokens: int | None = None
+    """The operator's ``policy.min_reused_tokens``."""
     n_positions: int | None = None
     """Keys that were stored for this position or a later one cannot be moved; None: all can."""
     costs: Costs | None = None
@@ -42,19 +38,16 @@ class EngineLimits(NamedTuple):
     """Whether there are blocks for the tokens that recomputation needs and vLLM does not keep."""
 
 
-def decide(
-    found: Found, n_tokens: int, local: int, policy: ReusePolicy, blending: BlendTerms, limits: EngineLimits
-) -> Choice:
+def decide(found: Found, n_tokens: int, local: int, limits: Limits) -> Choice:
     """Which KV a prompt of ``n_tokens`` reuses, where vLLM has the first ``local`` tokens."""
-    blend, holes, ratio, usual_ratio = blending
-    n_positions, costs, has_scratch = limits
+    costs, ratio, holes, blend = limits.costs, limits.ratio, limits.holes, limits.blends_from is not None
     # The last token is always left to the engine, which needs its logits.
     whole = Span(min(local, n_tokens - 1), n_tokens - 1)
-    reachable, unused = _reach(found, n_positions, blend=blend)
+    reachable, unused = _reach(found, limits.n_positions, limits.blends_from)
     usable = _within(reachable, whole)
     unmoved = [match for match in usable if not match.moved]
     # A request that asks for more than usual knows what that costs: it must not be refused for it.
-    judged = min(ratio, usual_ratio)
+    judged = min(ratio, limits.usual_ratio)
     refusal: Refusal | None = None
     # Without holes and moved text, nothing is recomputed; and without text, nothing is loaded.
     texts: Sequence[Sequence[Match]] = (usable, unmoved, _unbroken(unmoved, whole.start), [])
@@ -63,7 +56,7 @@ def decide(
     for number, best in enumerate(claims):
         fewer = min(range(number, len(claims)), key=seconds.__getitem__)
         obstacle = _too_much(best, judged) or _too_slow(best, seconds[number], claims[fewer], seconds[fewer])
-        if not has_scratch and best.recomputes:
+        if not limits.has_scratch and best.recomputes:
             obstacle = Refusal(
                 Why.NO_SCRATCH,
                 f"vLLM's KV cache has too few free blocks to blend up to token {best.end}: layers with a window lend "
@@ -73,7 +66,7 @@ def decide(
             break
         refusal = refusal or obstacle
     reused = total(best.exact) + total(best.settled) + total(best.moved)
-    least = policy.min_reused_tokens or (1 if costs else MIN_REUSED_TOKENS)
+    least = limits.min_reused_tokens or (1 if costs else MIN_REUSED_TOKENS)
     is_enough = reused >= least
     if not is_enough:
         refusal = _too_little(found, local, reused, least, blend=blend, obstacle=refusal)
@@ -91,17 +84,19 @@ def decide(
     return Choice(best if is_enough else None, refusal, tuple(unused))
 
 
-def _reach(found: Found, n_positions: int | None, *, blend: bool) -> tuple[list[Match], list[NotReused]]:
+def _reach(found: Found, n_positions: int | None, blends_from: int | None) -> tuple[list[Match], list[NotReused]]:
     """The parts of matches that a request may use, and the reasons of all other text that is stored."""
     reachable: list[Match] = []
-    unused = [NotReused(text.span, text.why if blend else Why.NOTHING_EXACT) for text in found.staying]
+    unused = [NotReused(text.span, Why.NOTHING_EXACT if blends_from is None else text.why) for text in found.staying]
     for match in found.matches:
-        if not (match.exact or blend):
-            unused.append(NotReused(match.span, Why.NOTHING_EXACT))
-            continue
-        part = movable(match, n_positions)
-        if part.span.end < match.span.end:
-            unused.append(NotReused(Span(part.span.end, match.span.end), Why.BEYOND))
+        part, (start, end) = match, (match.span.start, match.span.end)
+        if not match.exact and (blends_from is None or start < blends_from):
+            first = end if blends_from is None else min(end, blends_from)
+            unused.append(NotReused(Span(start, first), Why.NOTHING_EXACT))
+            part = match.part(first, end)
+        part = movable(part, n_positions)
+        if part.span.end < end:
+            unused.append(NotReused(Span(part.span.end, end), Why.BEYOND))
         if len(part.span):
             reachable.append(part)
     return reachable, unused
@@ -141,7 +136,7 @@ def _too_much(claim: Decision, ratio: float) -> Refusal | None:
     if not claim.moved:
         return None
     share = claim.recomputed_at(ratio) / (claim.end - claim.start)
-    if share <= max(MOST_RECOMPUTED, ratio):
+    if share <= max(MAX_RECOMPUTED, ratio):
         return None
     return Refusal(Why.TOO_MUCH, f"blending would recompute {share:.0%} of what it covers, with the holes in it")
 

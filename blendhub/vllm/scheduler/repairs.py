@@ -13,67 +13,24 @@ from blendhub.core.spans import Span
 from blendhub.outcome.report import MOST_SPANS, RepairOutcome
 from blendhub.vllm.messages import NULL_BLOCK, RepairJob, RepairResult, StepPlan
 from blendhub.vllm.scheduler.audits import Audits
-from blendhub.vllm.scheduler.blocks.request_blocks import Tables
 from blendhub.vllm.scheduler.blocks.scratch import Scratch
 from blendhub.vllm.scheduler.repair_pace import RepairPace
-from blendhub.vllm.scheduler.request_state import RequestState
+from blendhub.vllm.scheduler.request.blocks import Tables
+from blendhub.vllm.scheduler.request.repair import Progress
+from blendhub.vllm.scheduler.request.served_request import Requests, ServedRequest
 from blendhub.vllm.settings import Settings
 
 log = logging.getLogger(__name__)
-MOST_ANSWERS = 4
+MAX_ANSWERS = 4
 """With more answers under way, an engine is not idle."""
-SHORT_ANSWER = 16
+SHORT_ANSWER_TOKENS = 16
 """An answer of at most so many tokens ends before its repair does: a repair beside it would only slow it down."""
 AUDIT_S = 60.0
 """How long an audit may go on behind the end of the answer."""
-MANY = 64
+MIN_TOKENS_UNKNOWN = 64
 """While tokens are under way that are not known yet, no fewer are repaired: it would not be the last time."""
 BANDS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 """The last answer tokens of the bands in which agreement is counted; all later tokens are in one more band."""
-
-
-class Repair:
-    """The repair of one request."""
-
-    def __init__(self, state: RequestState) -> None:
-        assert state.first_approximate is not None
-        self.state = state
-        self.exact_end = state.first_approximate
-        """All tokens before this one are exact, or will be with what was planned."""
-        self.has_begun = False
-        self.is_planned = False
-        """Whether everything was planned to be computed; the workers have yet to report that it was."""
-        self.kept: Tables | None = None
-        """The blocks of a request that has ended."""
-        self.until = 0.0
-        """If the request has ended: when it is given up."""
-
-    @property
-    def computed_end(self) -> int:
-        """The end of the tokens whose KV earlier steps have computed, as far as the tokens are known."""
-        return min(self.state.request.num_computed_tokens, self.state.request.num_tokens)
-
-    @property
-    def left(self) -> Span:
-        """What is left to compute; the last token once more, if it was not known to be the last."""
-        return Span(min(self.exact_end, self.computed_end - 1), self.computed_end)
-
-    @property
-    def knows_all(self) -> bool:
-        """Whether every token is known whose KV was computed: of a speculating engine, only after a pause."""
-        return self.kept is not None or self.computed_end == self.state.request.num_computed_tokens
-
-    @property
-    def asks(self) -> bool:
-        """Whether its next job predicts behind the prompt from blended KV, before anything is repaired."""
-        return self.state.is_audited and not self.has_begun
-
-    @property
-    def priority(self) -> tuple[bool, int]:
-        """The greatest comes first: audits, and then the answer that has most tokens to come."""
-        request = self.state.request
-        to_come = 0 if self.kept is not None else request.max_tokens - request.num_output_tokens
-        return self.state.is_audited, to_come
 
 
 class Repairs:
@@ -84,155 +41,141 @@ class Repairs:
         settings: Settings,
         audits: Audits,
         pace: RepairPace,
-        most_tokens: int,
+        max_tokens: int,
         scratch: Scratch,
-        requests: Mapping[str, RequestState],
+        requests: Requests,
         counters: "Counter[str]",
     ) -> None:
-        """``most_tokens``: vLLM's token budget of a step. ``requests``: those of the engine, now and later."""
+        """``max_tokens``: vLLM's token budget of a step."""
         self.audits = audits
         self._after_s = settings.repair_after_s
         self._pace = pace
-        self._most = most_tokens
+        self._max_tokens = max_tokens
         self._scratch = scratch
         self._requests = requests
         self._counters = counters
-        self._repairs: dict[str, Repair] = {}
         self._has_windows = scratch.tables.shortest_window is not None
-        self._over: list[tuple[RequestState, Tables]] = []
-        self._ended: set[str] = set()
-        """The requests whose repair has ended since the last plan."""
+        self._stopped: set[str] = set()
+        """The requests whose repair has stopped since the last plan, which says so to the workers."""
 
-    @property
-    def is_busy(self) -> bool:
-        """Whether blocks of requests that have ended are kept."""
-        return bool(self._over) or any(repair.kept is not None for repair in self._repairs.values())
-
-    def add(self, state: RequestState) -> None:
-        """Note that a request has its KV; it is repaired if some of that is approximate. May be called again."""
-        if state.first_approximate is None or not state.is_repairable or state.id in self._repairs:
+    def begin(self, request: ServedRequest) -> None:
+        """A request has its KV; it is repaired if some of that is approximate. May be called again."""
+        first = request.first_approximate
+        if first is None or not request.is_repairable or request.repair.progress:
             return
-        if self.audits.wants(state):
-            state.is_audited = True
-            self.audits.begun(state)
-        if state.is_audited or state.terms.repair != "off":
-            self._repairs[state.id] = Repair(state)
+        self.audits.begin(request)
+        if request.repair.is_audited or request.terms.repair != "off":
+            request.repair.progress = Progress(first)
 
     def plan(self, plan: StepPlan, step: SchedulerOutput) -> None:
         """Have the step compute tokens of one request anew."""
         scheduled, n_answers = step.num_scheduled_tokens, 0
-        if self._repairs:
-            states = [self._requests.get(name) for name in scheduled]
-            n_answers = sum(state is not None and state.is_answering for state in states)
+        repaired = [(request, request.repair.progress) for request in self._requests if request.repair.progress]
+        if repaired:
+            n_answers = sum(request.is_answering for request in self._requests.running(scheduled))
         self._pace.begin_step(n_answers, only_answers=n_answers == len(scheduled))
-        is_short = self.is_busy and (self._scratch.is_short or not self._has_room)
-        for name, repair in list(self._repairs.items()):
-            if name in plan.preempted:
-                self._give_up(repair, "preempted")
-            elif repair.kept is not None and is_short:
-                self._give_up(repair, "short_of_blocks")
-            elif repair.kept is not None and time.monotonic() > repair.until:
-                self._give_up(repair, "late")
+        is_low = any(request.ending for request, _ in repaired) and (self._scratch.is_low or not self._has_room)
+        for request, progress in repaired:
+            if request.id in plan.preempted:
+                self._give_up(request, "preempted")
+            elif request.ending and is_low:
+                self._give_up(request, "short_of_blocks")
+            elif request.ending and time.monotonic() > progress.until:
+                self._give_up(request, "late")
             elif self._has_windows:
-                self._scratch.hold(name, self._tables(repair))
+                self._scratch.hold(request.blocks, self._tables(request))
         if n_answers or not scheduled:  # otherwise first tokens would wait
-            self._plan_repair(plan, step)
-        plan.unrepaired, self._ended = self._ended, set()
+            self._plan_job(plan, step, [request for request, _ in repaired if request.repair.progress])
+        plan.unrepaired, self._stopped = self._stopped, set()
 
-    def _plan_repair(self, plan: StepPlan, step: SchedulerOutput) -> None:
-        scheduled = step.num_scheduled_tokens
-        modes = {"always", "idle"} if self._is_idle else {"always"}
-        ready = [repair for repair in self._repairs.values() if self._is_ready(repair, scheduled, modes)]
-        if not ready:
-            return
-        repair = max(ready, key=lambda repair: repair.priority)
-        left, most = repair.left, self._most - step.total_num_scheduled_tokens
-        n_tokens = self._pace.take(left, most, at_once=repair.state.is_audited) if most > 0 else 0
-        if not n_tokens:
-            return
-        span = Span(left.start, left.start + n_tokens)
-        tables = self._scratch.complete(repair.state.id, self._tables(repair))
-        asked = Span(repair.state.request.num_prompt_tokens - 1, repair.state.request.num_prompt_tokens)
-        if self._lacks_blocks(span, tables) or (repair.asks and self._lacks_blocks(asked, tables)):
-            self._give_up(repair, "freed_blocks")
-        else:
-            plan.repair = self._job(repair, span, tables)
-
-    def reported(self, results: Mapping[str, RepairResult]) -> Iterator[RequestState]:
+    def reported(self, results: Mapping[str, RepairResult]) -> Iterator[ServedRequest]:
         """Take note of how repairs have ended; yields the requests whose KV is exact now."""
         for name, result in results.items():
-            repair = self._repairs.get(name)
-            if repair and result.error:
+            request = self._requests.ended.get(name) or self._requests.known.get(name)
+            progress = request.repair.progress if request else None
+            if request is None or progress is None:
+                continue
+            if result.error:
                 log.warning("request %s is not repaired: %s", name, result.error)
-                self._give_up(repair, "failed")
-            elif repair and repair.is_planned:  # otherwise it has begun anew
-                state, tables = repair.state, self._scratch.complete(name, self._tables(repair))
-                self._end(repair)
-                self._counters.update({"requests_repaired": 1, "tokens_repaired": result.tokens})
-                self._count_agreement(result)
-                if result.audit:
-                    state.audit = result.audit
-                    self.audits.ended(state, result.audit)
-                # Behind these tokens of the answer one more was sampled, and the first one behind exact KV comes then.
-                n_answered = max(0, repair.exact_end - state.request.num_prompt_tokens)
-                differing = result.differing[:MOST_SPANS]
-                state.repair = RepairOutcome(result.tokens, n_answered + 2, result.compared, differing)
-                state.repaired(self._scratch.blocks, tables, repair.computed_end)
-                yield state
+                self._give_up(request, "failed")
+            elif progress.is_planned:  # otherwise it has begun anew
+                self._complete(request, progress, result)
+                yield request
 
-    def keep(self, state: RequestState, tables: Tables) -> bool:
-        """A request has ended; returns whether its blocks are kept until it is repaired."""
-        repair = self._repairs.get(state.id)
-        if not repair:
+    def goes_on(self, request: ServedRequest) -> bool:
+        """A request ends; returns whether it is repaired on, for which its blocks have to be kept."""
+        progress = request.repair.progress
+        if not progress:
             return False
-        after_s = AUDIT_S if state.is_audited else self._after_s
-        waits = not state.is_audited and state.terms.repair == "idle" and not self._is_idle
-        if not after_s or waits or state.request.num_computed_tokens < state.request.num_prompt_tokens:
-            self._give_up(repair, "not_kept")
+        is_audited = request.repair.is_audited
+        after_s = AUDIT_S if is_audited else self._after_s
+        waits = not is_audited and request.terms.repair == "idle" and not self._is_idle
+        if not after_s or waits or request.request.num_computed_tokens < request.request.num_prompt_tokens:
+            self._give_up(request, "not_kept")
             return False
-        repair.kept, repair.until = tables, time.monotonic() + after_s
+        progress.until = time.monotonic() + after_s
         return True
-
-    def take_over(self) -> list[tuple[RequestState, Tables]]:
-        """The requests that have ended and are not repaired any more, with the blocks that were kept."""
-        over, self._over = self._over, []
-        return over
 
     def clear(self) -> None:
         """Give up the repairs of requests that have ended, whose blocks keep vLLM from resetting its prefix cache."""
-        for repair in list(self._repairs.values()):
-            if repair.kept is not None:
-                self._give_up(repair, "cleared")
+        for request in self._requests.ended.values():
+            if request.repair.progress:
+                self._give_up(request, "cleared")
 
-    def _is_ready(self, repair: Repair, scheduled: Collection[str], modes: Collection[str]) -> bool:
-        """Whether the repair can go on in a step that computes these requests, for repairs of these modes."""
-        state, is_over = repair.state, repair.kept is not None
-        if repair.is_planned or (not repair.knows_all and len(repair.left) < MANY):
+    def _plan_job(self, plan: StepPlan, step: SchedulerOutput, repaired: list[ServedRequest]) -> None:
+        modes = {"always", "idle"} if self._is_idle else {"always"}
+        ready = [request for request in repaired if self._is_ready(request, step.num_scheduled_tokens, modes)]
+        n_left = self._max_tokens - step.total_num_scheduled_tokens
+        if not ready or n_left <= 0:
+            return
+        request = max(ready, key=_priority)
+        progress, n_prompt = request.repair.progress, request.request.num_prompt_tokens
+        assert progress
+        left = progress.left(request.computed_end)
+        n_tokens = self._pace.take(left, n_left, at_once=request.repair.is_audited)
+        if not n_tokens:
+            return
+        # For an audit, the model first predicts behind the prompt from blended KV.
+        asks = request.repair.is_audited and not progress.has_begun
+        span = Span(left.start, left.start + n_tokens)
+        tables = self._scratch.complete(request.blocks, self._tables(request))
+        if self._lacks_blocks(span, tables) or (asks and self._lacks_blocks(Span(n_prompt - 1, n_prompt), tables)):
+            self._give_up(request, "freed_blocks")
+        else:
+            plan.repair = self._job(request, progress, span, tables, asks=asks)
+
+    def _is_ready(self, request: ServedRequest, scheduled: Collection[str], modes: Collection[str]) -> bool:
+        """Whether a repair can go on in a step that computes these requests, for repairs of these modes."""
+        progress, has_ended = request.repair.progress, request.ending is not None
+        left = progress.left(request.computed_end) if progress else Span(0, 0)
+        if progress is None or progress.is_planned or (not _knows_all(request) and len(left) < MIN_TOKENS_UNKNOWN):
             return False
-        if not is_over and (state.id not in scheduled or not state.is_answering):
+        if not has_ended and (request.id not in scheduled or not request.is_answering):
             return False
-        if state.is_audited and (is_over or state.terms.repair != "off"):
+        mode = request.terms.repair
+        if request.repair.is_audited and (has_ended or mode != "off"):
             return True
         # An idle repair of an answer that has ended would slow down others' answers.
-        if state.terms.repair == "idle" and (scheduled if is_over else state.request.max_tokens <= SHORT_ANSWER):
+        if mode == "idle" and (scheduled if has_ended else request.request.max_tokens <= SHORT_ANSWER_TOKENS):
             return False
-        return state.terms.repair in modes
+        return mode in modes
 
     @property
     def _is_idle(self) -> bool:
         """Whether no request waits or is computed, and few are answered."""
-        requests = self._requests.values()
-        return len(requests) <= MOST_ANSWERS and all(state.is_answering for state in requests)
+        known = self._requests.known.values()
+        return len(known) <= MAX_ANSWERS and all(request.is_answering for request in known)
 
     @property
     def _has_room(self) -> bool:
         """Whether there are free blocks for each request that waits."""
-        waiting = (state.request.num_tokens for state in self._requests.values() if not state.is_scheduled)
+        known = self._requests.known.values()
+        waiting = (request.request.num_tokens for request in known if not request.blocks.are_allocated)
         return self._scratch.has_room(max(waiting, default=0))
 
-    def _tables(self, repair: Repair) -> Tables:
+    def _tables(self, request: ServedRequest) -> Tables:
         """The blocks that vLLM has of a request."""
-        return self._scratch.blocks.of(repair.state.id) if repair.kept is None else repair.kept
+        return request.blocks.kept or self._scratch.blocks.of(request.id)
 
     def _lacks_blocks(self, span: Span, tables: Tables) -> bool:
         """Whether vLLM has freed blocks that the tokens write, or attend to."""
@@ -243,26 +186,41 @@ class Repairs:
             for table, size, window in of_tables
         )
 
-    def _job(self, repair: Repair, span: Span, tables: Tables) -> RepairJob:
-        state, request = repair.state, repair.state.request
-        is_first, asks = not repair.has_begun, repair.asks
-        repair.has_begun, repair.exact_end = True, span.end
-        repair.is_planned = span.end == repair.computed_end and repair.knows_all
-        sizes = self._scratch.tables.block_sizes
-        n_prompt = request.num_prompt_tokens
+    def _job(self, request: ServedRequest, progress: Progress, span: Span, tables: Tables, *, asks: bool) -> RepairJob:
+        is_first, tokens = not progress.has_begun, request.request.all_token_ids
+        progress.has_begun, progress.exact_end = True, span.end
+        progress.is_planned = span.end == request.computed_end and _knows_all(request)
+        n_prompt = request.request.num_prompt_tokens
         end = max(span.end, n_prompt) if asks else span.end
-        blocks = (table[: -(-end // size)] for table, size in zip(tables, sizes, strict=True))
+        sized = zip(tables, self._scratch.tables.block_sizes, strict=True)
         return RepairJob(
-            request=state.id,
+            request=request.id,
             span=span,
-            tokens=np.asarray(request.all_token_ids[span.start : span.end + 1], np.uint32),
-            blocks=tuple(np.asarray(table, np.int64) for table in blocks),
+            tokens=np.asarray(tokens[span.start : span.end + 1], np.uint32),
+            blocks=tuple(np.asarray(table[: -(-end // size)], np.int64) for table, size in sized),
             prompt_tokens=n_prompt,
-            compares=self.audits.are_possible and says_the_likeliest(request.sampling_params),
+            compares=self.audits.are_possible and is_greedy(request.request.sampling_params),
             is_first=is_first,
-            asks=request.all_token_ids[n_prompt - 1] if asks else None,
-            is_last=repair.is_planned,
+            asks=tokens[n_prompt - 1] if asks else None,
+            is_last=progress.is_planned,
         )
+
+    def _complete(self, request: ServedRequest, progress: Progress, result: RepairResult) -> None:
+        """All KV of a request is what the model alone computes: vLLM finds its blocks as such."""
+        first, tables = request.first_approximate, self._scratch.complete(request.blocks, self._tables(request))
+        self._stop(request)
+        self._counters.update({"requests_repaired": 1, "tokens_repaired": result.tokens})
+        self._count_agreement(result)
+        if result.audit:
+            self.audits.end(request, result.audit)
+        # Behind these tokens of the answer one more was sampled, and the first one behind exact KV comes then.
+        n_answered = max(0, progress.exact_end - request.request.num_prompt_tokens)
+        differing = result.differing[:MOST_SPANS]
+        request.repair.outcome = RepairOutcome(result.tokens, n_answered + 2, result.compared, differing)
+        request.kv.repaired()
+        request.hashes.restore()
+        assert first is not None
+        self._scratch.blocks.cache_anew(request.request, tables, first, request.computed_end)
 
     def _count_agreement(self, result: RepairResult) -> None:
         differing, start = np.asarray(result.differing), 0
@@ -275,18 +233,27 @@ class Repairs:
             self._counters[f"answer_tokens_differing_{band}"] += int(((differing >= start) & (differing < last)).sum())
             start = end
 
-    def _give_up(self, repair: Repair, why: str) -> None:
-        self._counters[f"repairs_ended_{why}"] += 1
-        self._end(repair)
+    def _give_up(self, request: ServedRequest, reason: str) -> None:
+        self._counters[f"repairs_ended_{reason}"] += 1
+        self._stop(request)
 
-    def _end(self, repair: Repair) -> None:
-        del self._repairs[repair.state.id]
-        self._ended.add(repair.state.id)
-        if repair.kept is not None:
-            self._over.append((repair.state, repair.kept))
+    def _stop(self, request: ServedRequest) -> None:
+        request.repair.progress = None
+        self._stopped.add(request.id)
 
 
-def says_the_likeliest(params: Any) -> bool:
+def _knows_all(request: ServedRequest) -> bool:
+    """Whether every token is known whose KV was computed: of a speculating engine, only after a pause."""
+    return request.ending is not None or request.computed_end == request.request.num_computed_tokens
+
+
+def _priority(request: ServedRequest) -> tuple[bool, int]:
+    """The greatest comes first: audits, and then the answer that has most tokens to come."""
+    to_come = 0 if request.ending else request.request.max_tokens - request.request.num_output_tokens
+    return request.repair.is_audited, to_come
+
+
+def is_greedy(params: Any) -> bool:
     """Whether an answer's tokens are the model's likeliest ones, as nothing but the model decides."""
     return (
         params is not None

@@ -3,7 +3,6 @@
 import logging
 import time
 from collections import Counter, deque
-from concurrent.futures import Future
 from typing import Any
 
 import msgspec
@@ -12,37 +11,34 @@ from blendhub.client.hub_client import HubClient
 from blendhub.framework.observers import Observers
 from blendhub.outcome.report import MOST_OUTCOMES, Outcome
 from blendhub.vllm.decision import Decision, Refusal
-from blendhub.vllm.hub_executor import RunCall
 from blendhub.vllm.messages import LoadResult, WorkerReport
-from blendhub.vllm.scheduler.request_state import RequestState
+from blendhub.vllm.scheduler.outcomes import outcome_of
+from blendhub.vllm.scheduler.request.served_request import Requests, ServedRequest
 from blendhub.vllm.watching.stats import FIRST_TOKEN, Times, counts_of_load, times_of_load
 
 log = logging.getLogger(__name__)
-MOST_WAITING = 256
+MAX_WAITING = 256
 """The most outcomes that wait to be sent; while the hub does not answer, the oldest are forgotten."""
 
 
 class Reports:
     """Called by the scheduler's thread; waits for nothing."""
 
-    def __init__(self, run: RunCall, observers: Observers) -> None:
+    def __init__(self, client: HubClient, observers: Observers, requests: Requests) -> None:
         self.counters: Counter[str] = Counter()
         self.times = Times()
-        self._run = run
+        self._client = client
         self._observers = observers
-        self._waiting: deque[Outcome] = deque(maxlen=MOST_WAITING)
-        self._is_asked = False
-        """Whether the executor's thread has been asked to send the waiting outcomes."""
-        self._without_token: dict[str, RequestState] = {}
-        """The requests that vLLM has begun and that have no token yet."""
+        self._requests = requests
+        self._waiting: deque[Outcome] = deque(maxlen=MAX_WAITING)
         self._logged: set[str] = set()
         """The reasons that were logged; each is logged once."""
 
-    def refuse(self, state: RequestState, refusal: Refusal) -> None:
+    def refuse(self, request: ServedRequest, refusal: Refusal) -> None:
         """Refuse a request reuse, which is counted and logged."""
-        state.refuse(refusal)
+        request.reuse.refuse(refusal)
         if self._is_new(refusal.why):
-            log.info("request %s: nothing is reused: %s", state.id, refusal.reason)
+            log.info("request %s: nothing is reused: %s", request.id, refusal.reason)
         self.counters[f"refused_{refusal.why}"] += 1
 
     def unreserved(self, error: BaseException) -> None:
@@ -57,17 +53,6 @@ class Reports:
         for name, seconds in times_of_load(decision, result).items():
             self.times.add(name, seconds)
 
-    def begun(self, state: RequestState) -> None:
-        """Note that vLLM has begun a request; how long it waits for its first token is timed by what it reuses."""
-        if not state.has_begun_to_answer:
-            self._without_token[state.id] = state
-
-    def time_first_tokens(self) -> None:
-        """Called once a step, after vLLM has added the step's tokens."""
-        for state in [state for state in self._without_token.values() if state.has_begun_to_answer]:
-            del self._without_token[state.id]
-            self.times.add(f"{FIRST_TOKEN}_{state.reuse}", time.time() - state.request.arrival_time)
-
     def count_work(self, report: WorkerReport) -> None:
         """Count what the workers have done in a step."""
         self.counters["saved_tokens"] += report.saved_tokens
@@ -75,36 +60,39 @@ class Reports:
         for reason, count in report.failed_saves.items():
             self.counters[f"saves_failed_{reason}"] += count
 
-    def response(self, state: RequestState) -> dict[str, Any]:
+    def begun(self, request: ServedRequest) -> None:
+        """vLLM has begun a request; how long it waits for its first token is timed by what it reuses."""
+        request.lacks_first_token = not request.has_begun_to_answer
+
+    def time_first_tokens(self) -> None:
+        """Called once a step, after vLLM has added the step's tokens."""
+        for request in self._requests.busy.values():
+            self._time_first_token(request)
+
+    def response(self, request: ServedRequest) -> dict[str, Any]:
         """The report for the response of a request that has ended."""
-        self.time_first_tokens()
-        self._without_token.pop(state.id, None)
-        outcome = state.outcome()
-        response = {"blendhub": outcome.response(explains=state.terms.explains)}
+        self._time_first_token(request)
+        outcome = outcome_of(request)
+        response = {"blendhub": outcome.response(explains=request.terms.explains)}
         if log.isEnabledFor(logging.DEBUG):
             # The responses of streams and batches do not carry the report.
             log.debug("%s", msgspec.json.encode({"request": outcome.request, **response}).decode())
         return response
 
-    def tell(self, state: RequestState) -> None:
+    def tell(self, request: ServedRequest) -> None:
         """Tell observers and the hub the outcome of a request that has ended, and whose repair has ended, too."""
-        outcome = state.outcome()
+        outcome = outcome_of(request)
         self._observers.request_done(outcome)
         self._waiting.append(outcome)
-        if not self._is_asked:
-            self._is_asked = True
-            self._run(self._send).add_done_callback(self._answered)
-
-    def _send(self, client: HubClient) -> None:
-        # Before it looks what waits: a request that ends from now on asks again.
-        self._is_asked = False
-        while self._waiting:
+        # A message that the hub refuses or misses is not repeated.
+        while self._waiting and self._client.is_up:
             n_outcomes = min(MOST_OUTCOMES, len(self._waiting))
-            client.report([self._waiting.popleft().bounded() for _ in range(n_outcomes)])
+            self._client.report([self._waiting.popleft().bounded() for _ in range(n_outcomes)])
 
-    def _answered(self, sent: "Future[None]") -> None:
-        """Note the end of a message. A message that the hub refuses or misses is not repeated."""
-        self._is_asked = False
+    def _time_first_token(self, request: ServedRequest) -> None:
+        if request.lacks_first_token and request.has_begun_to_answer:
+            request.lacks_first_token = False
+            self.times.add(f"{FIRST_TOKEN}_{request.reused}", time.time() - request.request.arrival_time)
 
     def _is_new(self, reason: str) -> bool:
         is_new = reason not in self._logged

@@ -6,19 +6,16 @@ arena.
 
 import logging
 import os
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from blendhub.client.arena_view import SHM, SHM_ADVICE
+from blendhub.client.hub_client import HubClient
 from blendhub.contracts import ArenaProgress
 from blendhub.core.layout import Namespace
 from blendhub.framework.host import PluginHost
-from blendhub.vllm.costs import Costs
+from blendhub.vllm.model_support import ModelSupport
 from blendhub.vllm.settings import OWNER, Mode, Settings
-
-if TYPE_CHECKING:  # `blendhub check` imports this module without vLLM
-    from blendhub.vllm.hub_executor import HubExecutor
 
 log = logging.getLogger(__name__)
 ROOMY = 4
@@ -29,20 +26,14 @@ class StartupFacts(msgspec.Struct, frozen=True, kw_only=True):
     """The engine's facts that the lines state."""
 
     settings: Settings
-    blends: bool
-    """Whether moved text can be reused with the loaded model."""
+    support: ModelSupport
+    """What the loaded model supports."""
     role: str
     """vLLM's kv_role."""
     max_model_len: int
     namespace: Namespace
     finds_prefixes: bool
     """Whether a matcher finds whole prefixes again."""
-    audits: bool = False
-    """Whether blended requests can be audited."""
-    shows_hashes: bool = False
-    """Whether another connector stores KV under a request's block hashes."""
-    costs: Costs | None = None
-    """None if reuse and prefill are not compared by time."""
 
 
 class Line(msgspec.Struct, frozen=True):
@@ -117,9 +108,9 @@ def lines(facts: StartupFacts, arena: ArenaProgress) -> list[Line]:
 class ArenaWatch:
     """Logs what the arena holds. For one thread; waits for nothing."""
 
-    def __init__(self, facts: StartupFacts, executor: "HubExecutor") -> None:
+    def __init__(self, facts: StartupFacts, client: HubClient) -> None:
         self._facts = facts
-        self._executor = executor
+        self._client = client
         self.stores_blended = False
         """Whether blended KV is stored, too."""
         self._logged = ""
@@ -127,7 +118,7 @@ class ArenaWatch:
 
     def look(self) -> None:
         """Notice a hub that came or came back."""
-        arena = self._executor.client.arena
+        arena = self._client.arena
         if arena and arena.name.nonce != self._logged:
             self._logged = arena.name.nonce
             progress = arena.progress()
@@ -141,9 +132,9 @@ def _what_is_reused(facts: StartupFacts) -> str:
         return "text is stored, and none reused, as kv_role says"
     text = "text" if facts.settings.donors == "all" else "text of trusted donors"
     kinds: dict[Mode, str] = {
-        "blend": f"{text} is reused anywhere" if facts.blends else "exact prefixes are reused",
+        "blend": f"{text} is reused anywhere" if facts.support.blends else "exact prefixes are reused",
         "contiguous": f"{text} is reused up to the first token that is not stored, as the mode says"
-        if facts.blends
+        if facts.support.blends
         else "exact prefixes are reused",
         "exact": "exact prefixes are reused, as the mode says",
         "off": "nothing is reused unless a request asks for it, as the mode says",
@@ -152,7 +143,7 @@ def _what_is_reused(facts: StartupFacts) -> str:
 
 
 def _and_blended(facts: StartupFacts, arena_bytes: int) -> str:
-    if not facts.blends or facts.role == "kv_producer":  # nothing is blended
+    if not facts.support.blends or facts.role == "kv_producer":  # nothing is blended
         return ""
     why = why_no_blended(facts, arena_bytes)
     return f"; blended KV is not stored: {why}" if why else "; blended KV is stored, too"

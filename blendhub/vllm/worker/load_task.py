@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
+from blendhub.client.answer import Answer
 from blendhub.client.hub_client import HubClient
-from blendhub.client.session import PendingReply
 from blendhub.client.wire import Done
 from blendhub.core.errors import AdapterReplaced, DeadlineExceeded, HubError, StaleEpoch
 from blendhub.vllm.messages import LoadJob
@@ -75,7 +75,7 @@ class LoadTask:
         self._client: HubClient | None = None
         self._load: Load | None = None
         """What is copied; None before and behind that."""
-        self._releasing: PendingReply[Done] | None = None
+        self._releasing: Answer[Done] | None = None
         self._is_probeable = self._is_copied = self._is_proven = False
         self._warn_at = self._begun_at + LONG_COPY_S
 

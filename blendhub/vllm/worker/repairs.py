@@ -9,7 +9,7 @@ from blendhub.outcome.report import AuditOutcome
 from blendhub.vllm.messages import RepairJob, RepairResult
 from blendhub.vllm.model.recompute_set import RecomputeSet, RequestTokens
 from blendhub.vllm.worker.audit import compared
-from blendhub.vllm.worker.forwards import failing
+from blendhub.vllm.worker.forwards import fails
 from blendhub.vllm.worker.recompute import BlendContext, HostCopy
 
 ROWS = 32
@@ -59,32 +59,24 @@ class Repairs:
 
     def __init__(self, context: BlendContext) -> None:
         self._context = context
-        self._repairs: dict[str, Repair] = {}
-        self._computed: dict[str, HostCopy] = {}
-        """For each request some number that the device computes last."""
         self._stopped: Exception | None = None
 
-    def step(self, job: RepairJob, *, is_idle: bool) -> None:
-        """Compute a span anew. All tokens before it are exact by now.
+    def begin(self) -> Repair:
+        return Repair(self._stopped)
 
-        ``is_idle``: the step computes nothing else, so it waits until the device has done the work of the last one.
-        Otherwise work would pile up, for which the next request would wait.
-        """
-        if is_idle:
-            for computed in self._computed.values():
-                computed.wait()
-        if job.is_first:
-            self._repairs[job.request] = Repair(self._stopped)
-        repair = self._repairs.get(job.request)
-        if repair is None or repair.error:
-            return  # the scheduler has yet to hear of the error
-        with failing(self._context.ranks, [repair]):
+    def compute(self, repair: Repair, job: RepairJob) -> HostCopy | None:
+        """Compute a span anew. All tokens before it are exact by now. Returns some number that the device computes
+        last; None if the repair has failed, of which the scheduler has yet to hear."""
+        if repair.error:
+            return None
+        computed = None
+        with fails(self._context.ranks, [repair]):
             last = Span(job.prompt_tokens - 1, job.prompt_tokens)
             if job.asks is not None:
                 asked = self._context.model.logits(self._hidden(job, last, np.array([job.asks], np.uint32)))
                 repair.blended = None if asked is None else asked[0]
             hidden = self._hidden(job, job.span, job.tokens)
-            self._computed[job.request] = HostCopy(hidden[-1:, :1])
+            computed = HostCopy(hidden[-1:, :1])
             repair.n_tokens += len(job.span)
             repair.is_over = job.is_last
             first = max(job.span.start, last.start)
@@ -100,32 +92,11 @@ class Repairs:
                 if job.compares:
                     said = self._context.model.sent(behind[at : at + ROWS].astype(np.int64))
                     repair.same.append((begin - last.start, HostCopy(predicted.argmax(1) == said)))
+        return computed
 
-    def stop(self, error: Exception) -> None:
-        """Repair nothing until ``go_on``; what was repaired until now is lost."""
+    def stop(self, error: Exception | None) -> None:
+        """Repair nothing from now on; None: repair again."""
         self._stopped = error
-        for repair in self._repairs.values():
-            repair.fail(error)
-
-    def go_on(self) -> None:
-        self._stopped = None
-
-    def is_computing(self, request: str) -> bool:
-        """Whether the device still writes blocks of the request."""
-        computed = self._computed.get(request)
-        return computed is not None and computed.numbers() is None
-
-    def forget(self, request: str) -> None:
-        """The scheduler has given a repair up."""
-        self._repairs.pop(request, None)
-
-    def take_results(self) -> dict[str, RepairResult]:
-        """The results since the last call."""
-        self._computed = {name: copy for name, copy in self._computed.items() if copy.numbers() is None}
-        results = {name: result for name, repair in self._repairs.items() if (result := repair.result())}
-        for name in results:
-            del self._repairs[name]
-        return results
 
     def _hidden(self, job: RepairJob, span: Span, tokens: Tokens) -> torch.Tensor:
         placed = np.zeros(span.end, np.uint32)

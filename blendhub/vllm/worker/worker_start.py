@@ -42,13 +42,10 @@ class WorkerStart:
     A wrong setting ends vLLM's start instead.
     """
 
-    def __init__(
-        self, config: VllmConfig, settings: Settings, host: PluginHost, engine_id: str, new_platform: NewPlatform
-    ) -> None:
+    def __init__(self, config: VllmConfig, settings: Settings, host: PluginHost, new_platform: NewPlatform) -> None:
         self._config = config
         self._settings = settings
         self._host = host
-        self._engine_id = engine_id
         self._new_platform = new_platform
         self._model: EngineModel | None = None
         self._groups: tuple[LayerGroup, ...] = ()
@@ -127,8 +124,9 @@ class WorkerStart:
         if check.support.blends:
             costs = measure_costs(context)
             check = check._replace(support=msgspec.structs.replace(check.support, costs=costs))
-        timeout_s = self._settings.lookup_timeout_s
-        return check, ConnectorWorker(context, self._host, self._engine_id, timeout_s)
+        assert self._config.kv_transfer_config
+        engine, timeout_s = str(self._config.kv_transfer_config.engine_id), self._settings.lookup_timeout_s
+        return check, ConnectorWorker(context, self._host, engine, timeout_s)
 
     def _new_device(self) -> Device:
         assert self._settings.device

@@ -12,7 +12,7 @@ from vllm.v1.kv_cache_interface import (
     KVCacheGroupSpec,
 )
 
-MOST_BORROWED = 0.5
+MAX_BORROWED = 0.5
 """The largest share of vLLM's blocks that is borrowed at a time to blend: what they had cached is lost."""
 
 
@@ -78,7 +78,7 @@ def capacity_line(engine: VllmConfig, config: KVCacheConfig, *, blends: bool) ->
     line = f"KV capacity {tokens:,} tokens, the same as without BlendHub: {reused}"
     if blends and any(block_tables_of(config).windows):
         line += (
-            f"; while a prompt is blended, free blocks hold what has left a window, at most {MOST_BORROWED:.0%} of all"
+            f"; while a prompt is blended, free blocks hold what has left a window, at most {MAX_BORROWED:.0%} of all"
         )
     elif any(_window_of(spec) for spec in _specs(config) if isinstance(spec, FullAttentionSpec)):
         line += "; with vLLM's hybrid allocator, which is off, more may fit"

@@ -9,11 +9,11 @@ from typing import NamedTuple
 
 from vllm.v1.core.kv_cache_utils import BlockHash
 
-from blendhub.vllm.scheduler.blocks.hashes import Settled
-from blendhub.vllm.scheduler.blocks.request_blocks import RequestBlocks
-from blendhub.vllm.scheduler.request_state import RequestState
+from blendhub.vllm.scheduler.blocks.engine_blocks import EngineBlocks
+from blendhub.vllm.scheduler.request.hashes import Settled
+from blendhub.vllm.scheduler.request.served_request import ServedRequest
 
-MOST_BLOCKS = 2**16
+MAX_BLOCKS = 2**16
 """Blended blocks whose hashes are remembered: about 25 MB. With one more, the one used longest ago is forgotten."""
 
 
@@ -30,7 +30,7 @@ class _Block(NamedTuple):
 class SettledBlocks:
     """The blended blocks that vLLM was given, of all requests. For one thread."""
 
-    def __init__(self, engine: RequestBlocks, most: int = MOST_BLOCKS) -> None:
+    def __init__(self, engine: EngineBlocks, most: int = MAX_BLOCKS) -> None:
         self._engine = engine
         self._most = most
         self._blocks: dict[BlockHash, _Block] = {}
@@ -39,17 +39,17 @@ class SettledBlocks:
     def __len__(self) -> int:
         return len(self._blocks)
 
-    def take(self, state: RequestState) -> bool:
+    def look_for(self, request: ServedRequest) -> bool:
         """Have vLLM look for the blended blocks that a request may take; returns whether that is new."""
-        settled, request, least_ratio = None, state.request, state.terms.settled_ratio
-        if least_ratio is not None and not request.skip_reading_prefix_cache:
-            settled = self.find(state.hashes.own(), request.num_tokens, least_ratio)
-        return state.take(settled)
+        settled, least_ratio = None, request.terms.settled_ratio
+        if least_ratio is not None and not request.request.skip_reading_prefix_cache:
+            settled = self.find(request.hashes.own(), request.request.num_tokens, least_ratio)
+        return request.hashes.look_for(settled)
 
-    def remember(self, state: RequestState) -> None:
+    def remember(self, request: ServedRequest) -> None:
         """Remember the blended blocks that vLLM has of a request, or will have, or what was generated behind them."""
-        if state.first_approximate is not None:
-            self.add(state.hashes.own(), state.hashes.cached(), state.first_approximate, state.ratio)
+        if request.first_approximate is not None:
+            self.add(request.hashes.own(), request.hashes.cached(), request.first_approximate, request.kv.ratio)
 
     def add(
         self,

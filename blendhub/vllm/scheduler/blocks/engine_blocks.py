@@ -1,24 +1,27 @@
-"""Which of vLLM's blocks each request has, and what vLLM's prefix cache holds."""
+"""vLLM's own blocks: which of them each request has, and what its prefix cache holds."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock
 
+from blendhub.vllm.scheduler.blocks.block_tables import BlockTables
+from blendhub.vllm.scheduler.request.blocks import Tables
+
 if TYPE_CHECKING:
     from vllm.v1.core.block_pool import BlockPool
     from vllm.v1.core.kv_cache_manager import KVCacheManager
     from vllm.v1.request import Request
 
-Tables = Sequence[Sequence[int]]
-"""A request's blocks in each of the block tables that vLLM keeps for it. The null block stands for freed ones."""
 
-
-class RequestBlocks:
+class EngineBlocks:
     """The blocks as vLLM's manager knows them. Asked by the scheduler's thread."""
 
     manager: "KVCacheManager"
     """vLLM gives it before the first request."""
+
+    def __init__(self, tables: BlockTables) -> None:
+        self.tables = tables
 
     def of(self, request: str) -> Tables:
         """The blocks of a running request in each block table, in the order of its tokens."""

@@ -1,0 +1,61 @@
+"""What became of a request, as everyone is told of it."""
+
+import time
+from collections.abc import Iterator
+
+from blendhub.core.spans import Span, join_spans
+from blendhub.outcome.reasons import NotReused, Why
+from blendhub.outcome.report import Outcome, ReusedSpans
+from blendhub.vllm.decision import Decision
+from blendhub.vllm.messages import LoadResult
+from blendhub.vllm.scheduler.request.served_request import ServedRequest
+
+
+def outcome_of(request: ServedRequest) -> Outcome:
+    """What became of the request until now."""
+    reuse, settled = request.reuse, request.blocks.settled
+    result, loaded = reuse.result or LoadResult(), reuse.loaded
+    return Outcome(
+        request=request.id,
+        prompt_tokens=request.request.num_prompt_tokens,
+        engine_tokens=request.blocks.engine_tokens,
+        spans=ReusedSpans(
+            exact=tuple(loaded.exact if loaded else ()),
+            settled=tuple(join_spans([*([settled] if settled else []), *(loaded.settled if loaded else [])])),
+            moved=tuple(loaded.moved if loaded else ()),
+            recomputed=result.recomputed,
+            holes=tuple(loaded.holes if loaded else ()),
+        ),
+        sources=loaded.sources if loaded else (),
+        unused=tuple(_unused(request, loaded)),
+        reason=result.error or _reason(request, loaded),
+        audit=request.repair.audit,
+        repair=request.repair.outcome,
+        is_sample=request.repair.is_sample,
+        approximate_from=request.first_approximate,
+        ended_at=time.time(),
+    )
+
+
+def _reason(request: ServedRequest, loaded: Decision | None) -> str | None:
+    reuse = request.reuse
+    if reuse.refusal and not loaded:
+        return reuse.refusal.reason
+    return reuse.choice.refusal.reason if reuse.choice and reuse.choice.refusal else None
+
+
+def _unused(request: ServedRequest, loaded: Decision | None) -> Iterator[NotReused]:
+    """Why tokens are not reused, if they are not; of spans that overlap, the later one counts."""
+    reuse, whole = request.reuse, Span(0, request.request.num_prompt_tokens)
+    failed = reuse.result and reuse.result.error
+    why = Why.FAILED if failed else reuse.refusal.why if reuse.refusal else Why.ENDED
+    if reuse.found is None:
+        yield NotReused(whole, why)
+        return
+    yield NotReused(Span(0, request.prompt_end), Why.NOTHING_STORED)
+    if request.has_media:
+        yield NotReused(Span(request.prompt_end, whole.end), Why.REQUEST)
+    yield from (NotReused(span, Why.ON_THE_WAY) for span in reuse.found.on_the_way)
+    if not loaded:
+        yield from (NotReused(match.span, why) for match in reuse.found.matches)
+    yield from reuse.choice.unused if reuse.choice else ()

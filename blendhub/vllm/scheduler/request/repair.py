@@ -1,0 +1,33 @@
+"""The repair of one request, and its audit."""
+
+from blendhub.core.spans import Span
+from blendhub.outcome.report import AuditOutcome, RepairOutcome
+
+
+class Progress:
+    """How far a repair has come that is under way."""
+
+    def __init__(self, first_approximate: int) -> None:
+        self.exact_end = first_approximate
+        """All tokens before this one are exact, or will be with what was planned."""
+        self.has_begun = False
+        self.is_planned = False
+        """Whether everything was planned to be computed; the workers have yet to report that it was."""
+        self.until = 0.0
+        """If the request has ended: when the repair is given up."""
+
+    def left(self, computed_end: int) -> Span:
+        """What is left to compute; the last token once more, if it was not known to be the last."""
+        return Span(min(self.exact_end, computed_end - 1), computed_end)
+
+
+class RequestRepair:
+    def __init__(self) -> None:
+        self.progress: Progress | None = None
+        """Set while the repair is under way."""
+        self.outcome: RepairOutcome | None = None
+        self.is_audited = False
+        self.is_sample = False
+        """Whether its audit stands for all requests: true if the engine chose the request, false if its client did."""
+        self.audit: AuditOutcome | None = None
+        """The outcome of the audit. No request is audited twice."""

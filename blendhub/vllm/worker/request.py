@@ -1,0 +1,53 @@
+"""The record of one request on a worker."""
+
+from enum import Enum, auto
+
+from blendhub.client.write_rights import WriteRight
+from blendhub.vllm.worker.load_task import LoadTask
+from blendhub.vllm.worker.recompute import HostCopy
+from blendhub.vllm.worker.repairs import Repair
+from blendhub.vllm.worker.save import Save
+
+
+class Ending(Enum):
+    """What is left to do of a request that has ended; each comes after the one before."""
+
+    COPYING = auto()
+    """vLLM keeps its blocks until all saves are copied, and no repair computes in them."""
+    COMMITTING = auto()
+
+
+class WorkerRequest:
+    """Made by the first job that names the request, and forgotten when nothing of it is left to do."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.load: LoadTask | None = None
+        self.load_number = 0
+        """Ranks forget records at different times, but count loads alike."""
+        self.saves: list[Save] = []
+        """The chunks that are not committed yet, in order."""
+        self.failed_rights: set[WriteRight] = set()
+        """The rights of failed saves: nothing else is committed under these, which would vouch for what failed."""
+        self.repair: Repair | None = None
+        self.repaired: HostCopy | None = None
+        """Some number that the device computes last of its repair; None if it has."""
+        self.ending: Ending | None = None
+
+    @property
+    def needs_blocks(self) -> bool:
+        """Whether a copy or a repair still uses its blocks, or is going to."""
+        return self.is_repairing or any(not save.is_copied for save in self.saves)
+
+    @property
+    def is_repairing(self) -> bool:
+        """Whether the device still writes its blocks for a repair."""
+        if self.repaired and self.repaired.numbers() is not None:
+            self.repaired = None
+        return self.repaired is not None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing is left to do."""
+        is_idle = not (self.load or self.saves or self.repair or self.is_repairing)
+        return is_idle and self.ending is None and not self.failed_rights
