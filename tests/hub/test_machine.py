@@ -20,6 +20,7 @@ from blendhub.core.errors import BlendHubError
 from blendhub.core.layout import Variant
 from blendhub.core.spans import Span
 from tests.hub.hub_direct import BASE
+from tests.hub.lookup_oracle import check_found
 from tests.hub.machine_engines import (
     PROMPT,
     PROMPTS,
@@ -36,7 +37,6 @@ from tests.hub.machine_engines import (
     Process,
     Read,
 )
-from tests.hub.machine_oracle import check_found
 from tests.hub.machine_writing import WritingRules
 
 
