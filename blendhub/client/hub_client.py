@@ -14,6 +14,7 @@ from blendhub.client.write_rights import WriteRight
 from blendhub.contracts import Segment
 from blendhub.core.errors import HubError
 from blendhub.core.layout import Variant
+from blendhub.core.provenance import EXACT, Provenance
 from blendhub.core.spans import Span
 from blendhub.core.tokens import TokenBuffer, as_tokens
 from blendhub.outcome.report import LONGEST_NAME, Outcome
@@ -97,10 +98,7 @@ class HubClient(HubSession):
         tokens: TokenBuffer,
         span: Span,
         variant: Variant = BASE,
-        *,
-        exact: bool = True,
-        movable_from: int = 0,
-        ratio: float = 0.0,
+        provenance: Provenance = EXACT,
         run: int | None = None,
     ) -> Answer[Reservation]:
         """Slots for the KV of ``span``; the reply's span leaves out what is stored already, and may be empty."""
@@ -108,9 +106,7 @@ class HubClient(HubSession):
             wire.Reserve,
             variant=variant,
             span=span,
-            exact=exact,
-            movable_from=movable_from,
-            ratio=ratio,
+            provenance=provenance,
             run=run,
         )
         session = self._registered

@@ -16,15 +16,15 @@ from blendhub.client.arena_view import ArenaName, MappingId
 from blendhub.contracts import Segment
 from blendhub.contracts.transport import Codec
 from blendhub.core.layout import Namespace, Text, Variant
+from blendhub.core.provenance import EXACT, Provenance, Ratio
 from blendhub.core.spans import Id, Match, Position, Span, total
 from blendhub.outcome.reasons import NotReused
 from blendhub.outcome.report import LONGEST_NAME, MOST_OUTCOMES, Outcome
 from blendhub.system.processes import ProcessId
 
-WIRE_VERSION = 13
+WIRE_VERSION = 14
 
 Seconds = Annotated[float, Meta(ge=0, le=3600)]
-Ratio = Annotated[float, Meta(ge=0, le=1)]
 MOST_ITEMS = 2**16
 MOST_MATCHES = 2**12
 """The most matches in one message; a lookup answers with no more."""
@@ -118,18 +118,13 @@ class Release(FromSession, frozen=True):
 class Reserve(InNamespace, frozen=True, kw_only=True):
     """Allocate slots for the KV of ``span`` of these tokens, computed with all tokens before it.
 
-    ``exact``: nothing before or in the span was blended. What is stored exactly already is not stored again: the
-    reply's span begins after it. ``run``: extend this run if it ends where the span starts.
-
-    ``movable_from``: KV before this position stays: it is found behind its whole prefix only. ``NOWHERE`` if all of it
-    stays, as blended KV does; if such KV is not exact, it is not stored again where anything is stored behind that
-    prefix. ``ratio``: the share of the KV that was recomputed, if it is not exact.
+    What is stored exactly already, and moves as far, is not stored again: the reply's span begins after it. KV that is
+    neither exact nor movable is not stored again where anything is stored behind that prefix. ``run``: extend this run
+    if it ends where the span starts, and is of the same provenance.
     """
 
     span: Span
-    exact: bool = True
-    movable_from: Position = 0
-    ratio: Ratio = 0.0
+    provenance: Provenance = EXACT
     run: Id | None = None
 
 

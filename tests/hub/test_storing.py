@@ -17,7 +17,7 @@ from blendhub.core.errors import ArenaFull, InvalidInput, LeaseError
 from blendhub.core.layout import KVLayout, Variant
 from blendhub.core.spans import Span
 from blendhub.hub import deletion
-from blendhub.hub.handlers import base
+from blendhub.hub.handlers import tokens as reading
 from blendhub.hub.leases import write_leases
 from blendhub.hub.limits import MOST_CHUNKS, MOST_SLOTS
 from blendhub.system.processes import ProcessId
@@ -269,7 +269,7 @@ def test_a_reservation_has_as_many_slots_as_a_message_may_and_evicts_no_more_chu
     ],
 )
 def test_bad_input_is_a_typed_error_and_changes_nothing(hub, monkeypatch, kind, fields, payload, error, sentence):
-    monkeypatch.setattr(base, "MOST_PROMPT_TOKENS", 5000)
+    monkeypatch.setattr(reading, "MOST_PROMPT_TOKENS", 5000)
     member = hub.join()
     member.store(TEXT)
     before = hub.state.cache.arena.extents.free_bytes

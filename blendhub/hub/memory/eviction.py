@@ -120,7 +120,7 @@ class EvictionOrder:
 
     def of(self, chunk: Chunk) -> S3FIFO[Chunk]:
         """The order that a chunk belongs to."""
-        return self._others if chunk.run.origin.is_movable else self._staying
+        return self._others if chunk.run.provenance.is_movable else self._staying
 
     def evict(self) -> Chunk | None:
         orders = [self._others, self._staying]

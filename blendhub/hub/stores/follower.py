@@ -188,7 +188,8 @@ class Follower:
         start = spans[0].start
         run = next((run for run in index.named(stored.key) if run.end == start and run.foreign), None)
         if run is None:
-            run = Run(self._indexes.new_run_id(), index, start, arrival.description.origin, stored.key, foreign=True)
+            id, provenance = self._indexes.new_run_id(), arrival.description.provenance
+            run = Run(id, index, start, provenance, stored.key, foreign=True)
         run.listed = self._tier.writer.generation
         chunks = [Chunk(run, span, None, content_of(index.digest, arrival.tokens, span)) for span in spans]
         for chunk in chunks:

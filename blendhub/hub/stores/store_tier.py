@@ -98,7 +98,7 @@ class StoreTier:
             self._indexes.make(description.namespace)
         )
         id, start = self._indexes.new_run_id(), stored.chunks[0].start
-        run = Run(id, index, start, description.origin, stored.key)
+        run = Run(id, index, start, description.provenance, stored.key)
         chunks = [Chunk(run, span, None, content_of(index.digest, tokens, span)) for span in stored.chunks]
         for chunk in chunks:
             chunk.in_store = True
@@ -124,6 +124,7 @@ def described(stored: StoredRun) -> RunDescription:
     description = msgspec.msgpack.decode(stored.description, type=RunDescription)
     if description.namespace.digest != stored.key.namespace:
         raise StoreFailed("its description has another namespace than its key")
+    description.provenance.check_stored()
     reached = 0
     for span in stored.chunks:
         whole = description.namespace.chunks_of(span) == [span]

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from blendhub import PluginHost
 from blendhub.core.layout import MIN_DONOR_CONTEXT, MIN_SAVED_TOKENS
-from blendhub.core.spans import NOWHERE, Span, gaps
+from blendhub.core.provenance import Provenance
+from blendhub.core.spans import Span, gaps
 from blendhub.hub.config import HubConfig
 from blendhub.hub.embedded import HubInThread
 
@@ -141,8 +142,8 @@ def test_a_real_hub_finds_and_evicts_the_same(slots):
 def serve(engine, prompt, matches):
     """Store what an engine computes and blends of a prompt."""
 
-    def store(span, **origin):
-        reserved = engine.reserve(prompt, span, **{"movable_from": MIN_DONOR_CONTEXT, **origin}).result()
+    def store(span, kind="exact"):
+        reserved = engine.reserve(prompt, span, provenance=Provenance(kind, donates_from=MIN_DONOR_CONTEXT)).result()
         if reserved.right:
             engine.commit(reserved.right, reserved.span.end).result()
 
@@ -151,10 +152,10 @@ def serve(engine, prompt, matches):
         if gap.end <= approximate:
             store(gap)
         elif gap.end == len(prompt) or len(gap) >= MIN_SAVED_TOKENS:
-            store(gap, exact=False)
+            store(gap, "after_blended")
     moved = [match.span for match in matches if match.moved]
     if moved:
-        store(Span(moved[0].start, moved[-1].end), exact=False, movable_from=NOWHERE)
+        store(Span(moved[0].start, moved[-1].end), "blended")
 
 
 def test_a_prompt_larger_than_the_arena_is_played():

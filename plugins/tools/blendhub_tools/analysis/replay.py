@@ -10,11 +10,12 @@ from typing import NamedTuple, cast
 
 from blendhub.contracts import RunKey
 from blendhub.core.layout import DEFAULT_MATCHERS, MIN_DONOR_CONTEXT, MIN_SAVED_TOKENS, KVLayout, Namespace
-from blendhub.core.spans import NOWHERE, Match, Span, gaps
+from blendhub.core.provenance import Provenance
+from blendhub.core.spans import Match, Span, gaps
 from blendhub.core.tokens import Tokens
 from blendhub.framework.host import PluginHost
 from blendhub.hub.index.match_queues import MatchThreads
-from blendhub.hub.index.namespace_index import Chunk, NamespaceIndex, Origin, Run, content_of
+from blendhub.hub.index.namespace_index import Chunk, NamespaceIndex, Run, content_of
 from blendhub.hub.limits import MOST_SLOTS_OF_AN_ARENA
 from blendhub.hub.memory.arena import Arena
 from blendhub.hub.memory.cache import Cache
@@ -86,17 +87,17 @@ class Replay:
         approximate = next((match.span.start for match in matches if not match.exact), n)
         for gap in gaps(Span(0, n), (match.span for match in matches)):
             if gap.end <= approximate:
-                self._store_run(tokens, gap, Origin(movable_from=self._movable_from))
+                self._store_run(tokens, gap, Provenance(donates_from=self._movable_from))
             elif gap.end == n or len(gap) >= MIN_SAVED_TOKENS:
-                self._store_run(tokens, gap, Origin(exact=False, movable_from=self._movable_from))
+                self._store_run(tokens, gap, Provenance("after_blended", donates_from=self._movable_from))
         moved = [match.span for match in matches if match.moved]
         if moved:
-            self._store_run(tokens, Span(moved[0].start, moved[-1].end), Origin(exact=False, movable_from=NOWHERE))
+            self._store_run(tokens, Span(moved[0].start, moved[-1].end), Provenance("blended"))
 
-    def _store_run(self, tokens: Tokens, span: Span, origin: Origin) -> None:
+    def _store_run(self, tokens: Tokens, span: Span, provenance: Provenance) -> None:
         namespace = self.index.namespace
         id = next(self._ids)
-        run = Run(id, self.index, span.start, origin, RunKey(self.index.digest, str(id)))
+        run = Run(id, self.index, span.start, provenance, RunKey(self.index.digest, str(id)))
         chunks, offsets = [], []
         for part in namespace.chunks_of(span):
             offset = self.cache.allocate(namespace.slot_bytes)
