@@ -131,17 +131,21 @@ class HubClient(HubSession):
     def commit(self, right: WriteRight, upto: int) -> Answer[wire.Done]:
         """Report that this rank has written its shards up to a position; when all ranks have, they are matchable.
 
-        At the end of the lease this process writes no more under it. An error says that no write may be under way then.
+        At the end of the lease this process writes no more under it.
         """
-        message, is_last = self._message(wire.Commit, lease=right.lease, upto=upto), upto == right.end
-        if not is_last:
-            return self._ask(DONE, message)
-        self._rights.end(right)
-        if self._rights.is_writing(right.lease):
+        is_last = upto == right.end
+        message = self._message(wire.Commit, lease=right.lease, upto=upto)
+        try:
+            self._rights.check(right)
+            if is_last:
+                self._rights.end(right)
+                if self._rights.is_writing(right.lease):
+                    raise HubError(f"a write into lease {right.lease} has not ended; try again")
+        except HubError as error:
             answer = Answer(self, message, DONE)
-            answer.fail(HubError(f"a write into lease {right.lease} has not ended; try again"))
+            answer.fail(error)
             return answer
-        return self._ask(DONE, message, ends=right.lease)
+        return self._ask(DONE, message, ends=right.lease if is_last else None)
 
     # The rest.
 

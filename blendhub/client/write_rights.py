@@ -78,12 +78,15 @@ class WriteRights:
         with self._changed:
             return lease in self._writes
 
+    def check(self, right: WriteRight) -> None:
+        """Raise LeaseError if the right has ended."""
+        with self._changed:
+            self._check(right)
+
     def begin_write(self, right: WriteRight) -> None:
         """Begin a write, which ``end_write`` must follow. Raises LeaseError if the right has ended."""
         with self._changed:
-            reason = self._why_ended(right)
-            if reason:
-                raise LeaseError(f"nothing may be written under lease {right.lease}: {reason}; reserve anew")
+            self._check(right)
             self._writes[right.lease] += 1
 
     def end_write(self, right: WriteRight) -> None:
@@ -115,7 +118,11 @@ class WriteRights:
         with self._changed:
             self._unacknowledged.difference_update(leases)
 
-    def _why_ended(self, right: WriteRight) -> str:
+    def _check(self, right: WriteRight) -> None:
+        if reason := self._reason_ended(right):
+            raise LeaseError(f"nothing may be written under lease {right.lease}: {reason}; reserve anew")
+
+    def _reason_ended(self, right: WriteRight) -> str:
         """Why the right has ended; empty if it holds."""
         if self._is_closed:
             return "this process has left the hub"

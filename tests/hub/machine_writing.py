@@ -87,7 +87,7 @@ class WritingRules(HubRules):
         for position in (job.span.start + int(share * len(job.span)), job.span.end):
             for worker in engine.workers:
                 # One that did not write has nothing to commit.
-                if worker.client._rights._why_ended(job.right) == "":
+                if worker.client._rights._reason_ended(job.right) == "":
                     worker.commit(job, position)
 
     @rule(which=WHICH)

@@ -83,7 +83,7 @@ def test_weights_are_those_of_all_ranks_and_a_name_that_gets_others_is_known():
 
 
 def test_the_names_that_are_remembered_are_bounded(monkeypatch):
-    monkeypatch.setattr("blendhub.vllm.scheduler.admission.MOST_NAMED", 8)
+    monkeypatch.setattr("blendhub.vllm.scheduler.admission.MAX_NAMED", 8)
     adapters = Adapters(1)
     for number in range(30):
         lora = LoRARequest(f"name {number}", number + 1, "org/a")

@@ -151,9 +151,10 @@ def test_with_repair_off_an_audit_waits_for_the_end_of_the_answer_which_nothing_
     assert step(engine, off, audited) is None
     assert engine.side.ended(off, (engine.blocks.blocks,))[0], "its saves need the blocks"
     assert engine.side.ended(audited, (engine.blocks.blocks,))[0]
-    assert step(engine).request == "audited" and engine.side.repairs.is_busy
+    assert step(engine).request == "audited" and engine.side.has_work
     repaired(engine, "audited", audit=AuditOutcome(True, 0.0))
-    assert not engine.side.repairs.is_busy and engine.counters["requests_repaired"] == 1
+    assert not any(ended.repair.progress for ended in engine.side.requests.ended.values())
+    assert engine.counters["requests_repaired"] == 1
 
 
 def test_a_token_that_a_step_was_computing_when_its_request_was_aborted_is_computed_anew(engine):

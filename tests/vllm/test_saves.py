@@ -127,7 +127,7 @@ def test_what_is_copied_can_be_read_but_nothing_at_or_behind_a_save_that_failed(
     assert scene.readable() == set(range(32 * failing))
     assert sum(report.saved_tokens for report in reports) == min(32 * failing, 96)
     assert any("LeaseError" in report.failed_saves for report in reports) == (failing < 3)
-    assert scene.write_leases() == 0, "a failed right was not given back"
+    scene.played.engine.eventually(lambda: scene.write_leases() == 0)  # a failed right is given back
 
 
 def test_a_request_s_blocks_are_free_when_its_copies_have_ended_whether_the_hub_answers_or_not(scene):

@@ -27,7 +27,7 @@ def engine():
 def test_what_vllm_has_is_not_leased_and_looked_up_again_where_vllm_has_evicted_it(engine):
     engine.blocks.cached = lambda hashes, most: 64
     assert engine.load(engine.arrived("r", PROMPT), local=64) == 96
-    (match,) = engine.side.requests.known["r"].found.matches
+    (match,) = engine.side.requests.known["r"].reuse.found.matches
     assert match.span == Span(64, 96)
     assert engine.load(engine.arrived("evicted", PROMPT), local=0) == 96
     assert engine.report("evicted")["exact_tokens"] == 96
@@ -54,10 +54,10 @@ def test_the_answer_to_a_lookup_stays_leased_until_the_request_s_turn_unless_the
     with standing_still(engine.hub):
         assert engine.turn(request) == (96, True)
     assert engine.leases() == 1
-    lookup = engine.side.requests.known["r"].lookup
+    lookup = engine.side.requests.known["r"].reuse.lookup
     engine.side.client._join()
     assert engine.turn(request) == (96, True)
-    assert engine.side.requests.known["r"].lookup is not lookup
+    assert engine.side.requests.known["r"].reuse.lookup is not lookup
     assert engine.load(request) == 96
     engine.eventually(lambda: not engine.leases())
 

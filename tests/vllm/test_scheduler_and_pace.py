@@ -10,6 +10,7 @@ from vllm.v1.request import Request
 from blendhub.vllm.costs import Cost, Costs
 from blendhub.vllm.messages import LoadResult, WorkerReport
 from blendhub.vllm.scheduler.blend_queue import SPARE_STEPS, BlendQueue
+from blendhub.vllm.scheduler.request.served_request import Requests
 from blendhub.vllm.settings import ReusePolicy
 from tests.vllm.played_engine import SETTINGS, played_engine, text
 
@@ -25,8 +26,8 @@ def request(number, priority=0):
 @pytest.mark.parametrize("n_blended, steps", [(1, 10), (4, 40)])
 def test_nobody_waits_longer_than_recomputation_takes_beside_others(monkeypatch, n_blended, steps):
     """The bound counts all requests together, but no wait for hub or copy: 25 tokens in each step."""
-    monkeypatch.setattr("blendhub.vllm.scheduler.blend_queue.LEAST_S", 0.0)
-    queue = BlendQueue(ENGINE, {})
+    monkeypatch.setattr("blendhub.vllm.scheduler.blend_queue.MIN_WAIT_S", 0.0)
+    queue = BlendQueue(ENGINE, Requests())
     for number in range(n_blended):
         queue.begin(request(number, priority=1), 250)
     # In vLLM's order, which may be by priority.
@@ -40,7 +41,7 @@ def test_nobody_waits_longer_than_recomputation_takes_beside_others(monkeypatch,
 
 @pytest.mark.parametrize(("scheduled", "budget"), [(0, 8192), (1000, 7192), (8192, 2048)])
 def test_recomputation_has_a_share_of_every_step(scheduled, budget):
-    assert BlendQueue(8192, {}).budget(scheduled) == budget
+    assert BlendQueue(8192, Requests()).budget(scheduled) == budget
 
 
 # Through the scheduler side and a real hub.

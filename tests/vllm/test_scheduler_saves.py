@@ -177,6 +177,8 @@ def calls_of_a_decode_step(engine, n_running):
     for name, prompt in running.items():
         engine.load(engine.arrived(name, prompt))
     engine.step(**dict.fromkeys(running, (0, 32)))
+    for name in running:
+        engine.side.requests.known[name].request.append_output_token_ids(1)
     engine.step(**dict.fromkeys(running, (32, 1)))
     output = SchedulerOutput.make_empty()
     output.num_scheduled_tokens = dict.fromkeys(running, 1)

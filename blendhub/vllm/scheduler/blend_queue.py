@@ -63,15 +63,15 @@ class BlendQueue:
         """How many tokens may be recomputed in a step in which vLLM computes ``scheduled`` tokens."""
         return max(self._engine_tokens - scheduled, self._min_tokens)
 
-    def begin(self, request: ServedRequest, n_tokens: int) -> None:
+    def begin(self, request: Request, n_tokens: int) -> None:
         """A request is loaded, and so many of its tokens are recomputed."""
         before = sum(turn.n_tokens for turn in self._blending)
         last_step = self._step + SPARE_STEPS + -(-(before + n_tokens) // self.budget(self._engine_tokens))
-        self._blending.append(BlendTurn(request.request, n_tokens, last_step, time.monotonic() + MIN_WAIT_S))
+        self._blending.append(BlendTurn(request, n_tokens, last_step, time.monotonic() + MIN_WAIT_S))
 
-    def end(self, request: ServedRequest) -> None:
+    def end(self, request: Request) -> None:
         """The request is loaded, or has ended."""
-        self._blending = [turn for turn in self._blending if turn.request is not request.request]
+        self._blending = [turn for turn in self._blending if turn.request is not request]
 
     def must_wait(self, request: Request, n_tokens: int) -> bool:
         """Whether a request must wait for which vLLM would compute ``n_tokens`` tokens."""

@@ -120,7 +120,7 @@ class LoadScheduler:
         assert lookup.reply and lookup.reply.lease is not None
         self._scratch.allocated(request.blocks)
         if n_recomputed := math.ceil(decision.recomputed_at(decision.ratio)):
-            self._queue.begin(request, n_recomputed)
+            self._queue.begin(request.request, n_recomputed)
         request.begin_load(decision)
         return LoadJob(
             request.id,
@@ -156,14 +156,14 @@ class LoadScheduler:
         else:
             self._scratch.loaded(request.blocks)
         request.end_load(result)
-        self._queue.end(request)
+        self._queue.end(request.request)
         assert request.reuse.decision
         self._reports.count_load(request.reuse.decision, result)
         self._settled.remember(request)
 
     def ended(self, request: ServedRequest) -> None:
         """A request has ended, or was aborted."""
-        self._queue.end(request)
+        self._queue.end(request.request)
         self._scratch.ended(request.blocks)
         if request.reuse.stage is not Stage.LOADING:
             request.reuse.end_lookup()

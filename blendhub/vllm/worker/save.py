@@ -26,7 +26,7 @@ class Save:
         """Whether the engine's next work does not follow the copy's reads yet."""
         self.commit: Answer[Done] | None = None
         self.client: HubClient | None = None
-        """The client that has the right to write, once the copy has begun."""
+        """The client that has the right to write, once there is a session."""
         self._parts: list[Transfer] = []
         """The copies of the tokens before ``_at``."""
         self._at = job.slot.span.start
@@ -47,9 +47,9 @@ class Save:
         """The tokens whose copy has not begun."""
         return Span(self._at, self.job.slot.span.end)
 
-    def begun(self, end: int, parts: list[Transfer], client: HubClient, right: ExitStack) -> None:
+    def begun(self, end: int, parts: list[Transfer], right: ExitStack) -> None:
         """The copy has begun of the tokens up to ``end``, under the right to write."""
-        self._at, self.client = end, client
+        self._at = end
         self._parts += parts
         if not self.left:
             self.copy, self.reads_pages, self.begun_at = Transfers(self._parts), True, time.monotonic()

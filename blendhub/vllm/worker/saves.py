@@ -129,7 +129,7 @@ class Saves:
                     raise DeadlineExceeded("the session with the hub was not open for too long")
                 return 0
             client, span = arena.client, job.slot.span
-            save.client = client
+            save.client = client  # which ends the right if the save fails
             self._adapters.check(job.adapter, is_loaded=False)
             if job.right.arena != arena.nonce:
                 raise HubError("the slots are of another arena than this worker has; the hub was restarted")
@@ -139,7 +139,8 @@ class Saves:
                 right.enter_context(client.writing(job.right))
                 # What another rank with the same KV writes is committed by this one, too, in the same order.
                 writes = client.namespace.writes(client.rank, span)
-                save.begun(part.end, [self._copies.save([segment], job.blocks)] if writes else [], right)
+                parts = [self._copies.save([segment], job.blocks)] if writes else []
+                save.begun(part.end, parts, right)
             return len(part)
         except Exception as error:  # the accelerator may fail, and the request does not need its save
             self._fail(record, save, error)

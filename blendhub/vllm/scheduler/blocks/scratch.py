@@ -144,15 +144,14 @@ class Scratch:
 
         Given back are the other blocks, and those of requests for which vLLM has not allocated its own.
         """
-        is_low, now = self.is_low, time.monotonic()
+        now = time.monotonic()
         for request in self._requests:
             own = request.blocks
             if own.asked:
                 own.n_denied += 1
                 self._give_back_asked(own)
-            if own.held_until is not None and (is_low or now > own.held_until or not are_needed(request)):
+            if own.held_until is not None and (now > own.held_until or not are_needed(request) or self.is_low):
                 self.give_back(own)
-                is_low = self.is_low
 
     def give_back(self, own: RequestBlocks) -> None:
         """Give back the blocks of a request: no step that is still to be planned will use them."""

@@ -185,7 +185,7 @@ class ServedRequest:
             or self.blocks.held is not None
             or not is_stored
             or self.repair.progress is not None
-            or self.lacks_first_token
+            or (self.lacks_first_token and not self.has_begun_to_answer)
         )
 
     @property
