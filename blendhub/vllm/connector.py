@@ -37,7 +37,7 @@ from blendhub.vllm.text_options import with_token_ids
 from blendhub.vllm.watching.metrics import BlendHubMetrics
 from blendhub.vllm.watching.stats import BlendHubStats
 from blendhub.vllm.worker.side import WorkerSide
-from blendhub.vllm.worker.worker_start import WorkerStart
+from blendhub.vllm.worker.start.worker_start import WorkerStart
 
 if TYPE_CHECKING:
     from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransferResults
@@ -75,7 +75,8 @@ class BlendHubConnector(KVConnectorBase_V1, SupportsHMA):
             settings = with_token_ids(settings, host, vllm_config.model_config)
             self._scheduler = SchedulerStart(vllm_config, settings, host, transport, self._blocks, kv_cache_config)
         else:
-            self._unchecked = WorkerStart(vllm_config, settings, host, self._new_platform)
+            engine_id = str(self._kv_transfer_config.engine_id)
+            self._unchecked = WorkerStart(vllm_config, settings, host, engine_id, self._new_platform)
         # An engine inside a script is shut down only when the script ends. At the time of ``atexit`` Python starts no
         # threads any more, but a hub needs them to close.
         threading._register_atexit(self.shutdown)  # type: ignore[attr-defined]

@@ -174,7 +174,7 @@ def attend_on_device() -> None:
     from blendhub.testing.attention_reference import ReferenceAttention
 
     device: Any = importlib.import_module("blendhub_cpu.device").CpuDevice
-    choice: Any = importlib.import_module("blendhub.vllm.worker.attention_choice")
+    choice: Any = importlib.import_module("blendhub.vllm.worker.start.attention_choice")
     attach = device.attach
 
     def attach_and_remember(self: Any, *attached: Any) -> None:

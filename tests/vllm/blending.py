@@ -10,8 +10,8 @@ from blendhub.core.tokens import Tokens
 from blendhub.vllm.decision import Decision
 from blendhub.vllm.messages import LoadJob, LoadSource
 from blendhub.vllm.model.layer_groups import layer_groups, pages_of
+from blendhub.vllm.model.ranks import Ranks
 from blendhub.vllm.worker.forwards import Forwards
-from blendhub.vllm.worker.ranks import Ranks
 from blendhub.vllm.worker.recompute import Blend, BlendContext
 from tests.stand_in import StandIn
 from tests.vllm.two_ranks import ALONE

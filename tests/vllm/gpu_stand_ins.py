@@ -130,7 +130,7 @@ def put_device_in_place(attends):
     from blendhub.framework.hookspecs import available_everywhere
     from blendhub.testing.devices.deferred import DeferredRuntime
     from blendhub.vllm.model import layer_groups
-    from blendhub.vllm.worker import attention_choice
+    from blendhub.vllm.worker.start import attention_choice
 
     class LateRuntime(DeferredRuntime):
         def synchronize(self, event):

@@ -16,9 +16,9 @@ from blendhub.core.spans import Match
 from blendhub.vllm.decision import Decision
 from blendhub.vllm.model.attention_probe import counted_layers
 from blendhub.vllm.model.own_layers import rules_of
-from blendhub.vllm.worker import attention_choice
-from blendhub.vllm.worker.attention_choice import choose_attention
 from blendhub.vllm.worker.attention_query import attention_query
+from blendhub.vllm.worker.start import attention_choice
+from blendhub.vllm.worker.start.attention_choice import choose_attention
 from tests.stand_in import Anything, StandIn
 from tests.vllm.blending import load_job
 from tests.vllm.two_ranks import ALONE

@@ -6,8 +6,8 @@ import pytest
 
 from blendhub.core.spans import Span
 from blendhub.vllm.model.layer_groups import attach
-from blendhub.vllm.worker import measured_costs
-from blendhub.vllm.worker.measured_costs import SECONDS, measure_costs
+from blendhub.vllm.worker.start import measured_costs
+from blendhub.vllm.worker.start.measured_costs import SECONDS, measure_costs
 from tests.vllm.blending import HOST, context_of
 from tests.vllm.stand_in_model import BLOCK, StandInModel
 from tests.vllm.two_ranks import ALONE, forward_together, on_two_ranks

@@ -16,7 +16,7 @@ from blendhub.vllm.model_support import ModelSupport
 from blendhub.vllm.worker import repairs
 from blendhub.vllm.worker.audit import MOST_KL, check_predictions, compared
 from blendhub.vllm.worker.repairs import Repairs
-from blendhub.vllm.worker.worker_start import with_audits
+from blendhub.vllm.worker.start.worker_start import with_audits
 from tests.vllm.blending import context_of
 from tests.vllm.stand_in_model import StandInModel
 from tests.vllm.two_ranks import ALONE

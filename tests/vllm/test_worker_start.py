@@ -14,8 +14,8 @@ from blendhub.vllm.model import layer_groups
 from blendhub.vllm.model.device_memory import DeviceMemory
 from blendhub.vllm.model_support import Neighbours
 from blendhub.vllm.settings import Settings
-from blendhub.vllm.worker import worker_start
-from blendhub.vllm.worker.worker_start import WorkerStart
+from blendhub.vllm.worker.start import worker_start
+from blendhub.vllm.worker.start.worker_start import WorkerStart
 from tests.stand_in import StandIn
 from tests.vllm.blending import HOST
 from tests.vllm.stand_in_model import StandInModel, rotary

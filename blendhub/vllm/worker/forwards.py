@@ -13,9 +13,9 @@ from blendhub.core.errors import BlendHubError
 from blendhub.core.spans import Span, total
 from blendhub.vllm.model.attention_probe import AttentionQuery
 from blendhub.vllm.model.pages import read_as_computed
+from blendhub.vllm.model.ranks import RankFailure, Ranks
 from blendhub.vllm.model.recompute_set import RecomputeSet, RequestTokens
 from blendhub.vllm.spans import cut
-from blendhub.vllm.worker.ranks import RankFailure, Ranks
 from blendhub.vllm.worker.recompute import Blend, BlendContext, Computed, HostCopy
 
 log = logging.getLogger(__name__)

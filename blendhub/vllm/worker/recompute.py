@@ -17,10 +17,10 @@ from blendhub.vllm.model.attention_probe import AttentionProbe, AttentionQuery
 from blendhub.vllm.model.engine_model import EngineModel
 from blendhub.vllm.model.layer_groups import LayerGroup
 from blendhub.vllm.model.pages import LayerPages
+from blendhub.vllm.model.ranks import Ranks
 from blendhub.vllm.model.recompute_set import RecomputeSet, positions_of
 from blendhub.vllm.spans import behind, sampled, spread
 from blendhub.vllm.worker.attention_query import attention_query
-from blendhub.vllm.worker.ranks import Ranks
 
 PROBED_GROUP = 16
 """The least neighbours of which the first ones are probed, and speak for the others."""

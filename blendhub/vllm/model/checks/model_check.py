@@ -23,10 +23,10 @@ from blendhub.vllm.model.layer_groups import LayerGroup, layer_groups, pages_of
 from blendhub.vllm.model.page_trial import COARSE, error_of, misplaced
 from blendhub.vllm.model.pages import BYTES, LayerPages, read_as_computed
 from blendhub.vllm.model.platform import Tensors
+from blendhub.vllm.model.ranks import Ranks
 from blendhub.vllm.model.recompute_set import RecomputeSet
 from blendhub.vllm.model.rotary import digest, rotated, rotations_of
 from blendhub.vllm.model_support import ModelSupport, unsupported
-from blendhub.vllm.worker.ranks import Ranks
 
 log = logging.getLogger(__name__)
 Result = TypeVar("Result")

@@ -20,16 +20,16 @@ from blendhub.vllm.model.device_memory import DeviceMemory
 from blendhub.vllm.model.engine_model import EngineModel
 from blendhub.vllm.model.layer_groups import LayerGroup, attach, attention_of, pages_of, split
 from blendhub.vllm.model.platform import Platform
+from blendhub.vllm.model.ranks import Ranks
 from blendhub.vllm.model.rotary import digest
 from blendhub.vllm.model.runner import find_caller
 from blendhub.vllm.model_support import ModelSupport, Neighbours, beside, unsupported
 from blendhub.vllm.settings import Settings
-from blendhub.vllm.worker.attention_choice import choose_attention
 from blendhub.vllm.worker.audit import check_predictions
 from blendhub.vllm.worker.connector_worker import ConnectorWorker
-from blendhub.vllm.worker.measured_costs import measure_costs
-from blendhub.vllm.worker.ranks import Ranks
 from blendhub.vllm.worker.recompute import BlendContext
+from blendhub.vllm.worker.start.attention_choice import choose_attention
+from blendhub.vllm.worker.start.measured_costs import measure_costs
 
 log = logging.getLogger(__name__)
 NewPlatform = Callable[[Any, VllmConfig], Platform]
@@ -42,10 +42,13 @@ class WorkerStart:
     A wrong setting ends vLLM's start instead.
     """
 
-    def __init__(self, config: VllmConfig, settings: Settings, host: PluginHost, new_platform: NewPlatform) -> None:
+    def __init__(
+        self, config: VllmConfig, settings: Settings, host: PluginHost, engine_id: str, new_platform: NewPlatform
+    ) -> None:
         self._config = config
         self._settings = settings
         self._host = host
+        self._engine_id = engine_id
         self._new_platform = new_platform
         self._model: EngineModel | None = None
         self._groups: tuple[LayerGroup, ...] = ()
@@ -124,9 +127,7 @@ class WorkerStart:
         if check.support.blends:
             costs = measure_costs(context)
             check = check._replace(support=msgspec.structs.replace(check.support, costs=costs))
-        assert self._config.kv_transfer_config
-        engine, timeout_s = str(self._config.kv_transfer_config.engine_id), self._settings.lookup_timeout_s
-        return check, ConnectorWorker(context, self._host, engine, timeout_s)
+        return check, ConnectorWorker(context, self._host, self._engine_id, self._settings.lookup_timeout_s)
 
     def _new_device(self) -> Device:
         assert self._settings.device
