@@ -1,17 +1,31 @@
 """A suite that nothing fails is worth nothing: plugins with one fault each, and the test that must fail with each."""
 
+import ast
 import functools
+import inspect
+import re
 from collections.abc import Callable, Mapping, Sequence
+from types import ModuleType
 from typing import Any
 
 import pytest
 
-from blendhub.testing.sentences import place_of
+from blendhub.testing.sentences import place_of, sentence_of
+
+DOCUMENTED = (ast.ClassDef, ast.FunctionDef)
+CAUGHT: set[str] = set()
+"""The sentences of contracts that a plugin breaks in a table that is imported."""
 
 
 def all_tests(suite: type) -> set[str]:
-    """The tests of a suite, each of which a faulty plugin has to prove."""
     return {name for name in dir(suite) if name.startswith("test_")}
+
+
+def paragraphs_of(module: ModuleType) -> list[str]:
+    """The paragraphs of a contract that have a name: what each plugin promises."""
+    documented = (node for node in ast.walk(ast.parse(inspect.getsource(module))) if isinstance(node, DOCUMENTED))
+    texts = [" ".join(text.split()) for node in documented for text in (ast.get_docstring(node) or "").split("\n\n")]
+    return [text for text in texts if re.match(r"[*]\w", text)]
 
 
 def proofs(
@@ -21,9 +35,11 @@ def proofs(
 ) -> dict[str, type]:
     """A class for each faulty plugin, which pytest collects: its one test passes if that test of the suite fails.
 
-    ``suite`` makes its plugin of its attribute ``plugin``. Every part of the suite needs a fault. ``part_for``: the
-    part of the suite for a plugin, where not all of it is for each.
+    ``suite`` makes its plugin of its attribute ``plugin``. Every part of the suite needs a fault, and every named
+    paragraph of the contract: see test_sentences. ``part_for``: the part of the suite for a plugin, where not all of it
+    is for each.
     """
+    CAUGHT.update(sentence_of(suite, test) for test in faults)
     tests = all_tests(suite)
     assert {place_of(suite, test)[0] for test in faults} == {place_of(suite, test)[0] for test in tests}
     hidden = dict.fromkeys(sorted(tests))  # in one order, or the processes that run tests collect others

@@ -185,7 +185,11 @@ def share_the_last_table(self: Any, tokens: Any) -> None:
 
 
 FAULTS: dict[str, list[Faulty]] = {
-    "test_any_transfers": [rotating("RotatesTheFirstItems", offset=0), rotating("RotatesHalves", neox=True)],
+    "test_any_transfers": [
+        device("LastLayerFirst", _attach=lambda self, layers, *sizes: Sound._attach(self, layers[::-1], *sizes)),
+        rotating("RotatesTheFirstItems", offset=0),
+        rotating("RotatesHalves", neox=True),
+    ],
     "test_chunks_and_blocks_of_any_size": [
         device("SkipsNothing", load=lambda self, segments, blocks, _=0, **of: Sound.load(self, segments, blocks, **of)),
     ],

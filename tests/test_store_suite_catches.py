@@ -101,12 +101,19 @@ def forgets_its_place(path: Path, capacity: int) -> Store:
     return Sound(path / secrets.token_hex(8), capacity)
 
 
+def lets_others_in(path: Path, capacity: int) -> Store:
+    store = Sound(path, capacity)
+    (path / "lock").unlink()
+    return store
+
+
 FAULTS: dict[str, list[Callable[..., Store]]] = {
     "test_bytes_come_back_as_they_were_saved": [
         faulty(save=lambda self, run, span, shards: Sound.save(self, run, span, [shards[0]] * len(shards))),
     ],
     "test_growing_a_run_may_cost_its_own_chunks_but_not_the_run": [opening(drops_the_run_that_grows)],
     "test_bad_input_is_refused_and_changes_nothing": [faulty(save=takes_chunks_of_unknown_runs)],
+    "test_a_place_in_use_is_refused": [lets_others_in],
     "test_a_damaged_chunk_is_never_served": [ServesWhatIsDamaged],
     "test_no_flipped_bit_and_no_missing_end_escapes": [ServesWhatIsDamaged],
     "test_neither_swapped_files_nor_missing_ones_are_served": [ServesWhatIsDamaged],

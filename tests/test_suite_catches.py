@@ -110,6 +110,14 @@ def changes_before_it_checks(self: Sound, run: int, span: Span) -> None:
     Sound.discard(self, run, span)
 
 
+def takes_an_id_once(self: Sound, run: int, tokens: Any, span: Span, exact: bool = True) -> None:
+    used = self.__dict__.setdefault("used", set())
+    if run in used - self.runs.keys():
+        raise InvalidInput("this id belongs to a run that is gone")
+    used.add(run)
+    Sound.add(self, run, tokens, span, exact)
+
+
 class Leaks(Sound):
     leaked = 0
 
@@ -132,6 +140,7 @@ FAULTS: dict[str, list[Any]] = {
         faulty(add=lambda self, run, tokens, span, exact=True: Sound.add(self, run, tokens, span)),
     ],
     "test_the_matcher_keeps_its_own_copy": [adding(keeps_the_callers_array)],
+    "test_an_id_can_be_used_again": [faulty(add=takes_an_id_once)],
     "test_memory_is_reclaimed_while_the_oldest_goes": [Leaks],
     "test_refuses_to_discard_what_is_not_stored": [faulty(discard=changes_before_it_checks)],
     "test_one_thread_adds_while_another_matches": [faulty(add=stores_in_two_steps)],

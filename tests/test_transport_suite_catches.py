@@ -2,10 +2,12 @@
 
 import asyncio
 import os
+import socket
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import zmq
@@ -17,13 +19,12 @@ from blendhub.contracts import Codec, Connection, Envelope, Pending, Server, Ser
 from blendhub.contracts.transport import Peer
 from blendhub.core.errors import BlendHubError, ProtocolError, ServiceFailed
 from blendhub.testing import TransportSuite
-from blendhub.testing.transports import suite
 from tests.suite_runs import proofs
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("without_shrinking")]
-SOON = 1.0
+SOON_S = 1.0
 """What the suite takes for at once in these tests."""
-LATE = 1.5 * SOON
+LATE_S = 1.5 * SOON_S
 
 
 class Faulty(ZmqTransport):
@@ -133,8 +134,16 @@ def dies_of_garbage(server: Any) -> None:
     server.refuse = lambda reason: asyncio.ensure_future(server.close())
 
 
-def path_of(endpoint: str) -> Path:
-    return Path(endpoint.removeprefix("ipc://"))
+class WaitsForReaders(Faulty):
+    """A reply waits, and with it the loop of all clients, until its reader has room for it."""
+
+    async def serve(self, endpoint: str, service: Service) -> Server:
+        with patch("blendhub_transports.server.MOST_UNREAD", 1):
+            server: Any = await super().serve(endpoint, service)
+        send = server._router.send_multipart
+        server._router.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        server._router.send_multipart = lambda parts, flags: send(parts)
+        return server  # type: ignore[no-any-return]
 
 
 FAULTS: dict[str, list[Callable[[], Transport]]] = {
@@ -148,7 +157,7 @@ FAULTS: dict[str, list[Callable[[], Transport]]] = {
         faulty(handle=lambda service, peer, request: service.inner.handle(b"", request)),
     ],
     "test_a_request_ends_at_its_deadline_even_if_no_thread_waits": [
-        faulty(submit=lambda connection, request, timeout: sound(connection, request, timeout + LATE)),
+        faulty(submit=lambda connection, request, timeout: sound(connection, request, timeout + LATE_S)),
     ],
     "test_one_request_too_many_is_answered_busy_at_once_and_later_there_is_room": [
         lambda: Faulty(max_pending=10**6),
@@ -159,9 +168,12 @@ FAULTS: dict[str, list[Callable[[], Transport]]] = {
     ],
     "test_a_new_server_at_the_same_endpoint_is_found": [faulty(submit=sends_again)],
     "test_a_fork_does_not_use_the_connection_of_its_parent": [faulty(submit=serves_forks)],
-    "test_garbage_does_no_harm_and_is_counted": [
-        faulty(server=dies_of_garbage),
+    "test_no_other_user_can_connect": [
+        faulty(server=lambda server: Path(server.endpoint.removeprefix("ipc://")).chmod(0o666)),
+        faulty(server=lambda server: setattr(server, "for_anyone", socket.create_server(("127.0.0.1", 0)))),
     ],
+    "test_a_client_that_stands_still_blocks_no_other": [WaitsForReaders],
+    "test_garbage_does_no_harm_and_is_counted": [faulty(server=dies_of_garbage)],
 }
 
 
@@ -169,11 +181,8 @@ class Suite(TransportSuite):
     """That it passes without a fault, plugins/transports tests."""
 
     max_pending = 600
+    soon_s = SOON_S
     plugin: Callable[[], Transport]
-
-    @pytest.fixture(autouse=True)
-    def impatient(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(suite, "SOON", SOON)
 
     def create(self) -> Transport:
         return type(self).plugin()
