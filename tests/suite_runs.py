@@ -35,18 +35,19 @@ def proofs(
 ) -> dict[str, type]:
     """A class for each faulty plugin, which pytest collects: its one test passes if that test of the suite fails.
 
-    ``suite`` makes its plugin of its attribute ``plugin``. Every part of the suite needs a fault, and every named
+    A fault takes the place of the suite's ``create``. Every part of the suite needs one, and every named
     paragraph of the contract: see test_sentences. ``part_for``: the part of the suite for a plugin, where not all of it
     is for each.
     """
     CAUGHT.update(sentence_of(suite, test) for test in faults)
     tests = all_tests(suite)
     assert {place_of(suite, test)[0] for test in faults} == {place_of(suite, test)[0] for test in tests}
-    hidden = dict.fromkeys(sorted(tests))  # in one order, or the processes that run tests collect others
+    # In one order, or the processes that run tests collect others.
+    hidden = {"pytestmark": pytest.mark.usefixtures("without_shrinking"), **dict.fromkeys(sorted(tests))}
     made: dict[str, type] = {}
     for test, plugin in [(test, plugin) for test, plugins in faults.items() for plugin in plugins]:
         part, name = part_for(plugin) if part_for else suite, f"Test{len(made)}"
-        body = {"plugin": staticmethod(plugin), "__module__": suite.__module__, test: _must_fail(part, test)}
+        body = {"create": plugin, "__module__": suite.__module__, test: _must_fail(part, test)}
         made[name] = type(name, (part,), hidden | body)
     return made
 

@@ -11,7 +11,7 @@ import torch
 from blendhub_cpu import CpuOptions
 from blendhub_cpu.device import CpuDevice
 
-from blendhub.contracts import Device, Transfer
+from blendhub.contracts import Transfer
 from blendhub.devices import StreamDevice
 from blendhub.testing.devices.deferred import DeferredRuntime
 from blendhub.testing.devices.racing import RaceSuite
@@ -22,10 +22,10 @@ from tests.suite_runs import proofs
 pytestmark = pytest.mark.slow
 
 
-def on_runtime(**calls: Callable[..., Any]) -> Callable[[DeferredRuntime], StreamDevice]:
+def on_runtime(**calls: Callable[..., Any]) -> Callable[..., StreamDevice]:
     """A device whose calls of the runtime come to these, which get the honest call first."""
 
-    def device(runtime: DeferredRuntime) -> StreamDevice:
+    def device(suite: object, runtime: DeferredRuntime) -> StreamDevice:
         for name, call in calls.items():
             setattr(runtime, name, partial(call, getattr(runtime, name)))
         return CopyingDevice(runtime)
@@ -62,6 +62,7 @@ def raises_once(transfer: Any) -> None:
     transfer.wait = lambda: next(calls, lambda: None)()
 
 
+UNPINNED: dict[str, Any] = {"register": lambda register, memory: "no more locked memory"}
 ONE_BUFFER: dict[int, torch.Tensor] = {}
 STREAM_FAULTS: dict[str, list[Any]] = {
     "test_transfers_follow_the_engine_s_earlier_work_alone": [on_runtime(wait_event=lambda wait, *events: None)],
@@ -74,8 +75,8 @@ STREAM_FAULTS: dict[str, list[Any]] = {
     ],
     "test_any_thread_may_use_the_device": [on_runtime(enter=enters_its_own_threads_alone)],
     "test_pending_transfers_do_not_overwrite_each_other_s_staging": [
-        on_runtime(allocate_pinned=lambda allocate, size: ONE_BUFFER.setdefault(size, allocate(size))),
-        on_runtime(register=lambda *_: "no more locked memory", synchronize=waits_for_nothing_while_it_submits),
+        on_runtime(**UNPINNED, allocate_pinned=lambda allocate, size: ONE_BUFFER.setdefault(size, allocate(size))),
+        on_runtime(**UNPINNED, synchronize=waits_for_nothing_while_it_submits),
     ],
     "test_a_replaced_arena_is_released_after_its_copies": [on_runtime(unregister=lambda unregister, memory: None)],
     "test_wait_raises_the_error_of_any_call_and_the_device_stays_usable": [transferring(raises_once)],
@@ -86,10 +87,7 @@ class TestStreams(StreamSuite):
     """Without a fault there is nothing to catch."""
 
     fields = {"rotations": (None,) * 3}  # noqa: RUF012
-    plugin: Any = CopyingDevice
-
-    def create(self, runtime: DeferredRuntime) -> StreamDevice:
-        return type(self).plugin(runtime)  # type: ignore[no-any-return]
+    create: Any = CopyingDevice
 
 
 class Streams(TestStreams):
@@ -113,7 +111,12 @@ class Later(Transfer):
         self._thread.join()
 
 
-class WritesAllPagesForAMoment(CpuDevice):
+class OnCpu(CpuDevice):
+    def __init__(self) -> None:
+        super().__init__(CpuOptions())
+
+
+class WritesAllPagesForAMoment(OnCpu):
     pages: Any
 
     def _attach(self, layers: Any, *sizes: Any) -> None:
@@ -131,7 +134,7 @@ class WritesAllPagesForAMoment(CpuDevice):
         return Later(copy)
 
 
-class ReadsReleasedPages(CpuDevice):
+class ReadsReleasedPages(OnCpu):
     def _save(self, *arguments: Any) -> Transfer:
         transfer = Later(lambda: (time.sleep(0.1), CpuDevice._save(self, *arguments)))
         transfer.release_pages = lambda: None  # type: ignore[method-assign]
@@ -147,10 +150,7 @@ RACE_FAULTS: dict[str, list[Any]] = {
 class TestRaces(RaceSuite):
     torch_type, format, block = "cpu", "packed_heads", 16
     layers, n_tokens = 1, 512
-    plugin: Any = CpuDevice
-
-    def create(self) -> Device:
-        return type(self).plugin(CpuOptions())  # type: ignore[no-any-return]
+    create: Any = OnCpu
 
 
 globals().update(proofs(Streams, STREAM_FAULTS))

@@ -7,14 +7,13 @@ from typing import Any
 import pytest
 
 from blendhub import Match, Span
-from blendhub.contracts import Matcher
 from blendhub.contracts.matcher import Reach
 from blendhub.core.errors import InvalidInput
 from blendhub.testing import MatcherSuite, ReferenceMatcher
 from blendhub.testing.reference import ReferenceRun
 from tests.suite_runs import proofs
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("without_shrinking")]
+pytestmark = pytest.mark.slow
 
 
 class Sound(ReferenceMatcher):
@@ -159,27 +158,18 @@ FAULTS: dict[str, list[Any]] = {
 }
 
 
-class Suite(MatcherSuite):
-    entries = 40
-    plugin: type[Matcher] = Sound
-
-    def create(self) -> Matcher:
-        return self.plugin()
-
-
-class TestSound(Suite):
+class TestSound(MatcherSuite):
     """Without a fault there is nothing to catch."""
 
+    entries = 40
+    create: Any = Sound
 
-class TestSoundPrefix(Suite):
+
+class TestSoundPrefix(TestSound):
     """The tests that take long do not depend on the reach."""
 
-    plugin = faulty(reach="prefix")
+    create = faulty(reach="prefix")
     test_any_history_of_calls = test_processes_with_other_hash_seeds_agree = None
 
 
-class TestSoundSegments(TestSoundPrefix):
-    plugin = faulty(reach="segments")
-
-
-globals().update(proofs(Suite, FAULTS))
+globals().update(proofs(TestSound, FAULTS))

@@ -21,7 +21,7 @@ from blendhub.core.errors import BlendHubError, ProtocolError, ServiceFailed
 from blendhub.testing import TransportSuite
 from tests.suite_runs import proofs
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("without_shrinking")]
+pytestmark = pytest.mark.slow
 SOON_S = 1.0
 """What the suite takes for at once in these tests."""
 LATE_S = 1.5 * SOON_S
@@ -83,9 +83,9 @@ def sound(connection: Wrapped, request: Envelope, timeout: float) -> Pending:
     return connection.inner.submit(request, timeout)
 
 
-def faulty(**faults: Any) -> Callable[[], Transport]:
+def faulty(**faults: Any) -> Callable[..., Transport]:
     """What makes a transport with a fault, which a function makes in this place of it."""
-    return lambda: Faulty(**faults)
+    return lambda suite: Faulty(**faults)
 
 
 def answers_with_the_last_reply(connection: Wrapped, request: Envelope, timeout: float) -> Pending:
@@ -146,7 +146,7 @@ class WaitsForReaders(Faulty):
         return server  # type: ignore[no-any-return]
 
 
-FAULTS: dict[str, list[Callable[[], Transport]]] = {
+FAULTS: dict[str, list[Callable[..., Transport]]] = {
     "test_payloads_arrive_whole_and_in_order": [
         faulty(submit=lambda line, asked, s: sound(line, Envelope(asked.message, [*filter(len, asked.payload)]), s)),
     ],
@@ -160,7 +160,7 @@ FAULTS: dict[str, list[Callable[[], Transport]]] = {
         faulty(submit=lambda connection, request, timeout: sound(connection, request, timeout + LATE_S)),
     ],
     "test_one_request_too_many_is_answered_busy_at_once_and_later_there_is_room": [
-        lambda: Faulty(max_pending=10**6),
+        lambda suite: Faulty(max_pending=10**6),
     ],
     "test_versions_that_differ_are_named": [faulty(submit=ignores_versions)],
     "test_a_connection_that_closes_ends_its_requests": [
@@ -182,10 +182,6 @@ class Suite(TransportSuite):
 
     max_pending = 600
     soon_s = SOON_S
-    plugin: Callable[[], Transport]
-
-    def create(self) -> Transport:
-        return type(self).plugin()
 
     def send_raw(self, endpoint: str, data: bytes) -> None:
         with zmq.Context() as context, context.socket(zmq.DEALER) as stranger:

@@ -57,10 +57,18 @@ def test_the_conformance_command_takes_the_suite_of_shared_stores() -> None:
 # Faulty stores.
 
 
-def fault(method: str, instead: Callable[..., Any]) -> type[FleetStore]:
+def faulty(**changed: Any) -> Callable[..., SharedStore]:
+    def create(suite: Any, *given: Any) -> SharedStore:
+        with patch.object(directory, "FleetStore", type("Faulty", (FleetStore,), changed)):
+            return TestDirectory.create(suite, *given)
+
+    return create
+
+
+def fault(method: str, instead: Callable[..., Any]) -> Callable[..., SharedStore]:
     """A store with another method, which gets the honest one, the store and the arguments."""
     honest = getattr(FleetStore, method)
-    return type("Faulty", (FleetStore,), {method: lambda store, *given: instead(partial(honest, store), store, *given)})
+    return faulty(**{method: lambda store, *given: instead(partial(honest, store), store, *given)})
 
 
 def nothing_is_put(attached: Callable[[], Any], store: Any) -> Any:
@@ -111,7 +119,7 @@ FAULTS: dict[str, list[Any]] = {
         fault("load_chunks", lambda load, store, wanted: [True for _ in load(wanted)]),
     ],
     "test_what_was_longest_not_used_is_dropped_to_keep_within_the_capacity": [
-        type("Faulty", (FleetStore,), {"capacity": 2**40}),
+        faulty(capacity=2**40),
     ],
     "test_a_place_that_does_not_answer_delays_nobody_for_long": [
         fault("load_chunks", misses_where_nobody_answers),
@@ -129,13 +137,4 @@ FAULTS: dict[str, list[Any]] = {
 }
 
 
-@pytest.mark.usefixtures("without_shrinking")
-class Suite(TestDirectory):
-    plugin: type[FleetStore]
-
-    def create(self, place: Path, capacity: int, log_length: int) -> SharedStore:
-        with patch.object(directory, "FleetStore", self.plugin):
-            return super().create(place, capacity, log_length)
-
-
-globals().update(proofs(Suite, FAULTS))
+globals().update(proofs(TestDirectory, FAULTS))
