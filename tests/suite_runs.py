@@ -59,7 +59,7 @@ def _must_fail(suite: type, name: str) -> Callable[..., None]:
     def passes_if_it_fails(*arguments: Any, **fixtures: Any) -> None:
         try:
             test(*arguments, **fixtures)
-        except (AttributeError, NameError):  # a fault that cannot even run proves nothing
+        except (AttributeError, NameError, TypeError):  # a fault that cannot even run proves nothing
             raise
         except (Exception, pytest.fail.Exception):
             return

@@ -130,7 +130,7 @@ FAULTS: dict[str, list[Any]] = {
         fault("load_chunks", lambda load, store, wanted: load(wanted) if store._moves else [False]),
     ],
     "test_a_closed_store_says_so": [
-        fault("load_chunks", lambda load, store, wanted: store._closed or load(wanted)),
+        fault("load_chunks", lambda load, store, wanted: [False] if store._closed else load(wanted)),
     ],
     "test_what_one_announces_the_others_hear_in_order": [fault("announce", done_here_alone)],
     "test_any_history": [fault("changes", gap_passed_over), fault("changes", last_change_skipped)],
