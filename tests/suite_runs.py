@@ -28,16 +28,11 @@ def paragraphs_of(module: ModuleType) -> list[str]:
     return [text for text in texts if re.match(r"[*]\w", text)]
 
 
-def proofs(
-    suite: Any,
-    faults: Mapping[str, Sequence[Callable[..., Any]]],
-    part_for: Callable[[Any], Any] | None = None,
-) -> dict[str, type]:
+def proofs(suite: Any, faults: Mapping[str, Sequence[Callable[..., Any]]]) -> dict[str, type]:
     """A class for each faulty plugin, which pytest collects: its one test passes if that test of the suite fails.
 
-    A fault takes the place of the suite's ``create``. Every part of the suite needs one, and every named
-    paragraph of the contract: see test_sentences. ``part_for``: the part of the suite for a plugin, where not all of it
-    is for each.
+    A fault takes the place of the suite's ``create``. Every part of the suite needs one, and every named paragraph of
+    the contract: see test_sentences.
     """
     CAUGHT.update(sentence_of(suite, test) for test in faults)
     tests = all_tests(suite)
@@ -46,9 +41,9 @@ def proofs(
     hidden = {"pytestmark": pytest.mark.usefixtures("without_shrinking"), **dict.fromkeys(sorted(tests))}
     made: dict[str, type] = {}
     for test, plugin in [(test, plugin) for test, plugins in faults.items() for plugin in plugins]:
-        part, name = part_for(plugin) if part_for else suite, f"Test{len(made)}"
-        body = {"create": plugin, "__module__": suite.__module__, test: _must_fail(part, test)}
-        made[name] = type(name, (part,), hidden | body)
+        name = f"Test{len(made)}"
+        body = {"create": plugin, "__module__": suite.__module__, test: _must_fail(suite, test)}
+        made[name] = type(name, (suite,), hidden | body)
     return made
 
 

@@ -128,18 +128,16 @@ class TestSoundWithoutNumbers(SelectorSuite):
 
 
 class TestSoundByAttention(TestSoundWithoutNumbers, MeasuringTests):
-    create = SoundByAttention
+    create: Any = SoundByAttention
     test_a_process_with_another_hash_seed_agrees = None
 
 
 class TestSound(TestSoundByAttention, ScoringTests):
-    create = Sound
+    create: Any = Sound
 
 
-def part_for(plugin: type[Selector]) -> type[SelectorSuite]:
-    if plugin.probe_layer:
-        return TestSound
-    return TestSoundByAttention if plugin.attended_layers else TestSoundWithoutNumbers
+class Suite(SelectorSuite, MeasuringTests, ScoringTests):
+    pass
 
 
-globals().update(proofs(TestSound, FAULTS, part_for))
+globals().update(proofs(Suite, FAULTS))

@@ -137,7 +137,7 @@ class WritesAllPagesForAMoment(OnCpu):
 class ReadsReleasedPages(OnCpu):
     def _save(self, *arguments: Any) -> Transfer:
         transfer = Later(lambda: (time.sleep(0.1), CpuDevice._save(self, *arguments)))
-        transfer.release_pages = lambda: None  # type: ignore[method-assign]
+        transfer.release_pages = lambda: None
         return transfer
 
 

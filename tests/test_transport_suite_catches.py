@@ -143,7 +143,7 @@ class WaitsForReaders(Faulty):
         send = server._router.send_multipart
         server._router.setsockopt(zmq.ROUTER_MANDATORY, 1)
         server._router.send_multipart = lambda parts, flags: send(parts)
-        return server  # type: ignore[no-any-return]
+        return server
 
 
 FAULTS: dict[str, list[Callable[..., Transport]]] = {

@@ -21,7 +21,7 @@ class CopyingAndLifecycle(CopyingTests, LifecycleTests):
 
 
 @pytest.mark.slow
-class TestTorchAlone(installed(DeviceSuite, host_on(), fast_ops=False)):
+class TestTorchAlone(installed(DeviceSuite, host_on(), fast_ops=False)):  # type: ignore[misc]
     """What runs with any release of torch_npu, on a runtime that defers all work."""
 
     n_random_transfers = 100
@@ -29,13 +29,13 @@ class TestTorchAlone(installed(DeviceSuite, host_on(), fast_ops=False)):
 
 @pytest.mark.slow
 @NEEDS_STAND_INS
-class TestA2(Wide, installed(CopyingAndLifecycle, host_on(npu_runtime(A2), A2))):
+class TestA2(Wide, installed(CopyingAndLifecycle, host_on(npu_runtime(A2), A2))):  # type: ignore[misc]
     """What does not depend on the widths of pages."""
 
 
 @pytest.mark.slow
 @NEEDS_STAND_INS
-class TestA5(Wide, installed(CopyingTests, host_on(npu_runtime(A5), A5))):
+class TestA5(Wide, installed(CopyingTests, host_on(npu_runtime(A5), A5))):  # type: ignore[misc]
     """What depends on the operators that write and read pages."""
 
 

@@ -95,7 +95,7 @@ def done_here_alone(honest: Any, store: Any, *given: Any) -> None:
 
 def misses_where_nobody_answers(load: Callable[..., Any], store: Any, wanted: Any) -> list[bool]:
     try:
-        return load(wanted)  # type: ignore[no-any-return]
+        return load(wanted)
     except StoreFailed:
         return [False] * len(wanted)
 
