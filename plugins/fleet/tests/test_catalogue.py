@@ -83,9 +83,8 @@ def test_the_silent_are_taken_for_dead_by_redis_clock(join: Join, monkeypatch: p
     assert found.hubs == 2
     time.sleep(0.5)
     assert other.store.changes(found.cursor, 0.0).hubs == 1
-    one.store.save_run(run("a"))
     with pytest.raises(StoreFailed, match=FENCED):
-        one.store.save(key("a"), chunk(0), [one.slot(0)])
+        one.save("a", 0, 1)
 
 
 # Strangers.
