@@ -12,17 +12,7 @@ import pytest
 from blendhub.contracts import Deleted, StoredRun
 from blendhub.core.errors import InvalidInput, StoreFailed
 from blendhub.testing.sentences import holds
-from blendhub.testing.shared_stores.base import (
-    LONG_LOG,
-    ROOMY,
-    FleetTests,
-    Join,
-    Member,
-    chunk,
-    content,
-    key,
-    run,
-)
+from blendhub.testing.shared_stores.base import LONG_LOG, ROOMY, FleetTests, Join, Member, chunk, content, key, run
 
 Answer = TypeVar("Answer")
 BAD_CALLS: dict[str, Callable[[Member], Any]] = {
