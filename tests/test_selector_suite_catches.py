@@ -12,7 +12,7 @@ from blendhub.testing import SelectorSuite
 from blendhub.testing.selectors import MeasuringTests, ScoringTests
 from tests.suite_runs import proofs
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("without_shrinking")]
+pytestmark = pytest.mark.slow
 
 
 class Sound(Selector):
@@ -124,25 +124,20 @@ FAULTS: dict[str, list[Any]] = {
 class TestSoundWithoutNumbers(SelectorSuite):
     """Without a fault there is nothing to catch."""
 
-    plugin: type[Selector] = SoundWithoutNumbers
-
-    def create(self) -> Selector:
-        return self.plugin()
+    create: Any = SoundWithoutNumbers
 
 
 class TestSoundByAttention(TestSoundWithoutNumbers, MeasuringTests):
-    plugin: type[Selector] = SoundByAttention
+    create: Any = SoundByAttention
     test_a_process_with_another_hash_seed_agrees = None
 
 
 class TestSound(TestSoundByAttention, ScoringTests):
-    plugin = Sound
+    create: Any = Sound
 
 
-def part_for(plugin: type[Selector]) -> type[SelectorSuite]:
-    if plugin.probe_layer:
-        return TestSound
-    return TestSoundByAttention if plugin.attended_layers else TestSoundWithoutNumbers
+class Suite(SelectorSuite, MeasuringTests, ScoringTests):
+    pass
 
 
-globals().update(proofs(TestSound, FAULTS, part_for))
+globals().update(proofs(Suite, FAULTS))

@@ -14,7 +14,7 @@ from blendhub.contracts import Store, StoredRun
 from blendhub.testing import StoreSuite
 from tests.suite_runs import proofs
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("without_shrinking")]
+pytestmark = pytest.mark.slow
 
 
 class Sound(DiskStore):
@@ -29,10 +29,10 @@ def faulty(**changed: Any) -> type[Sound]:
     return type("Faulty", (Sound,), changed)
 
 
-def opening(change: Callable[[Any], Any]) -> Callable[[Path, int], Store]:
+def opening(change: Callable[[Any], Any]) -> Callable[..., Store]:
     """``change`` is called with the store when it is open."""
 
-    def opened(path: Path, capacity: int) -> Store:
+    def opened(suite: object, path: Path, capacity: int) -> Store:
         store = Sound(path, capacity)
         change(store)
         return store
@@ -97,8 +97,8 @@ def drops_the_tokens_alone(self: Any, entry: Any, version: Any, error: Exception
         Sound._drop_damaged(self, entry, version, error)
 
 
-def forgets_its_place(path: Path, capacity: int) -> Store:
-    return Sound(path / secrets.token_hex(8), capacity)
+def lets_others_in(store: Any) -> None:
+    (store._directory.path / "lock").unlink()
 
 
 FAULTS: dict[str, list[Callable[..., Store]]] = {
@@ -107,6 +107,7 @@ FAULTS: dict[str, list[Callable[..., Store]]] = {
     ],
     "test_growing_a_run_may_cost_its_own_chunks_but_not_the_run": [opening(drops_the_run_that_grows)],
     "test_bad_input_is_refused_and_changes_nothing": [faulty(save=takes_chunks_of_unknown_runs)],
+    "test_a_place_in_use_is_refused": [opening(lets_others_in)],
     "test_a_damaged_chunk_is_never_served": [ServesWhatIsDamaged],
     "test_no_flipped_bit_and_no_missing_end_escapes": [ServesWhatIsDamaged],
     "test_neither_swapped_files_nor_missing_ones_are_served": [ServesWhatIsDamaged],
@@ -120,18 +121,9 @@ FAULTS: dict[str, list[Callable[..., Store]]] = {
         faulty(load=lambda self, *chunk: self._use(chunk[:2], lambda file: file.fill(chunk[2])) is not None),
         faulty(save_run=keeps_the_first_version),
         HoldsMoreThanItMay,
-        forgets_its_place,
+        lambda suite, path, capacity: Sound(path / secrets.token_hex(8), capacity),
     ],
 }
 
 
-class Suite(StoreSuite):
-    """That it passes without a fault, plugins/stores tests."""
-
-    plugin: Callable[[Path, int], Store]
-
-    def create(self, path: Path, capacity: int) -> Store:
-        return type(self).plugin(path, capacity)
-
-
-globals().update(proofs(Suite, FAULTS))
+globals().update(proofs(StoreSuite, FAULTS))  # plugins/stores tests that it passes without a fault

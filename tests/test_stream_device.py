@@ -16,58 +16,14 @@ import torch
 from msgspec.structs import replace
 
 from blendhub.core.errors import InvalidInput, Unsupported
-from blendhub.devices import HostArena, Mover, Runtime, StreamDevice, stream_device
-from blendhub.devices.queues import StagingStream
+from blendhub.devices import HostArena, Runtime, stream_device
 from blendhub.testing.devices.deferred import DeferredRuntime
 from blendhub.testing.devices.device_harness import DeviceHarness, DeviceSetup
-from blendhub.testing.devices.streams import (
-    DIRECTIONS,
-    RUNTIMES,
-    check_that_it_follows_the_engine,
-    fail,
-    poll,
-    wait_until_pinned,
-)
+from blendhub.testing.devices.streams import RUNTIMES, fail, poll, wait_until_pinned
+from tests.copying_device import CopyingDevice, CopyingMover
 from tests.slow_registration import SlowRegistration
 
 SETUP = DeviceSetup(chunk_tokens=40, n_blocks=40, n_shards=8, rotations=(None,) * 3)
-
-
-class CopyingMover(Mover):
-    """Copies block by block; keys stay at their positions here."""
-
-    def __init__(self, pages):
-        self._planes = [(layer.keys, layer.values) for layer in pages.layers]
-
-    def rows_to_pages(self, memory, table, batch):
-        for page, rows in self._parts(memory, batch):
-            page.copy_(rows)
-
-    def pages_to_rows(self, memory, table, batch):
-        for page, rows in self._parts(memory, batch):
-            rows.copy_(page)
-
-    def _parts(self, memory, batch):
-        at, spans = batch.rows.at, batch.spans(SETUP.block_size)
-        for planes in self._planes[batch.first_layer : batch.first_layer + batch.n_layers]:
-            for plane in planes:
-                _, heads, _, width = plane.shape
-                end = at + batch.rows.n_rows * heads * width * plane.itemsize
-                rows, row = memory[at:end].view(plane.dtype).view(-1, heads, width).transpose(0, 1), batch.rows.first
-                for block, slot, count in spans:
-                    yield plane[block, :, slot : slot + count], rows[:, row : row + count]
-                    row += count
-                at = end
-
-
-class TorchDevice(StreamDevice):
-    name, streams_per_queue, reaches_arena, formats = "torch", 2, True, ("packed_heads",)
-
-    def __init__(self, runtime, staging_mib=0.06):
-        super().__init__(staging_mib, 16, lambda place: runtime)
-
-    def _mover(self, pages, layout, block_size):
-        return CopyingMover(pages)
 
 
 @pytest.fixture
@@ -76,7 +32,7 @@ def harness_on():
     made = []
 
     def make(runtime, **options):
-        made.append((runtime, DeviceHarness(TorchDevice(runtime, **options), "cpu", SETUP)))
+        made.append((runtime, DeviceHarness(CopyingDevice(runtime, **options), "cpu", SETUP)))
         return made[-1][1]
 
     yield make
@@ -96,18 +52,6 @@ def copy_both_ways(harness, segments):
     harness.load(segments, 10)
     harness.overwrite_pages()
     harness.save(segments)
-
-
-@pytest.mark.parametrize("direction", DIRECTIONS)
-def test_missing_waits_are_caught(monkeypatch, harness_on, direction):
-    monkeypatch.setattr(StagingStream, "wait_for_bounce_copy", lambda stream: None)
-    harness = harness_on(DeferredRuntime("no more locked memory"))
-    with pytest.raises(AssertionError):
-        getattr(harness, direction)(harness.chunks(0, 160))
-    monkeypatch.setattr(DeferredRuntime, "wait_event", lambda *_: None)
-    harness = harness_on(runtime := DeferredRuntime())
-    with pytest.raises(AssertionError):
-        check_that_it_follows_the_engine(harness, runtime, direction)
 
 
 def test_transfers_do_not_wait_until_the_arena_is_pinned(harness_on):
@@ -159,7 +103,7 @@ def test_an_error_of_the_work_itself_ends_the_transfer(harness, monkeypatch):
 @pytest.mark.parametrize("owner, call", [(DeferredRuntime, "allocate"), (CopyingMover, "__init__")])
 def test_attach_raises_unsupported_where_the_accelerator_refuses(monkeypatch, harness_on, owner, call):
     """An engine then serves without reuse, and says why."""
-    harness, device = harness_on(DeferredRuntime()), TorchDevice(DeferredRuntime())
+    harness, device = harness_on(DeferredRuntime()), CopyingDevice(DeferredRuntime())
     with monkeypatch.context() as patch:
         patch.setattr(owner, call, partial(fail, torch.OutOfMemoryError("0.1 of 80 GiB are free")))
         with pytest.raises(Unsupported, match=r"'torch' cannot be set up .*0\.1 of 80 GiB are free"):
@@ -192,7 +136,7 @@ def test_a_failed_save_writes_nothing_later(harness, monkeypatch):
 
 def test_movers_reach_only_what_is_pinned(monkeypatch, harness_on):
     """Parts of chunks whose shards are pinned, and aligned as kernels want, do not go through staging."""
-    runtime, seen, parts_of = SlowRegistration(), [], CopyingMover._parts
+    runtime, seen, parts_of = SlowRegistration(), [], CopyingMover.parts
 
     def note(mover, memory, batch):
         if not batch.slices:
@@ -200,7 +144,7 @@ def test_movers_reach_only_what_is_pinned(monkeypatch, harness_on):
             seen.append(batch.rows.at + shard_bytes <= pinned and batch.rows.at % 16 == 0)
         return parts_of(mover, memory, batch)
 
-    monkeypatch.setattr(CopyingMover, "_parts", note)
+    monkeypatch.setattr(CopyingMover, "parts", note)
     harness = harness_on(runtime)
     shard_bytes = harness.layout.shard_bytes
     parts = [replace(harness.segment(7 + 40 * n, 30 + 40 * n, row=n), shard=n * shard_bytes) for n in range(3)]

@@ -7,14 +7,13 @@ from typing import Any
 import pytest
 
 from blendhub import Match, Span
-from blendhub.contracts import Matcher
 from blendhub.contracts.matcher import Reach
 from blendhub.core.errors import InvalidInput
 from blendhub.testing import MatcherSuite, ReferenceMatcher
 from blendhub.testing.reference import ReferenceRun
 from tests.suite_runs import proofs
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("without_shrinking")]
+pytestmark = pytest.mark.slow
 
 
 class Sound(ReferenceMatcher):
@@ -110,6 +109,14 @@ def changes_before_it_checks(self: Sound, run: int, span: Span) -> None:
     Sound.discard(self, run, span)
 
 
+def takes_an_id_once(self: Sound, run: int, tokens: Any, span: Span, exact: bool = True) -> None:
+    used = self.__dict__.setdefault("used", set())
+    if run in used - self.runs.keys():
+        raise InvalidInput("this id belongs to a run that is gone")
+    used.add(run)
+    Sound.add(self, run, tokens, span, exact)
+
+
 class Leaks(Sound):
     leaked = 0
 
@@ -132,6 +139,7 @@ FAULTS: dict[str, list[Any]] = {
         faulty(add=lambda self, run, tokens, span, exact=True: Sound.add(self, run, tokens, span)),
     ],
     "test_the_matcher_keeps_its_own_copy": [adding(keeps_the_callers_array)],
+    "test_an_id_can_be_used_again": [faulty(add=takes_an_id_once)],
     "test_memory_is_reclaimed_while_the_oldest_goes": [Leaks],
     "test_refuses_to_discard_what_is_not_stored": [faulty(discard=changes_before_it_checks)],
     "test_one_thread_adds_while_another_matches": [faulty(add=stores_in_two_steps)],
@@ -150,27 +158,18 @@ FAULTS: dict[str, list[Any]] = {
 }
 
 
-class Suite(MatcherSuite):
-    entries = 40
-    plugin: type[Matcher] = Sound
-
-    def create(self) -> Matcher:
-        return self.plugin()
-
-
-class TestSound(Suite):
+class TestSound(MatcherSuite):
     """Without a fault there is nothing to catch."""
 
+    entries = 40
+    create: Any = Sound
 
-class TestSoundPrefix(Suite):
+
+class TestSoundPrefix(TestSound):
     """The tests that take long do not depend on the reach."""
 
-    plugin = faulty(reach="prefix")
+    create = faulty(reach="prefix")
     test_any_history_of_calls = test_processes_with_other_hash_seeds_agree = None
 
 
-class TestSoundSegments(TestSoundPrefix):
-    plugin = faulty(reach="segments")
-
-
-globals().update(proofs(Suite, FAULTS))
+globals().update(proofs(TestSound, FAULTS))

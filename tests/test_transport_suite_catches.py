@@ -2,10 +2,12 @@
 
 import asyncio
 import os
+import socket
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import zmq
@@ -17,13 +19,12 @@ from blendhub.contracts import Codec, Connection, Envelope, Pending, Server, Ser
 from blendhub.contracts.transport import Peer
 from blendhub.core.errors import BlendHubError, ProtocolError, ServiceFailed
 from blendhub.testing import TransportSuite
-from blendhub.testing.transports import suite
 from tests.suite_runs import proofs
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("without_shrinking")]
-SOON = 1.0
+pytestmark = pytest.mark.slow
+SOON_S = 1.0
 """What the suite takes for at once in these tests."""
-LATE = 1.5 * SOON
+LATE_S = 1.5 * SOON_S
 
 
 class Faulty(ZmqTransport):
@@ -82,9 +83,9 @@ def sound(connection: Wrapped, request: Envelope, timeout: float) -> Pending:
     return connection.inner.submit(request, timeout)
 
 
-def faulty(**faults: Any) -> Callable[[], Transport]:
+def faulty(**faults: Any) -> Callable[..., Transport]:
     """What makes a transport with a fault, which a function makes in this place of it."""
-    return lambda: Faulty(**faults)
+    return lambda suite: Faulty(**faults)
 
 
 def answers_with_the_last_reply(connection: Wrapped, request: Envelope, timeout: float) -> Pending:
@@ -133,11 +134,19 @@ def dies_of_garbage(server: Any) -> None:
     server.refuse = lambda reason: asyncio.ensure_future(server.close())
 
 
-def path_of(endpoint: str) -> Path:
-    return Path(endpoint.removeprefix("ipc://"))
+class WaitsForReaders(Faulty):
+    """A reply waits, and with it the loop of all clients, until its reader has room for it."""
+
+    async def serve(self, endpoint: str, service: Service) -> Server:
+        with patch("blendhub_transports.server.MOST_UNREAD", 1):
+            server: Any = await super().serve(endpoint, service)
+        send = server._router.send_multipart
+        server._router.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        server._router.send_multipart = lambda parts, flags: send(parts)
+        return server
 
 
-FAULTS: dict[str, list[Callable[[], Transport]]] = {
+FAULTS: dict[str, list[Callable[..., Transport]]] = {
     "test_payloads_arrive_whole_and_in_order": [
         faulty(submit=lambda line, asked, s: sound(line, Envelope(asked.message, [*filter(len, asked.payload)]), s)),
     ],
@@ -148,10 +157,10 @@ FAULTS: dict[str, list[Callable[[], Transport]]] = {
         faulty(handle=lambda service, peer, request: service.inner.handle(b"", request)),
     ],
     "test_a_request_ends_at_its_deadline_even_if_no_thread_waits": [
-        faulty(submit=lambda connection, request, timeout: sound(connection, request, timeout + LATE)),
+        faulty(submit=lambda connection, request, timeout: sound(connection, request, timeout + LATE_S)),
     ],
     "test_one_request_too_many_is_answered_busy_at_once_and_later_there_is_room": [
-        lambda: Faulty(max_pending=10**6),
+        lambda suite: Faulty(max_pending=10**6),
     ],
     "test_versions_that_differ_are_named": [faulty(submit=ignores_versions)],
     "test_a_connection_that_closes_ends_its_requests": [
@@ -159,9 +168,12 @@ FAULTS: dict[str, list[Callable[[], Transport]]] = {
     ],
     "test_a_new_server_at_the_same_endpoint_is_found": [faulty(submit=sends_again)],
     "test_a_fork_does_not_use_the_connection_of_its_parent": [faulty(submit=serves_forks)],
-    "test_garbage_does_no_harm_and_is_counted": [
-        faulty(server=dies_of_garbage),
+    "test_no_other_user_can_connect": [
+        faulty(server=lambda server: Path(server.endpoint.removeprefix("ipc://")).chmod(0o666)),
+        faulty(server=lambda server: setattr(server, "for_anyone", socket.create_server(("127.0.0.1", 0)))),
     ],
+    "test_a_client_that_stands_still_blocks_no_other": [WaitsForReaders],
+    "test_garbage_does_no_harm_and_is_counted": [faulty(server=dies_of_garbage)],
 }
 
 
@@ -169,14 +181,7 @@ class Suite(TransportSuite):
     """That it passes without a fault, plugins/transports tests."""
 
     max_pending = 600
-    plugin: Callable[[], Transport]
-
-    @pytest.fixture(autouse=True)
-    def impatient(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(suite, "SOON", SOON)
-
-    def create(self) -> Transport:
-        return type(self).plugin()
+    soon_s = SOON_S
 
     def send_raw(self, endpoint: str, data: bytes) -> None:
         with zmq.Context() as context, context.socket(zmq.DEALER) as stranger:

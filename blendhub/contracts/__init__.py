@@ -1,4 +1,8 @@
-"""What each kind of plugin must do; the docstrings are the specification."""
+"""What each kind of plugin must do; the docstrings are the specification.
+
+A paragraph with a name, such as *Threads*, is what every plugin of the kind promises: a suite tests it, and finds a
+plugin that breaks it. What stands outside of these is for callers, or says what a method does.
+"""
 
 from blendhub.contracts.attention import AttentionRules, ChosenAttention, ChosenTokens
 from blendhub.contracts.command import Command

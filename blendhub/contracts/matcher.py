@@ -12,8 +12,8 @@ Reach = Literal["prefix", "segments", "anywhere"]
 class Matcher(ABC):
     """An index of the tokens whose KV is stored, in one namespace.
 
-    *Arguments.* Callers pass tokens as :func:`blendhub.core.tokens.as_tokens` makes them, spans that are not empty and
-    end by the last token, and integers from 0 to 2**63 - 1 as ids of runs. No matcher checks these.
+    Callers pass tokens as :func:`blendhub.core.tokens.as_tokens` makes them, spans that are not empty and end by the
+    last token, and integers from 0 to 2**63 - 1 as ids of runs. No matcher checks these.
 
     *Runs.* A run is a token sequence whose KV was computed in one go. The caller chooses its id. A matcher holds a run
     while any token of the run is stored. When the last token is discarded, the caller may use the id again for another

@@ -18,14 +18,15 @@ if TYPE_CHECKING:
 class Selector(ABC):
     """Picks moved tokens to recompute. Holes are computed in any case; they cannot be picked.
 
-    A selector decides from the prompt alone, or asks for measurements first: how far the stored KV of an early layer is
-    from what the model computes now, or how much the end of the prompt attends to the stored tokens. All ranks of a
-    tensor-parallel group must pick the same tokens, so a selector is deterministic: the same input gives the same
-    answer in every object with the same options, in every process, whatever was asked before. The measurements of the
-    ranks are summed over the group before ``select`` gets them.
+    *Measurements.* A selector decides from the prompt alone, or asks for measurements first: how far the stored KV of
+    an early layer is from what the model computes now, or how much the end of the prompt attends to the stored tokens.
+    The engine sums those of the ranks of a tensor-parallel group before ``select`` gets them.
 
-    *Capabilities.* ``own_ratio``: between 0 and 1 the selector's own rule, such as a fixed number a span, takes the
-    place of the budget.
+    *Determinism.* All ranks of the group must pick the same tokens: the same input gives the same answer in every
+    object with the same options, in every process, whatever was asked before.
+
+    The capability ``own_ratio`` says that between 0 and 1 the selector's own rule, such as a fixed number a span, takes
+    the place of the budget.
     """
 
     probe_layer: int = 0

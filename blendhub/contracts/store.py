@@ -35,8 +35,8 @@ class StoredRun(msgspec.Struct, frozen=True):
 class Store(ABC):
     """A second tier.
 
-    *Arguments.* Callers pass tokens that are whole, spans that are not empty, at least one buffer a chunk, buffers that
-    are flat views of bytes, to ``load`` writable ones, and at most ``at_once`` chunks. No store checks these.
+    Callers pass tokens that are whole, spans that are not empty, at least one buffer a chunk, buffers that are flat
+    views of bytes, to ``load`` writable ones, and at most ``at_once`` chunks. No store checks these.
 
     *Truth.* ``load`` returns the bytes that ``save`` was given, or nothing. What is torn or corrupted on the
     way is detected, counted in ``corrupted``, dropped, and never served. When a run's tokens are damaged,
@@ -57,11 +57,11 @@ class Store(ABC):
 
     *Threads.* All methods block, and may be called from several threads at once.
 
-    *Capabilities.* ``no_files``: chunks are in a database or a service, and not in files that could be damaged one by
-    one. The store answers for their bytes all the same.
-
     *One owner.* A place that another live store object holds is refused with StoreFailed when opened. Where hubs are
     to use one place together, a plugin implements :class:`blendhub.contracts.SharedStore`.
+
+    The capability ``no_files`` says that chunks are in a database or a service, and not in files that could be damaged
+    one by one. The store answers for their bytes all the same.
     """
 
     at_once: ClassVar[int] = 1

@@ -124,11 +124,12 @@ class Transport(ABC):
     another version is counted in ``Server.refused`` and answered with a typed error if it says which request it is.
 
     *Bounds.* A server holds at most a bounded number of requests of a connection; one more is answered Busy at once.
-    A peer that does not read its replies loses them, and never blocks others.
+
+    *Slow readers.* A peer that does not read its replies may lose them, and never blocks others.
 
     *Trust.* Only processes of this user can reach an endpoint. What stands behind it trusts them.
 
-    *Capabilities.* ``one_process``: a server and its clients are in one process.
+    The capability ``one_process`` says that a server and its clients are in one process.
     """
 
     schemes: tuple[str, ...]

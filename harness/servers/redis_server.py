@@ -1,9 +1,11 @@
 """A redis-server of this benchmark or test alone."""
 
 import shutil
+import signal
 import subprocess
 import tempfile
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -43,6 +45,15 @@ class RedisServer(Closing):
     def _answers(self) -> None:
         with suppress(redis.AuthenticationError):
             self.client().ping()
+
+    @contextmanager
+    def stopped(self) -> Iterator[None]:
+        """It stands still, and answers nobody."""
+        self._process.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self._process.send_signal(signal.SIGCONT)
 
     def kill(self) -> None:
         self._process.kill()

@@ -3,12 +3,7 @@
 It needs torch.
 """
 
-from collections.abc import Mapping
-from contextlib import closing
-from typing import Any
-
 from blendhub.contracts import Device
-from blendhub.framework.host import PluginHost
 from blendhub.testing.devices.attending import AttentionTests
 from blendhub.testing.devices.copying import CopyingTests
 from blendhub.testing.devices.formats import FormatTests
@@ -22,13 +17,5 @@ class DeviceSuite(CopyingTests, FormatTests, DeviceRefusingTests, LifecycleTests
     its own is tested by ``class TestMine(DeviceSuite, AttentionTests)``."""
 
     @classmethod
-    def of_installed(cls, host: PluginHost, name: str, options: Mapping[str, Any]) -> type["DeviceSuite"]:
-        """The suite of an installed device; raises if it cannot be created with these options."""
-
-        def create(suite: object) -> Any:
-            return host.create("device", name, options)
-
-        with closing(create(None)) as device:
-            fields = {field: getattr(device, field) for field in ("torch_type", "formats", "dtypes")}
-            bases = (cls,) if type(device).attention is Device.attention else (cls, AttentionTests)
-        return type("TestInstalledDevice", bases, {"create": create, **fields})
+    def parts_for(cls, device: Device) -> tuple[type, ...]:
+        return (cls,) if type(device).attention is Device.attention else (cls, AttentionTests)

@@ -1,13 +1,14 @@
 """Base class and fixtures of the device suite."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any, ClassVar, TypeAlias
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from typing import Any, ClassVar, Self, TypeAlias
 
 import pytest
 
 from blendhub.contracts import Device, PageFormat
+from blendhub.framework.host import PluginHost
 from blendhub.testing.devices.device_harness import DeviceHarness, DeviceSetup
 
 MakeHarness: TypeAlias = Callable[[DeviceSetup], DeviceHarness]
@@ -47,6 +48,22 @@ class DeviceTests(ABC):
     @abstractmethod
     def create(self) -> Device:
         """A new device, not attached to anything."""
+
+    @classmethod
+    def of_installed(cls, host: PluginHost, name: str, options: Mapping[str, Any]) -> type[Self]:
+        """The suite of an installed device; raises if it cannot be created with these options."""
+
+        def create(suite: object) -> Any:
+            return host.create("device", name, options)
+
+        with closing(create(None)) as device:
+            fields = {field: getattr(device, field) for field in ("torch_type", "formats", "dtypes")}
+            return type("TestInstalledDevice", cls.parts_for(device), {"create": create, **fields})
+
+    @classmethod
+    def parts_for(cls, device: Device) -> tuple[type, ...]:
+        """The parts of the suite that a device is tested by."""
+        return (cls,)
 
     @property
     def rotatable_dtypes(self) -> list[str]:

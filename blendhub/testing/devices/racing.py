@@ -16,37 +16,45 @@ from blendhub.devices import planes_of
 from blendhub.testing.device_reference import page_shapes
 from blendhub.testing.devices.base import harnesses
 from blendhub.testing.devices.device_harness import DeviceSetup, Rotary
+from blendhub.testing.sentences import holds
 
-CHUNK, N_TOKENS, MOVED = 256, 4096, 999
-LAYOUT = KVLayout(layers=8, kv_heads=8, key_dim=128, value_dim=128, dtype="bfloat16", chunk_tokens=CHUNK)
+CHUNK, MOVED = 256, 999
+WIDTHS = {"kv_heads": 8, "key_dim": 128, "value_dim": 128}
 
 
 class RaceSuite(ABC):
     """Subclass it with a ``create`` that makes a device, and with the values of its accelerator."""
 
+    contract: ClassVar[type] = Device
+
     torch_type: ClassVar[str]
     format: ClassVar[PageFormat]
     block: ClassVar[int]
+    layers: ClassVar[int] = 8
+    n_tokens: ClassVar[int] = 4096
+    """Of these and of the layers depends how long a load takes: long enough to be read beside."""
 
     @abstractmethod
     def create(self) -> Device:
         """A new device, not attached to anything."""
 
+    @holds("Other requests may be reading the skipped prefix, holes, the rest of a block and")
     def test_pages_that_others_read_never_change(self) -> None:
-        accelerator = torch.get_device_module(self.torch_type)
-        n_blocks = 3 * N_TOKENS // self.block
-        cos_sin = Rotary(width=128, positions=N_TOKENS + MOVED).build().cos_sin.to(self.torch_type)
-        shapes = page_shapes(self.format, n_blocks, self.block, LAYOUT)
+        accelerator, n_tokens = torch.get_device_module(self.torch_type), self.n_tokens
+        layout = KVLayout(layers=self.layers, dtype="bfloat16", chunk_tokens=CHUNK, **WIDTHS)
+        n_blocks = 3 * n_tokens // self.block
+        cos_sin = Rotary(width=128, positions=n_tokens + MOVED).build().cos_sin.to(self.torch_type)
+        shapes = page_shapes(self.format, n_blocks, self.block, layout)
         tensors = [
-            tuple(torch.randn(shape).bfloat16().to(self.torch_type) for shape in shapes) for _ in range(LAYOUT.layers)
+            tuple(torch.randn(shape).bfloat16().to(self.torch_type) for shape in shapes) for _ in range(self.layers)
         ]
         layers = [PagedLayer("layer", self.format, pages, Rotation(cos_sin, True)) for pages in tensors]
-        planes = [plane for layer in layers for plane in planes_of(layer, self.block, LAYOUT)]
-        starts = enumerate(range(0, N_TOKENS, CHUNK))
-        segments = [Segment(Span(at, at + CHUNK), n * LAYOUT.shard_bytes, 0, at + MOVED) for n, at in starts]
+        planes = [plane for layer in layers for plane in planes_of(layer, self.block, layout)]
+        starts = enumerate(range(0, n_tokens, CHUNK))
+        segments = [Segment(Span(at, at + CHUNK), n * layout.shard_bytes, 0, at + MOVED) for n, at in starts]
 
-        blocks = np.random.default_rng(2).permutation(n_blocks)[: N_TOKENS // self.block]
-        skipped = N_TOKENS // 2 + 5
+        blocks = np.random.default_rng(2).permutation(n_blocks)[: n_tokens // self.block]
+        skipped = n_tokens // 2 + 5
         written = set(blocks[skipped // self.block :].tolist())
         read_only = torch.tensor(sorted(set(range(n_blocks)) - written), device=self.torch_type)
         shared = torch.tensor([blocks[skipped // self.block]], device=self.torch_type)
@@ -57,8 +65,8 @@ class RaceSuite(ABC):
 
         before, reader, seen = read(), accelerator.Stream(), []
         with closing(self.create()) as device:
-            device.attach(layers, self.block, LAYOUT)
-            device.pin(np.zeros(len(segments) * LAYOUT.shard_bytes, np.uint8))
+            device.attach(layers, self.block, layout)
+            device.pin(np.zeros(len(segments) * layout.shard_bytes, np.uint8))
             accelerator.synchronize()
             device.load(segments, blocks, skipped).wait()  # kernels are compiled before reads race with them
             for _ in range(5):
@@ -72,10 +80,10 @@ class RaceSuite(ABC):
             accelerator.synchronize()
         assert all(torch.equal(now, first) for pair in seen for now, first in zip(pair, before, strict=True))
 
+    @holds("Let the engine use the pages for something else:")
     def test_pages_that_a_save_has_released_may_change(self) -> None:
-        sizes: Any = {"block_size": self.block, "chunk_tokens": CHUNK, "n_blocks": 1024 // self.block + 4}
-        sizes |= {"kv_heads": 8, "key_dim": 128, "value_dim": 128, "n_shards": 4}
-        setup = DeviceSetup(format=self.format, dtype="bfloat16", rotations=(None,) * 4, **sizes)
+        sizes: Any = {"block_size": self.block, "chunk_tokens": CHUNK, "n_blocks": 1024 // self.block + 4, **WIDTHS}
+        setup = DeviceSetup(format=self.format, dtype="bfloat16", n_shards=4, rotations=(None,) * 4, **sizes)
         transfers: list[Transfer] = []
         with harnesses(self.create, self.torch_type) as make:
             harness = make(setup)

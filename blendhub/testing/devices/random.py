@@ -59,7 +59,7 @@ def tilings(draw: st.DrawFn, harness: DeviceHarness) -> list[Segment]:
     return draw(st.permutations(segments))
 
 
-@holds("Values are copied bit for bit, and so are keys that stay at their position")
+@holds("This rank's shard of it has a section for each group of layers,")
 class RandomTests(DeviceTests):
     def test_any_transfers(self) -> None:
         @settings(

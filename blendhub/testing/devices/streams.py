@@ -20,6 +20,7 @@ from blendhub.devices import StreamDevice
 from blendhub.testing.devices.base import harnesses
 from blendhub.testing.devices.deferred import DeferredRuntime
 from blendhub.testing.devices.device_harness import DeviceHarness, DeviceSetup, Rotary
+from blendhub.testing.sentences import holds
 
 __all__ = ["DeferredRuntime", "StreamSuite"]
 
@@ -37,14 +38,17 @@ class Panic(BaseException):
     """An error of the kind that extension modules in Rust raise."""
 
 
+@holds("A save reads the pages after all work that the engine submitted before the call")
 class StreamSuite(ABC):
     """Subclass it with a ``create`` that makes a device whose work all goes through the given runtime.
 
     A device that stages KV should be tested with staging that is smaller than one chunk, so that transfers reuse it.
     """
 
+    contract: ClassVar[type] = Device
+
     formats: ClassVar[tuple[PageFormat, ...]] = Device.formats
-    """The page formats that the device supports; the first is used where the format does not matter."""
+    """The page formats that the device supports; the first is used."""
 
     fields: ClassVar[Mapping[str, Any]] = MappingProxyType({})
     """Fields of ``DeviceSetup`` that all tests have, for example widths that the device's fastest kernels take."""
@@ -82,6 +86,7 @@ class StreamSuite(ABC):
         harness.check()
         assert not later.done
 
+    @holds("A load writes them after all work that the engine submitted before the last")
     def test_in_a_step_saves_follow_its_work_and_loads_only_that_before(
         self, harness: DeviceHarness, runtime: DeferredRuntime
     ) -> None:
@@ -93,6 +98,7 @@ class StreamSuite(ABC):
         check_that_it_follows_the_engine(harness, runtime, "load", then=harness.device.begin_step)
         check_that_it_follows_the_engine(harness, runtime, "save")
 
+    @holds("Let the engine use the pages for something else:")
     def test_the_engine_s_stream_waits_for_reads_of_pages_and_its_thread_does_not(
         self, harness: DeviceHarness, runtime: DeferredRuntime, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -117,6 +123,7 @@ class StreamSuite(ABC):
             save.wait()
         harness.check()
 
+    @holds("Any thread may make any call, inside torch's inference mode or outside of it.")
     def test_any_thread_may_use_the_device(self, harness: DeviceHarness) -> None:
         """Each thread sets its device first: CUDA's contexts on other GPUs would cost memory, and ACL fails."""
         device, transfer = harness.device, harness.start_save(harness.chunks(0, 160))
@@ -132,6 +139,7 @@ class StreamSuite(ABC):
                 another_thread.submit(use).result()
         harness.check()
 
+    @holds("Several transfers may be pending.")
     def test_pending_transfers_do_not_overwrite_each_other_s_staging(self, harness: DeviceHarness) -> None:
         chunks = harness.chunks(0, 240, source=100)
         transfers = [harness.start_load(chunks[:3], 10), harness.start_save([harness.segment(250, 290, shard=6)])]
@@ -140,6 +148,7 @@ class StreamSuite(ABC):
             transfer.wait()
         harness.check()
 
+    @holds("Replaces an earlier arena.")
     def test_a_replaced_arena_is_released_after_its_copies(
         self, harness: DeviceHarness, runtime: DeferredRuntime
     ) -> None:
@@ -157,6 +166,7 @@ class StreamSuite(ABC):
         gc.collect()
         assert released() is None, "a transfer that nothing waited for keeps its arena"
 
+    @holds("If the copy failed, every call raises an ``Exception``, of any class.")
     @pytest.mark.parametrize("direction", DIRECTIONS)
     def test_wait_raises_the_error_of_any_call_and_the_device_stays_usable(
         self, harness: DeviceHarness, monkeypatch: pytest.MonkeyPatch, direction: str

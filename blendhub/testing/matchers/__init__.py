@@ -7,11 +7,6 @@ from blendhub.testing.matchers.storing import MatcherRefusingTests, StoringTests
 
 
 class MatcherSuite(
-    FindingTests,
-    ExactnessTests,
-    StoringTests,
-    MatcherRefusingTests,
-    MatcherSharingTests,
-    MatcherHistoryTests,
+    FindingTests, ExactnessTests, StoringTests, MatcherRefusingTests, MatcherSharingTests, MatcherHistoryTests
 ):
     """Subclass it as ``class TestMine(MatcherSuite)`` with a ``create`` that makes an empty matcher."""

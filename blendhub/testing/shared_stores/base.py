@@ -8,6 +8,7 @@ import tempfile
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeAlias
 
@@ -172,6 +173,14 @@ class FleetTests(ABC):
     def flip_bytes(self, place: Path) -> bool:
         """Change a byte of every chunk; False if the suite cannot have that."""
         return False
+
+    def take_for_dead(self, place: Path) -> bool:
+        """Do what the others do with objects that were silent for long, to all; False if the suite cannot have that."""
+        return False
+
+    def silence(self, place: Path) -> AbstractContextManager[None]:
+        """Have the place answer nobody meanwhile. Objects that are opened from then on have short deadlines."""
+        pytest.skip("the suite cannot silence this store's place; override silence")
 
     @pytest.fixture
     def place(self, tmp_path: Path) -> Path:

@@ -1,17 +1,20 @@
 """What one object saves, the others load: the same bytes, or nothing."""
 
+import time
 from collections.abc import Callable
+from contextlib import closing
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
-from blendhub.contracts import StoredRun
+from blendhub.contracts import Deleted, StoredRun
 from blendhub.core.errors import InvalidInput, StoreFailed
 from blendhub.testing.sentences import holds
-from blendhub.testing.shared_stores.base import FleetTests, Join, Member, chunk, content, key, run
+from blendhub.testing.shared_stores.base import LONG_LOG, ROOMY, FleetTests, Join, Member, chunk, content, key, run
 
+Answer = TypeVar("Answer")
 BAD_CALLS: dict[str, Callable[[Member], Any]] = {
     "a chunk of a run that was not saved": lambda member: member.store.save(key("b"), chunk(0), [member.slot(0)]),
     "a chunk beyond the run's tokens": lambda member: member.store.save(key("a"), chunk(8), [member.slot(0)]),
@@ -30,7 +33,10 @@ CALLS: dict[str, Callable[[Member], Any]] = {
     "runs": lambda member: list(member.store.runs()),
     "snapshot": lambda member: member.store.snapshot(),
     "changes": lambda member: member.follow(),
+    "announce": lambda member: member.store.announce(Deleted("a tenant's")),
 }
+SECONDS = 10.0
+"""What the contract calls seconds."""
 
 
 @holds("What one saved, each of them loads.")
@@ -127,9 +133,53 @@ class MovingTests(FleetTests):
                 pytest.fail(f"{what} was answered after the store was closed")
         member.store.close()
 
+    @holds("A place that does not answer delays nobody for long: every call ends within")
+    def test_a_place_that_does_not_answer_delays_nobody_for_long(self, place: Path) -> None:
+        with self.silence(place):
+            store = self.create(place, ROOMY, LONG_LOG)
+            with pytest.raises(StoreFailed):
+                list(store.snapshot()[0])
+        _once_it_answers(lambda: list(store.snapshot()[0]))
+        with closing(Member(store)) as member:
+            _once_it_answers(lambda: member.save("a", 0, 1))
+            with self.silence(place):
+                for what, call in CALLS.items():
+                    began = time.monotonic()
+                    with pytest.raises(StoreFailed):
+                        call(member)
+                        pytest.fail(f"{what} was answered, but the place is silent")
+                    assert time.monotonic() - began < SECONDS, f"{what} took long"
+            assert _once_it_answers(lambda: member.load("a", 0)) == [content(1)]
+
+    @holds("An object that the others have taken for dead publishes nothing more until it has")
+    def test_one_that_was_taken_for_dead_publishes_nothing_until_it_joins_again(self, join: Join, place: Path) -> None:
+        one, other = join(), join()
+        one.save("a", 0, 1)
+        if not self.take_for_dead(place):
+            pytest.skip("the suite cannot have this store's objects taken for dead; override take_for_dead")
+        with pytest.raises(StoreFailed):
+            one.save("a", 1, 2)
+        other.follow()
+        assert other.catalogue == {key("a"): {chunk(0)}}
+        one.follow()
+        one.save("a", 1, 3)
+        other.follow()
+        assert other.catalogue == {key("a"): {chunk(0), chunk(1)}} and other.load("a", 1) == [content(3)]
+
     @holds("``attach`` comes before the first chunk moves.")
     def test_chunks_move_only_behind_an_attached_arena(self, place: Path) -> None:
         store = self.create(place, 2**20, 100)
         with pytest.raises(StoreFailed, match="attach"):
             store.load(key("a"), chunk(0), [memoryview(bytearray(4096))])
         store.close()
+
+
+def _once_it_answers(call: Callable[[], Answer]) -> Answer:
+    """The answer of a place that was silent a moment ago."""
+    until = time.monotonic() + SECONDS
+    while True:
+        try:
+            return call()
+        except StoreFailed:
+            assert time.monotonic() < until, "the place answers again, but the store does not ask it"
+            time.sleep(0.05)

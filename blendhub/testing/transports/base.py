@@ -1,7 +1,9 @@
 """What all parts of the transport suite share: a service, its messages, and a server that runs in a thread."""
 
 import asyncio
+import multiprocessing
 import threading
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -14,8 +16,11 @@ import pytest
 from blendhub.contracts import Codec, Connection, Envelope, Pending, Server, Service, Transport
 from blendhub.contracts.transport import Buffer, Peer
 from blendhub.core import errors
+from blendhub.core.errors import TransportError
 from blendhub.framework.host import PluginHost
 
+FORK = multiprocessing.get_context("fork")
+MIB = 2**20
 LONG = 30.0
 """A timeout that no test should ever use up."""
 
@@ -107,6 +112,9 @@ class TransportTests(ABC):
     capabilities: ClassVar[tuple[str, ...]] = ()
     """What its ``PluginSpec`` says; see :class:`blendhub.contracts.Transport`."""
 
+    soon_s: ClassVar[float] = 5.0
+    """Seconds that count as at once on a busy machine."""
+
     @abstractmethod
     def create(self) -> Transport:
         """The transport under test."""
@@ -129,6 +137,17 @@ class TransportTests(ABC):
     def send_raw(self, endpoint: str, data: bytes) -> None:
         """Send bytes to a server that no client of this transport would send; override it where that can be done."""
         pytest.skip("this suite does not override send_raw, so it cannot send raw bytes over this transport")
+
+    def until_it_answers(self, connection: Connection) -> None:
+        """The connection reaches the server again, or for the first time."""
+        started = time.monotonic()
+        while True:
+            try:
+                return check_echo(connection, "back", 1.0)
+            except TransportError:
+                late = time.monotonic() - started > self.soon_s
+                assert not late, "the server is there, but the connection does not reach it"
+                time.sleep(0.01)
 
     @pytest.fixture
     def path(self, tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -1,6 +1,5 @@
 """The tests of every transport."""
 
-import multiprocessing
 import os
 import random
 import time
@@ -23,7 +22,9 @@ from blendhub.core.errors import (
 )
 from blendhub.testing.sentences import holds
 from blendhub.testing.transports.base import (
+    FORK,
     LONG,
+    MIB,
     Connect,
     EchoReply,
     EchoService,
@@ -34,11 +35,7 @@ from blendhub.testing.transports.base import (
     submit,
     submit_slow,
 )
-
-FORK = multiprocessing.get_context("fork")
-MIB = 2**20
-SOON = 5.0
-"""Seconds that count as at once on a busy machine."""
+from blendhub.testing.transports.guarding import GuardingTests, HostileTests
 
 
 @holds("Every request ends by its deadline, with its reply or with a typed error:")
@@ -68,7 +65,7 @@ class AnsweringTests(TransportTests):
             replies = [threads.submit(pending.result) for _ in range(3)]
             check_echo(connection, "y")
             assert [reply.result(LONG).message for reply in replies] == [EchoReply("x")] * 3
-        assert pending.done(LONG) and time.monotonic() - started < SOON
+        assert pending.done(LONG) and time.monotonic() - started < self.soon_s
 
     @holds("All methods may be called from several threads at once.")
     def test_threads_share_a_connection(self, connection: Connection) -> None:
@@ -119,7 +116,7 @@ class AnsweringTests(TransportTests):
         )
         with pytest.raises(DeadlineExceeded):
             waited_for.result()
-        assert 0.25 < time.monotonic() - started < SOON
+        assert 0.25 < time.monotonic() - started < self.soon_s
         assert left_alone.done(0.1)
         for pending in (left_alone, late):
             with pytest.raises(DeadlineExceeded):
@@ -142,13 +139,13 @@ class AnsweringTests(TransportTests):
             with pytest.raises(Busy):
                 request.result()
             n_busy += 1
-        assert n_busy >= 20 and time.monotonic() - started < SOON
-        while server.service.started < self.max_pending and time.monotonic() - started < SOON:
+        assert n_busy >= 20 and time.monotonic() - started < self.soon_s
+        while server.service.started < self.max_pending and time.monotonic() - started < self.soon_s:
             time.sleep(0.01)
         check_echo(other, "the bound is each connection's")
         with pytest.raises(DeadlineExceeded):
             pending[0].result()
-        _until_it_answers(connection)
+        self.until_it_answers(connection)
 
     @holds("VersionMismatch when the two sides' codecs differ")
     def test_versions_that_differ_are_named(self, serve: Serve, connect: Connect) -> None:
@@ -186,7 +183,7 @@ class EndingTests(TransportTests):
         with pytest.raises(TransportError):
             check_echo(connection, "anybody?", 0.2)
         serve()
-        _until_it_answers(connection)
+        self.until_it_answers(connection)
 
     @holds("After the server went away, new requests work as soon as a server is back.")
     def test_a_new_server_at_the_same_endpoint_is_found(self, server: Running, serve: Serve, connect: Connect) -> None:
@@ -197,9 +194,9 @@ class EndingTests(TransportTests):
             server.stop()
             with pytest.raises(PeerGone):
                 under_way.result()
-            assert time.monotonic() - started < SOON
+            assert time.monotonic() - started < self.soon_s
             server = serve(endpoint=server.endpoint)
-            _until_it_answers(connection)
+            self.until_it_answers(connection)
             assert server.service.started == 1, "a request that was under way was sent again"
 
     @holds("Raises InvalidInput if a server listens there already.")
@@ -217,7 +214,7 @@ class EndingTests(TransportTests):
         for _ in range(3):
             server = FORK.Process(target=lambda: Running(self.create(), endpoint, EchoService()).join(), daemon=True)
             server.start()
-            _until_it_answers(connection)
+            self.until_it_answers(connection)
             pending = submit_slow(connection)
             assert not pending.done(0.1)
             server.kill()
@@ -249,30 +246,5 @@ class EndingTests(TransportTests):
         check_echo(connection, "parent")
 
 
-@holds("Whatever bytes arrive, the server lives on:")
-class HostileTests(TransportTests):
-    @holds("Frames that were answered with an error or dropped because they are not valid")
-    def test_garbage_does_no_harm_and_is_counted(self, server: Running, connection: Connection) -> None:
-        before, chance = server.server.refused, random.Random(0)
-        for n_bytes in range(1, 200):
-            self.send_raw(server.endpoint, chance.randbytes(n_bytes))
-            check_echo(connection, "well behaved", SOON)
-        deadline = time.monotonic() + SOON
-        while server.server.refused < before + 199 and time.monotonic() < deadline:
-            check_echo(connection, "well behaved")
-        assert server.server.refused == before + 199
-
-
-class TransportSuite(AnsweringTests, EndingTests, HostileTests):
+class TransportSuite(AnsweringTests, EndingTests, GuardingTests, HostileTests):
     """Subclass it as ``class TestMine(TransportSuite)`` with ``create``."""
-
-
-def _until_it_answers(connection: Connection) -> None:
-    """The connection reaches the server again, or for the first time."""
-    started = time.monotonic()
-    while True:
-        try:
-            return check_echo(connection, "back", 1.0)
-        except TransportError:
-            assert time.monotonic() - started < SOON, "the server is there, but the connection does not reach it"
-            time.sleep(0.01)

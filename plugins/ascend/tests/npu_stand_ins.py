@@ -115,14 +115,14 @@ def aligned(nbytes):
     return memory[first : first + nbytes]
 
 
-def device_on_npu_runtime(soc_version=A2, **options):
-    """A device whose work all goes through the runtime for NPUs, with operators in place of those of this NPU."""
+def npu_runtime(soc_version=A2):
+    """The runtime for NPUs, with operators in place of those of this NPU."""
     torch_npu = torch_npu_of(soc_version)
-    return device_on(lambda place, chosen: HostRuntime(place, torch_npu, chosen.fast_ops), soc_version, **options)
+    return lambda place, chosen: HostRuntime(place, torch_npu, chosen.fast_ops)
 
 
-def device_on(runtime=lambda place, chosen: DeferredRuntime(), soc_version=A2, **options):
-    """The device as a configuration makes it, but for the hardware that its own factory and its probe look for.
+def host_on(runtime=lambda place, chosen: DeferredRuntime(), soc_version=A2):
+    """A host of the device, without the hardware that its own factory and its probe look for.
 
     Unless the runtime is given, it defers all work.
     """
@@ -130,15 +130,23 @@ def device_on(runtime=lambda place, chosen: DeferredRuntime(), soc_version=A2, *
     def factory(chosen):
         return AscendDevice(chosen, lambda place: runtime(place, chosen), lambda: soc_version)
 
-    host = host_of_device(blendhub_ascend, factory=factory, probe=available_everywhere)
-    return host.create("device", "npu", options)
+    return host_of_device(blendhub_ascend, factory=factory, probe=available_everywhere)
+
+
+def device_on_npu_runtime(soc_version=A2, **options):
+    return host_on(npu_runtime(soc_version), soc_version).create("device", "npu", options)
+
+
+def installed(suite, host, **options):
+    """The suite that ``blendhub conformance`` runs, or parts of it, with pages on the CPU."""
+    made = suite.of_installed(host, "npu", options)
+    made.torch_type = "cpu"
+    return made
 
 
 class Wide:
     """Pages of widths that the operators of torch_npu take, unless a test wants others."""
 
-    formats: Any = AscendDevice.formats
-    dtypes: Any = AscendDevice.dtypes
     fields = WIDE
 
     def setup(self, **fields):

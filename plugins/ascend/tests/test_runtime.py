@@ -32,7 +32,7 @@ def chosen(caplog):
     def attach(soc_version=npu.A2, fast_ops=True, **changed):
         caplog.clear()
         with caplog.at_level(logging.INFO):
-            device = npu.device_on(soc_version=soc_version, fast_ops=fast_ops)
+            device = npu.host_on(soc_version=soc_version).create("device", "npu", {"fast_ops": fast_ops})
             DeviceHarness(device, "cpu", replace(SETUP, **changed)).device.close()
         said = [record.getMessage() for record in caplog.records if "pages are" in record.getMessage()]
         return [line.partition(" with ")[2] for line in said]

@@ -10,40 +10,33 @@ from blendhub.testing.devices.lifecycle import LifecycleTests
 from blendhub.testing.devices.racing import RaceSuite
 from blendhub.testing.devices.streams import StreamSuite
 from harness.device_host import host_of_device
-from plugins.ascend.tests.npu_stand_ins import A2, A5, HAS_NPU, NEEDS_STAND_INS, Wide, device_on, device_on_npu_runtime
+from plugins.ascend.tests.npu_stand_ins import A2, A5, HAS_NPU, NEEDS_STAND_INS, Wide, host_on, installed, npu_runtime
 
 NEEDS_NPU = pytest.mark.skipif(not HAS_NPU, reason="torch finds no NPU here; `make npu-check` on a machine with one")
 HOST = host_of_device(blendhub_ascend)
 
 
+class CopyingAndLifecycle(CopyingTests, LifecycleTests):
+    pass
+
+
 @pytest.mark.slow
-class TestTorchAlone(DeviceSuite):
+class TestTorchAlone(installed(DeviceSuite, host_on(), fast_ops=False)):  # type: ignore[misc]
     """What runs with any release of torch_npu, on a runtime that defers all work."""
 
     n_random_transfers = 100
-    formats = AscendDevice.formats
-    dtypes = AscendDevice.dtypes
-
-    def create(self):
-        return device_on(fast_ops=False)
 
 
 @pytest.mark.slow
 @NEEDS_STAND_INS
-class TestA2(Wide, CopyingTests, LifecycleTests):
-    """All that does not depend on other widths."""
-
-    def create(self):
-        return device_on_npu_runtime(A2)
+class TestA2(Wide, installed(CopyingAndLifecycle, host_on(npu_runtime(A2), A2))):  # type: ignore[misc]
+    """What does not depend on the widths of pages."""
 
 
 @pytest.mark.slow
 @NEEDS_STAND_INS
-class TestA5(Wide, CopyingTests):
+class TestA5(Wide, installed(CopyingTests, host_on(npu_runtime(A5), A5))):  # type: ignore[misc]
     """What depends on the operators that write and read pages."""
-
-    def create(self):
-        return device_on_npu_runtime(A5)
 
 
 @pytest.mark.slow
@@ -56,13 +49,13 @@ class TestStreams(StreamSuite):
 
     def create(self, runtime):
         # One layer of a chunk in each stream, so that a chunk passes through each stream several times.
-        return device_on(lambda place, chosen: runtime, staging_mib=0.055)
+        return host_on(lambda place, chosen: runtime).create("device", "npu", {"staging_mib": 0.055})
 
 
 @pytest.mark.npu
 @NEEDS_NPU
 class TestNpu(Wide, DeviceSuite):
-    torch_type = "npu"
+    torch_type, formats, dtypes = "npu", AscendDevice.formats, AscendDevice.dtypes
 
     def create(self):
         return HOST.create("device", "npu")

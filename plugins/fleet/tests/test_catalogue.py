@@ -55,39 +55,25 @@ def redis(redis_server: RedisServer) -> Any:
     return redis_server.client()
 
 
-@pytest.fixture
-def take_for_dead(redis: Any, prefix: str) -> Callable[[], object]:
-    """Does what the others do with a hub that was silent for long."""
-    return lambda: redis.delete(prefix + "members")
-
-
-def test_one_that_was_taken_for_dead_publishes_nothing_until_it_has_joined_again(
-    join: Join, place: Path, take_for_dead: Callable[[], object], monkeypatch: pytest.MonkeyPatch
+def test_what_was_begun_before_it_was_taken_for_dead_is_not_published_after_it_has_joined_again(
+    redis: Any, prefix: str, join: Join, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, other = join(), join()
     one.save("a", 0, 1)
-    take_for_dead()
-    one.store.save_run(run("a"))
-    with pytest.raises(StoreFailed, match=FENCED):
-        one.store.save(key("a"), chunk(1), [one.slot(0)])
-    one.follow()
     put = DirectoryBytes.put
 
     def put_while_it_dies_and_returns(place: DirectoryBytes, *given: Any) -> list[bool]:
         stored = put(place, *given)
-        take_for_dead()
+        redis.delete(prefix + "members")
         one.follow()
         return stored
 
     with monkeypatch.context() as dying, pytest.raises(StoreFailed, match=FENCED):
         dying.setattr(DirectoryBytes, "put", put_while_it_dies_and_returns)
-        one.store.save(key("a"), chunk(1), [one.slot(0)])
+        one.save("a", 1, 2)
     other.follow()
     assert other.catalogue == {key("a"): {chunk(0)}}
     assert len(list(place.rglob("*.kv"))) == 1, "the bytes of what was refused are removed"
-    one.save("a", 1, 2)
-    other.follow()
-    assert other.catalogue == {key("a"): {chunk(0), chunk(1)}} and other.load("a", 1) == [content(2)]
 
 
 def test_the_silent_are_taken_for_dead_by_redis_clock(join: Join, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,9 +83,8 @@ def test_the_silent_are_taken_for_dead_by_redis_clock(join: Join, monkeypatch: p
     assert found.hubs == 2
     time.sleep(0.5)
     assert other.store.changes(found.cursor, 0.0).hubs == 1
-    one.store.save_run(run("a"))
     with pytest.raises(StoreFailed, match=FENCED):
-        one.store.save(key("a"), chunk(0), [one.slot(0)])
+        one.save("a", 0, 1)
 
 
 # Strangers.

@@ -15,25 +15,24 @@ from msgspec.structs import replace
 
 from blendhub import PluginHost
 from blendhub.contracts import Changes, SharedStore
-from blendhub.core.errors import CursorLost
+from blendhub.core.errors import CursorLost, StoreFailed
 from blendhub.testing.shared_stores import SharedStoreSuite
 from blendhub.testing.target import Target
 from harness.servers.redis_server import RedisServer, needs_redis
+from plugins.fleet.tests.in_redis import InRedis
 from tests.suite_runs import proofs
 
 pytestmark = [pytest.mark.slow, needs_redis]
 HOST = PluginHost.discover()
 
 
-class TestDirectory(SharedStoreSuite):
-    url: str
-
+class TestDirectory(InRedis, SharedStoreSuite):
     @pytest.fixture(autouse=True)
     def server(self, redis_server: RedisServer) -> None:
-        type(self).url = redis_server.url
+        type(self).redis = redis_server
 
     def create(self, place: Path, capacity: int, log_length: int) -> SharedStore:
-        options = {"catalogue": self.url, "path": str(place), "deadline_s": 30.0}
+        options = {"catalogue": self.redis.url, "path": str(place), "deadline_s": self.deadline_s}
         options |= self.options_for(place, capacity, log_length)
         store: SharedStore = HOST.create("store", "shared_directory", options)
         return store
@@ -58,10 +57,18 @@ def test_the_conformance_command_takes_the_suite_of_shared_stores() -> None:
 # Faulty stores.
 
 
-def fault(method: str, instead: Callable[..., Any]) -> type[FleetStore]:
+def faulty(**changed: Any) -> Callable[..., SharedStore]:
+    def create(suite: Any, *given: Any) -> SharedStore:
+        with patch.object(directory, "FleetStore", type("Faulty", (FleetStore,), changed)):
+            return TestDirectory.create(suite, *given)
+
+    return create
+
+
+def fault(method: str, instead: Callable[..., Any]) -> Callable[..., SharedStore]:
     """A store with another method, which gets the honest one, the store and the arguments."""
     honest = getattr(FleetStore, method)
-    return type("Faulty", (FleetStore,), {method: lambda store, *given: instead(partial(honest, store), store, *given)})
+    return faulty(**{method: lambda store, *given: instead(partial(honest, store), store, *given)})
 
 
 def nothing_is_put(attached: Callable[[], Any], store: Any) -> Any:
@@ -86,7 +93,24 @@ def done_here_alone(honest: Any, store: Any, *given: Any) -> None:
     store._check_open()
 
 
-FAULTS = {
+def misses_where_nobody_answers(load: Callable[..., Any], store: Any, wanted: Any) -> list[bool]:
+    try:
+        return load(wanted)
+    except StoreFailed:
+        return [False] * len(wanted)
+
+
+def asks_when_it_is_opened(opened: Callable[..., None], store: Any, *given: Any) -> None:
+    opened(*given)
+    store.snapshot()
+
+
+def joins_to_save(save: Callable[..., Any], store: Any, *given: Any) -> Any:
+    store.snapshot()
+    return save(*given)
+
+
+FAULTS: dict[str, list[Any]] = {
     "test_one_loads_what_another_saved": [fault("_attached", nothing_is_put)],
     "test_several_chunks_move_at_a_time": [fault("load_chunks", lambda load, store, wanted: load(wanted[:1]))],
     "test_a_run_goes_with_its_last_chunk": [fault("discard", done_here_alone)],
@@ -94,21 +118,23 @@ FAULTS = {
     "test_bytes_that_changed_are_a_miss_counted_and_dropped_for_all": [
         fault("load_chunks", lambda load, store, wanted: [True for _ in load(wanted)]),
     ],
+    "test_what_was_longest_not_used_is_dropped_to_keep_within_the_capacity": [
+        faulty(capacity=2**40),
+    ],
+    "test_a_place_that_does_not_answer_delays_nobody_for_long": [
+        fault("load_chunks", misses_where_nobody_answers),
+        fault("__init__", asks_when_it_is_opened),
+    ],
+    "test_one_that_was_taken_for_dead_publishes_nothing_until_it_joins_again": [fault("save_chunks", joins_to_save)],
+    "test_chunks_move_only_behind_an_attached_arena": [
+        fault("load_chunks", lambda load, store, wanted: load(wanted) if store._moves else [False]),
+    ],
     "test_a_closed_store_says_so": [
-        fault("load_chunks", lambda load, store, wanted: store._closed or load(wanted)),
+        fault("load_chunks", lambda load, store, wanted: [False] if store._closed else load(wanted)),
     ],
     "test_what_one_announces_the_others_hear_in_order": [fault("announce", done_here_alone)],
     "test_any_history": [fault("changes", gap_passed_over), fault("changes", last_change_skipped)],
 }
 
 
-@pytest.mark.usefixtures("without_shrinking")
-class Suite(TestDirectory):
-    plugin: type[FleetStore]
-
-    def create(self, place: Path, capacity: int, log_length: int) -> SharedStore:
-        with patch.object(directory, "FleetStore", self.plugin):
-            return super().create(place, capacity, log_length)
-
-
-globals().update(proofs(Suite, FAULTS))
+globals().update(proofs(TestDirectory, FAULTS))

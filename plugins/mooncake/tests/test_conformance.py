@@ -26,6 +26,7 @@ from harness.servers.mooncake_cluster import Cluster
 from harness.servers.redis_server import RedisServer, needs_redis
 from harness.servers.served_hub import ServedHub
 from harness.waiting import wait_until
+from plugins.fleet.tests.in_redis import InRedis
 from plugins.mooncake.tests.members import child_of
 from tests.hub.hub_direct import CHUNK, namespace, tokens
 from tests.hub.processes import check, store
@@ -44,9 +45,8 @@ assert store.remove_all(True) >= 0
 """
 
 
-class TestMooncake(MovingTests, FollowingTests):
+class TestMooncake(InRedis, MovingTests, FollowingTests):
     cluster: Cluster
-    redis: RedisServer
 
     @pytest.fixture(autouse=True, scope="class")
     @classmethod
@@ -57,7 +57,7 @@ class TestMooncake(MovingTests, FollowingTests):
 
     def create(self, place: Path, capacity: int, log_length: int) -> SharedStore:
         servers = {"catalogue": self.redis.url, "master": self.cluster.address}
-        deadlines = {"deadline_s": 30.0, "transfer_deadline_s": 30.0}
+        deadlines = {"deadline_s": self.deadline_s, "transfer_deadline_s": 30.0}
         options = {**servers, **deadlines, **self.options_for(place, capacity, log_length)}
         store: SharedStore = HOST.create("store", "mooncake", options)
         return store

@@ -9,7 +9,7 @@ from blendhub_transports import frames
 
 from blendhub import PluginHost
 from blendhub.testing import TransportSuite
-from blendhub.testing.transports.suite import HostileTests
+from blendhub.testing.transports.guarding import HostileTests
 
 pytestmark = pytest.mark.slow
 HOST = PluginHost.discover()
