@@ -2,10 +2,10 @@
 
 import pytest
 
-from benchmarks.hijack.__main__ import Service
-from benchmarks.hijack.prompts import Prompts, prefix
 from benchmarks.quality.workloads import Chat
 from harness.engines.real_model import NoRealModel, make_real_model
+from research.hijack.__main__ import Service
+from research.hijack.prompts import Prompts, prefix
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 VICTIMS = 4

@@ -10,8 +10,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from benchmarks.hijack.prompts import HOSTILE, PADDING, PREFIX, TRAINING, Prompts, Victim, prefix
 from benchmarks.quality.workloads import Chat
+from research.hijack.prompts import HOSTILE, PADDING, PREFIX, TRAINING, Prompts, Victim, prefix
 
 KV: TypeAlias = list[tuple[Tensor, Tensor]]
 """Keys and values of each layer, ``[prompts, heads, tokens, width]``."""

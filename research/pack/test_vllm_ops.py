@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.pack import vllm_ops
+from research.pack import vllm_ops
 
 
 @given(

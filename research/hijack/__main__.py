@@ -1,4 +1,4 @@
-"""Whether a stranger's KV steers the answers to other prompts, in real vLLM: ``python -m benchmarks.hijack``.
+"""Whether a stranger's KV steers the answers to other prompts, in real vLLM: ``python -m research.hijack``.
 
 The attacker's prompt ends with 32 optimised tokens and a harmless document, about which victims ask.
 """
@@ -7,12 +7,12 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
-from benchmarks.hijack.prompts import Prompts, Victim, prefix
 from benchmarks.quality.serving import PLAIN, SETTINGS
 from benchmarks.quality.workloads import Chat, Tokens
 from benchmarks.report import Row, finish, parser, share_row
 from harness.engines import Answer, Engine
 from harness.engines.real_model import NoRealModel, make_real_model
+from research.hijack.prompts import Prompts, Victim, prefix
 
 RATIOS = (0.0, 0.05, 0.15, 0.3)
 DONORS = {
@@ -88,7 +88,7 @@ def main() -> None:
         raise SystemExit(str(error)) from None
     from transformers import AutoTokenizer
 
-    from benchmarks.hijack.optimise import Attack, pooled
+    from research.hijack.optimise import Attack, pooled
 
     chat = Chat(AutoTokenizer.from_pretrained(model))
     prompts = Prompts(chat)

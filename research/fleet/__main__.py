@@ -15,7 +15,6 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.fleet.publisher import CHUNK, CHUNKS_A_RUN, NAMESPACE, Publisher
 from benchmarks.memory import own_bytes
 from benchmarks.report import Row, finish, parser, row
 from benchmarks.stored import random_tokens, store
@@ -25,6 +24,7 @@ from blendhub.hub.config import HubConfig, StoreChoice
 from blendhub.hub.embedded import HubInProcess
 from harness.servers.redis_server import RedisServer
 from harness.waiting import wait_until
+from research.fleet.publisher import CHUNK, CHUNKS_A_RUN, NAMESPACE, Publisher
 
 STORED_A_SECOND, PUBLISHED_A_SECOND = 50, 10_000
 PATIENCE_S = 60.0
@@ -114,7 +114,7 @@ def _lookups_beside_publisher(
     """The p99 of lookups, the hub's processor time, and the chunks that were published to it."""
     counter = "fleet_published_chunks"
     before, cpu = hub.client.stats().counters[counter], hub.cpu_seconds()
-    command = [sys.executable, "-m", "benchmarks.fleet.publisher", url, group, str(PUBLISHED_A_SECOND), str(lasting)]
+    command = [sys.executable, "-m", "research.fleet.publisher", url, group, str(PUBLISHED_A_SECOND), str(lasting)]
     publisher = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     times = []
     while publisher.poll() is None:

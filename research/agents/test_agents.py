@@ -1,12 +1,13 @@
-"""The conversations of ``benchmarks.agents``: what an agent sends, and what its edits leave."""
+"""The conversations of ``research.agents``: what an agent sends, and what its edits leave."""
 
 from itertools import islice, pairwise
 
 import pytest
 
-from benchmarks.agents import EVERY, KEPT_RESULTS, Reply, clearing, computed_tokens, conversations
 from benchmarks.quality.sources import BFCL
 from benchmarks.quality.workloads import CLEARED
+from research.agents.__main__ import Reply, computed_tokens
+from research.agents.conversations import EVERY, KEPT_RESULTS, clearing, conversations
 
 
 def test_an_edited_step_keeps_most_of_its_text_and_no_other_breaks_with_the_one_before():

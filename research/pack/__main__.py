@@ -1,4 +1,4 @@
-"""Makes ``build/gpu-pack``: ``python -m benchmarks.pack [--python VERSION] [--has PACKAGE ...]``.
+"""Makes ``build/gpu-pack``: ``python -m research.pack [--python VERSION] [--has PACKAGE ...]``.
 
 Packages have the versions that are installed here. Torch and what it requires, Triton, numpy, numba and pillow are not
 in the pack: machines for GPUs have them.
@@ -14,7 +14,7 @@ from importlib.metadata import Distribution, PackageNotFoundError, distribution,
 from pathlib import Path
 from zipfile import ZIP_DEFLATED, ZipFile
 
-from benchmarks.pack import vllm_ops
+from research.pack import vllm_ops
 
 TARGET = Path(__file__).parents[2] / "build" / "gpu-pack"
 MOST_MIB = 64

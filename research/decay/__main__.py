@@ -1,4 +1,4 @@
-"""What it costs until documents have donors: ``python -m benchmarks.decay``.
+"""What it costs until documents have donors: ``python -m research.decay``.
 
 Prompts of five out of 64 documents and a new question, as in LMCache#4663, are played through the hub's index, with the
 default ``min_donor_context`` and with none. Nothing is computed, so no model is needed.

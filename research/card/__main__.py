@@ -1,4 +1,4 @@
-"""Makes the model card of the real model with ``blendhub advise``: ``make model-card``."""
+"""Makes the model card of the real model with ``blendhub advise``: ``python -m research.card``."""
 
 import json
 import os
@@ -12,7 +12,7 @@ from blendhub.vllm.settings import Settings
 from harness.engines.engine import ENVIRONMENT
 from harness.engines.real_model import BUILD, make_real_model
 
-CARD, DATA = Path("docs/models/smollm2-135m.md"), BUILD / "facts.jsonl"
+CARD, DATA = Path(__file__).with_name("smollm2-135m.md"), BUILD / "facts.jsonl"
 PROMPTS = 12
 """Each has four questions."""
 

@@ -1,4 +1,4 @@
-"""Publishes runs in the catalogue as another hub would, without bytes: ``python -m benchmarks.fleet.publisher``."""
+"""Publishes runs in the catalogue as another hub would, without bytes: ``python -m research.fleet.publisher``."""
 
 import sys
 import time
