@@ -54,8 +54,8 @@ MODELS = {
 SMOLLM2 = MODELS["smollm2"]
 
 
-class NoRealModel(Exception):
-    """The model cannot be made; the message says why."""
+class NoRealModel(SystemExit):
+    """The model cannot be made. The message says what to do, and ends a program that does not catch it."""
 
 
 def make_real_model(model: RealModel = SMOLLM2) -> Path:

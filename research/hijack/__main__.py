@@ -11,7 +11,7 @@ from benchmarks.quality.serving import PLAIN, SETTINGS
 from benchmarks.quality.workloads import Chat, Tokens
 from benchmarks.report import Row, finish, parser, share_row
 from harness.engines import Answer, Engine
-from harness.engines.real_model import NoRealModel, make_real_model
+from harness.engines.real_model import make_real_model
 from research.hijack.prompts import Prompts, Victim, prefix
 
 RATIOS = (0.0, 0.05, 0.15, 0.3)
@@ -21,8 +21,7 @@ DONORS = {
     "median": "the median of it and two harmless ones",
 }
 hijacked_row = partial(share_row, better="lower")
-MANY, FEW = 24, 8
-"""Victims."""
+VICTIMS, QUICK_VICTIMS = 24, 8
 LONG_S, SHORT_S = 2700, 900
 
 
@@ -82,10 +81,7 @@ def main() -> None:
     )
     arguments.add_argument("--optimise", action="store_true", help=what)
     options = arguments.parse_args()
-    try:
-        model = make_real_model()
-    except NoRealModel as error:
-        raise SystemExit(str(error)) from None
+    model = make_real_model()
     from transformers import AutoTokenizer
 
     from research.hijack.optimise import Attack, pooled
@@ -94,7 +90,7 @@ def main() -> None:
     prompts = Prompts(chat)
     if options.optimise:
         Attack(model, prompts, chat).optimise(SHORT_S if options.quick else LONG_S)
-    victims = prompts.victims(FEW if options.quick else MANY)
+    victims = prompts.victims(QUICK_VICTIMS if options.quick else VICTIMS)
     measured = [*rows(prompts, victims)]
     for donor, hijacked in pooled(model, prompts, victims).items():
         measured.append(
