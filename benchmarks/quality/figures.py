@@ -32,7 +32,7 @@ def rows(outcomes: Sequence[Outcome]) -> Iterator[Row]:
         yield row(f"steady_{name}_computed", what, "times", [times], better="lower")
     for exact in full:
         asked = np.sum(exact.asked, 0)
-        share = [asked[RIGHT] / asked[KL]]
+        share = [asked[RIGHT] / asked[KL]] if asked[RIGHT] else []  # of some tasks, no right answer is known
         yield row(f"real_{exact.workload}_full_right", "right answers of full prefill", "share", share)
     full_s = statistics.median(second for exact in full for second in exact.first_token_s)
     for (selector, state, ratio), ours in ways.items():
