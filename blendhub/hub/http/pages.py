@@ -26,9 +26,9 @@ from blendhub.outcome.report import Outcome
 FILES = Path(__file__).parent / "page"
 EXPOSITION = "text/plain; version=0.0.4"
 JSON = "application/json"
-MOST_STRETCHES = 512
+MAX_STRETCHES = 512
 """The most stretches of a strip; a longer strip is shortened to equal parts."""
-MOST_ROWS = 64
+MAX_ROWS = 64
 """The most rows of a table."""
 FOR_MONITORING = ("/metrics", "/healthz")
 # A page loads nothing from elsewhere, and runs no script but its own.
@@ -87,10 +87,10 @@ def _as_shown(encoded: bytes) -> msgspec.Raw:
         "request": outcome.request,
         "prompt_tokens": outcome.prompt_tokens,
         "tokens": {fate: n_tokens for fate, n_tokens in count(strip).items() if n_tokens},
-        "strip": shortened(strip, MOST_STRETCHES),
-        "sources": outcome.sources[:MOST_ROWS],
+        "strip": shortened(strip, MAX_STRETCHES),
+        "sources": outcome.sources[:MAX_ROWS],
         "n_sources": len(outcome.sources),
-        "not_reused": longest(computed, MOST_ROWS),
+        "not_reused": longest(computed, MAX_ROWS),
         "n_not_reused": len(computed),
         "reason": outcome.reason,
         "ended_at": outcome.ended_at,
