@@ -99,7 +99,7 @@ def main() -> None:
     options = parser(__doc__ or "").parse_args()
     path = str(make_real_model())
     chat = Chat(AutoTokenizer.from_pretrained(path))
-    measured = rows(Model(path), chat, *((ASKED[:1], 2) if options.quick else (ASKED, PROMPTS)))
+    measured = rows(Model(path), chat, *((ASKED[:1], 1) if options.quick else (ASKED, PROMPTS)))
     finish("donors", [*measured], "torch transformers", options.json)
 
 
