@@ -157,7 +157,7 @@ dist: setup ## Build the wheel and the source distribution of every package, int
 
 bench: setup ## Run all benchmarks; results go to build/bench
 	@mkdir -p build/bench
-	@for name in matchers hub ttft overhead load service; do \
+	for name in matchers hub ttft overhead load service; do \
 		$(BIN)/python -m benchmarks.$$name --json build/bench/$$name.json || exit 1; \
 	done
 	@# The published rows of other projects need a large model: docs/ascend.md names their presets.
