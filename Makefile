@@ -23,10 +23,6 @@ DIST := dist
 # With this variable set, every process that imports vLLM would compile vLLM again, which takes half a minute.
 unexport PYTHONDONTWRITEBYTECODE
 
-# What `make gpu-pack` has made, and where a GPU machine unpacks it.
-GPU_PACK := $(wildcard build/gpu-pack/*.whl)
-GPU_SITE := $(CURDIR)/build/gpu-site
-
 # Test files that run at the same time; more need more memory, about 4 GB each.
 WORKERS ?= 2
 # The version of vLLM for `make test-vllm`, and its directory, which is imported before the environment's own vLLM.
@@ -56,7 +52,7 @@ test $$result = passed
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: help setup docs test test-fast test-long test-vllm test-peers test-clients lint imported tables size format dist bench quality model-card gpu-pack gpu-check npu-check demo agent-demo fleet-demo clean
+.PHONY: help setup docs test test-fast test-long test-vllm test-peers test-clients lint imported tables size format dist bench quality gpu-check npu-check demo agent-demo fleet-demo clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -125,7 +121,7 @@ $(LMCACHE): PARTS := lmcache tests
 
 test-clients: setup $(CLIENTS)/.installed ## Ask vLLM's server as OpenAI's client, LangChain, LlamaIndex and others' benchmarks do, with BlendHub and without
 	$(BIN)/python -m pytest -m clients tests/clients
-	$(BIN)/python -m benchmarks.clients --json build/clients.json $(if $(PEER_PYTHON),--peer-python $(PEER_PYTHON)) $(if $(QUICK),--quick,--page docs/measurements-clients.md)
+	$(BIN)/python -m benchmarks.clients --json build/clients.json $(if $(PEER_PYTHON),--peer-python $(PEER_PYTHON)) $(if $(QUICK),--quick)
 
 $(CLIENTS)/.installed: pyproject.toml | $(STAMP)
 	@rm -rf $(CLIENTS)
@@ -161,16 +157,9 @@ dist: setup ## Build the wheel and the source distribution of every package, int
 
 bench: setup ## Run all benchmarks; results go to build/bench
 	@mkdir -p build/bench
-	$(BIN)/python -m benchmarks.matchers --json build/bench/matchers.json
-	$(BIN)/python -m benchmarks.decay --json build/bench/decay.json
-	$(BIN)/python -m benchmarks.hub --json build/bench/hub.json
-	$(BIN)/python -m benchmarks.fleet --json build/bench/fleet.json
-	$(BIN)/python -m benchmarks.ttft --json build/bench/ttft.json
-	$(BIN)/python -m benchmarks.overhead --json build/bench/overhead.json
-	$(BIN)/python -m benchmarks.load --json build/bench/load.json
-	$(BIN)/python -m benchmarks.agents --json build/bench/agents.json
-	$(BIN)/python -m benchmarks.service --json build/bench/service.json
-	$(BIN)/python -m benchmarks.hijack --json build/bench/hijack.json
+	for name in matchers hub ttft overhead load service; do \
+		$(BIN)/python -m benchmarks.$$name --json build/bench/$$name.json || exit 1; \
+	done
 	@# The published rows of other projects need a large model: docs/ascend.md names their presets.
 	for where in first middle last; do \
 		$(BIN)/python -m benchmarks.holes --preset $$where --json build/bench/holes_$$where.json || exit 1; \
@@ -179,21 +168,11 @@ bench: setup ## Run all benchmarks; results go to build/bench
 quality: setup $(if $(filter gemma,$(MODEL)),$(GEMMA)) ## What reuse costs a real model, with MODEL=gemma another one, and what selectors win back; results go to build/quality
 	$(BIN)/python -m benchmarks.quality $(if $(MODEL),--model $(MODEL))
 
-model-card: setup ## Measure the real model with `blendhub advise`, and write docs/models/smollm2-135m.md
-	$(BIN)/python -m benchmarks.quality.card || test $$? = 1  # 1: no ratio holds the agreement, as the card says
-
 docs: setup ## Build the documentation as a site in build/site; a broken link is an error
 	$(BIN)/mkdocs build
 
-gpu-pack: setup ## Pack vLLM's Python into build/gpu-pack, for `make gpu-check PART=engine` where vLLM is not installed
-	$(BIN)/python -m benchmarks.pack $(if $(GPU_PYTHON),--python $(GPU_PYTHON)) --has $(GPU_HAS)
-
-$(GPU_SITE): $(GPU_PACK)
-	@rm -rf $@
-	@for wheel in $^; do "$(PYTHON)" -m zipfile -e "$$wheel" $@ || exit 1; done
-
-gpu-check: $(if $(GPU_PACK),$(GPU_SITE)) ## On a machine with a GPU and torch, test and measure PART of the CUDA device: device, attention or engine; results go to the folder OUT, or build
-	PYTHONPATH=.:plugins/cuda$(if $(GPU_PACK),:$(GPU_SITE)) "$(PYTHON)" plugins/cuda/gpu_check.py $(or $(PART),device)
+gpu-check: ## On a machine with a GPU and torch, test and measure PART of the CUDA device: device, attention or engine; results go to the folder OUT, or build
+	PYTHONPATH=.:plugins/cuda "$(PYTHON)" plugins/cuda/gpu_check.py $(or $(PART),device)
 
 npu-check: ## On a machine with an Ascend NPU and torch_npu, test and measure the device; results go to build/npu-check
 	PYTHONPATH=.:plugins/ascend "$(PYTHON)" plugins/ascend/npu_check.py

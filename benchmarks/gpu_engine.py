@@ -3,7 +3,6 @@
 Rows come one by one, the most wanted first, so that a run that is cut off has told something.
 """
 
-import os
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,7 +10,6 @@ from contextlib import AbstractContextManager
 from functools import partial
 from importlib.util import find_spec
 from operator import call
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -127,18 +125,6 @@ def _first_tokens(start: StartEngine, contexts: Sequence[int], large: Mapping[st
             yield row(f"ttft_moved_15_{at}", f"{what}, 15%", "x", ratios(timed["moved_15"], full), None, "lower")
         failed = sum(count for name, count in engine.call("counts").items() if name.startswith("saves_failed"))
         yield row("saves_failed", "saves that failed in this engine", "", [failed], 0, "lower")
-        _profile(engine, texts.shuffled())
-
-
-def _profile(engine: Engine, prompt: list[int]) -> None:
-    """What the host and the GPU do while the longest prompt is blended, as a table beside the report."""
-    engine.forget()
-    engine.call("inside", "benchmarks.gpu_engine:begin_profile")
-    engine.one(prompt, store=False)
-    table = engine.call("inside", "benchmarks.gpu_engine:end_profile")
-    place = Path(os.environ.get("OUT") or "build") / "gpu-engine-check"
-    place.mkdir(parents=True, exist_ok=True)
-    (place / "profile.txt").write_text(table)
 
 
 def _decoding_beside_saves(start: StartEngine) -> Iterator[Row]:
@@ -175,22 +161,6 @@ def _wait_until_pinned(engine: Engine, arena_gib: float) -> None:
         if max(goals, default=0) >= int(1024 * arena_gib):
             return
         time.sleep(0.5)
-
-
-PROFILES: list[torch.profiler.profile] = []
-"""The one under way, in the process of an engine."""
-
-
-def begin_profile() -> None:
-    PROFILES.append(torch.profiler.profile())
-    PROFILES[0].start()
-
-
-def end_profile() -> str:
-    profile = PROFILES.pop()
-    profile.stop()
-    by = "cuda_time_total" if torch.cuda.is_available() else "cpu_time_total"
-    return str(profile.key_averages().table(sort_by=by, row_limit=60, max_name_column_width=90))
 
 
 def small_scales() -> None:

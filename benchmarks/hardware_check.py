@@ -119,9 +119,9 @@ def _is_good(report: dict[str, Any]) -> bool:
 def rows(needed: str, start: StartEngine) -> Iterator[Row]:
     """``needed`` is the package that serves this machine's accelerator in vLLM."""
     if not find_spec(needed):
-        why = f"{needed} is not installed: no engine was started"
-        yield row(START_ID, why, "share", [], 1.0)
-        yield row(BLEND_ID, why, "norm", [], ROUNDING, "lower")
+        what = f"{needed} is not installed: no engine was started"
+        yield row(START_ID, what, "share", [], 1.0)
+        yield row(BLEND_ID, what, "norm", [], ROUNDING, "lower")
         return
     try:
         with start() as engine:
@@ -195,5 +195,5 @@ def paths_of_the_checkout(metadata: Path) -> list[Path]:
     return [metadata, *projects]
 
 
-def _fell_short(id: str, why: str) -> Row:
-    return Row(id, why, None, "", None, "higher", False, None)
+def _fell_short(id: str, what: str) -> Row:
+    return Row(id, what, None, "", None, "higher", False, None)

@@ -42,7 +42,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder, _hub(1000) as (_, client), _echo(Path(folder, "echo")) as echo:
         rows += round_trips(client, echo, blocks=40 // scale)
         rows += lookups(client, echo, repeats=200 // scale)
-    rows += growth(10_000 // scale, MOST_SLOTS_OF_AN_ARENA // scale)
+    rows += growth(10_000 // scale, MOST_SLOTS_OF_AN_ARENA // (10 * scale if options.quick else 1))
     rows += planning(repeats=400 // scale)
     finish("hub", rows, "numpy pyzmq msgspec blendhub-transports", options.json)
 

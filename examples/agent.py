@@ -10,8 +10,8 @@ from secrets import token_hex
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.agents import BLENDHUB, ask, clearing, conversations, serving
 from harness.engines.real_model import NoRealModel, make_real_model
+from research.agents.conversations import BLENDHUB, ask, clearing, conversations, serving
 
 FATES = {"engine": "vLLM's cache"} | {fate: fate for fate in ("exact", "settled", "moved", "recomputed")}
 CAPTION = "Settled tokens that vLLM's cache has count in both columns; recomputed tokens count as moved, too."

@@ -29,9 +29,9 @@ def row_of(file: Path) -> str | None:
 
 
 def python_files() -> Iterator[Path]:
-    """Every module of the repository, but for what is built or installed in it."""
+    """Every module of the repository, but for what is built or installed in it, and studies."""
     for folder in sorted(ROOT.iterdir()):
-        if folder.is_dir() and not folder.name.startswith(".") and folder.name not in ("build", "dist"):
+        if folder.is_dir() and not folder.name.startswith(".") and folder.name not in ("build", "dist", "research"):
             yield from folder.rglob("*.py")
 
 

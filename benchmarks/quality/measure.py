@@ -81,11 +81,6 @@ def run(model: Path, questions: int, workloads: Sequence[str] = tuple(WORKLOADS)
                             yield workload.measure(engine, Way(selector.name, ratio, apart=apart, probed=probed))
 
 
-def computed_tokens(prompt: Tokens, answer: Answer) -> int:
-    """How many tokens of a prompt were computed."""
-    return len(prompt) - answer.cached
-
-
 def reported(answer: Answer) -> dict[str, Any]:
     """The report; ends the benchmark if there is none of reuse."""
     if "moved_tokens" not in answer.report:
@@ -106,7 +101,7 @@ class Workload:
         """Have the text of the cases computed as these visits do it."""
         computed = 0
         for prompt in progress(visits, f"{self.name}: compute the documents"):
-            computed += computed_tokens(prompt, engine.one(prompt, **asked))
+            computed += len(prompt) - engine.one(prompt, **asked).cached
             engine.forget()
         documents = {tuple(piece) for case in self.cases for piece in case.pieces}
         self._times_computed = computed / sum(map(len, documents))

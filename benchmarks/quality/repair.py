@@ -15,7 +15,6 @@ import numpy as np
 from blendhub_tools.advice import forced
 from blendhub_tools.advice.judge import LOGPROBS, divergence
 
-from benchmarks.quality.figures import COLOURS
 from benchmarks.quality.measure import reported
 from benchmarks.quality.serving import PLAIN, SETTINGS, Serving
 from benchmarks.quality.workloads import LONGEST, WORKLOADS, Chat, Tokens, visits
@@ -29,6 +28,8 @@ ANSWER_TOKENS, TOKENS_BESIDE, STREAMS = 128, 32, 3
 SHARES = (Settings().repair_share, 2.0)
 SMOOTHED = 16
 """The tokens over which the picture's curves are means."""
+COLOURS = ("#D55E00", "#0072B2", "#009E73")
+"""Okabe and Ito's, which people of every colour vision tell apart."""
 NEARLY_EXACT = 1e-5
 """Where the picture ends: nothing less can be seen in an answer."""
 

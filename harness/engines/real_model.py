@@ -8,9 +8,12 @@ by that.
 import contextlib
 import hashlib
 import io
+import shutil
 import tempfile
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from harness.engines.tiny_model import make_tiny_model
 
 BUILD = Path(__file__).parents[2] / "build"
 PACKAGES, GEMMA_PACKAGES = BUILD / "packages", BUILD / "gemma"
@@ -51,8 +54,8 @@ MODELS = {
 SMOLLM2 = MODELS["smollm2"]
 
 
-class NoRealModel(Exception):
-    """The model cannot be made; the message says why."""
+class NoRealModel(SystemExit):
+    """The model cannot be made. The message says what to do, and ends a program that does not catch it."""
 
 
 def make_real_model(model: RealModel = SMOLLM2) -> Path:
@@ -78,6 +81,15 @@ def make_real_model(model: RealModel = SMOLLM2) -> Path:
             if not path.exists():  # another process may have made it meanwhile
                 raise
     return path
+
+
+def make_random_model(path: Path, **shape: Any) -> Path:
+    """A model with random weights that reads and writes as SmolLM2 does: its tokenizer, and its chat template."""
+    real = make_real_model()
+    made = make_tiny_model(path, **shape, vocab_size=49_152, max_position_embeddings=8192)
+    for file in (*real.glob("*token*"), *real.glob("*.jinja")):
+        shutil.copy(file, made)
+    return made
 
 
 def _convert(gguf: Path, made: Path, begins_with_bos: bool) -> None:

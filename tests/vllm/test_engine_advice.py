@@ -9,8 +9,8 @@ import pytest
 from blendhub.cli import main
 from blendhub.vllm.settings import read_settings
 from harness.engines.engine import ENVIRONMENT
-from tests.benchmarks.word_model import WORDS, make_tokenizer
 from tests.vllm.test_settings import HOST
+from tests.word_model import WORDS, make_tokenizer
 
 pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(600)]
 

@@ -1,6 +1,4 @@
-"""The pages of the metrics port: numbers for Prometheus, a page for people with each engine's last requests, and the
-deletion of KV.
-"""
+"""The pages of the metrics port: numbers for Prometheus, and a page for people with each engine's last requests."""
 
 import asyncio
 import functools
@@ -18,10 +16,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from blendhub.client.wire import Forget
-from blendhub.core.errors import BlendHubError, Busy, InvalidInput
 from blendhub.hub.http.metrics import exposition
-from blendhub.hub.http.owner import is_own
 from blendhub.hub.limits import MOST_KEPT_REPORTS
 from blendhub.hub.service import HubService
 from blendhub.outcome.fates import COLOURS, WHY, Fate, count, shortened
@@ -31,9 +26,9 @@ from blendhub.outcome.report import Outcome
 FILES = Path(__file__).parent / "page"
 EXPOSITION = "text/plain; version=0.0.4"
 JSON = "application/json"
-MOST_STRETCHES = 512
+MAX_STRETCHES = 512
 """The most stretches of a strip; a longer strip is shortened to equal parts."""
-MOST_ROWS = 64
+MAX_ROWS = 64
 """The most rows of a table."""
 FOR_MONITORING = ("/metrics", "/healthz")
 # A page loads nothing from elsewhere, and runs no script but its own.
@@ -49,7 +44,7 @@ GUARDS: Mapping[str, str] = MappingProxyType(
 
 
 def pages(service: HubService) -> Starlette:
-    """The application of the metrics port. Everyone may read; the user that the hub runs as may delete KV."""
+    """The application of the metrics port, from which everyone may read."""
 
     async def metrics(request: Request) -> Response:
         return Response(exposition(service.stats(), service.counters), media_type=EXPOSITION)
@@ -71,28 +66,11 @@ def pages(service: HubService) -> Starlette:
         }
         return Response(msgspec.json.encode(page), media_type=JSON)
 
-    async def delete(request: Request) -> Response:
-        if not (request.client and is_own(request.client, request.scope["server"])):
-            return PlainTextResponse("only the hub's own user may delete here; see blendhub forget\n", 403)
-        salts = request.query_params.getlist("salt")
-        if len(salts) != 1 or len(request.query_params.multi_items()) != 1:
-            return PlainTextResponse("name one cache salt: DELETE /kv?salt=S\n", 400)
-        try:
-            await service.forget(msgspec.convert({"is": "Forget", "salt": salts[0]}, Forget))
-        except (InvalidInput, msgspec.ValidationError) as error:
-            return PlainTextResponse(f"{error}\n", 400)
-        except Busy as error:
-            return PlainTextResponse(f"{error}\n", 429)
-        except BlendHubError as error:
-            return PlainTextResponse(f"not all of it is deleted, ask again: {error}\n", 503)
-        return PlainTextResponse("deleted\n")
-
     return Starlette(
         routes=[
             Route("/metrics", metrics),
             Route("/healthz", healthz),
             Route("/page.json", page_json),
-            Route("/kv", delete, methods=["DELETE"]),
             Mount("/", StaticFiles(directory=FILES, html=True)),
         ],
         middleware=[Middleware(BaseHTTPMiddleware, dispatch=_guard)],
@@ -109,10 +87,10 @@ def _as_shown(encoded: bytes) -> msgspec.Raw:
         "request": outcome.request,
         "prompt_tokens": outcome.prompt_tokens,
         "tokens": {fate: n_tokens for fate, n_tokens in count(strip).items() if n_tokens},
-        "strip": shortened(strip, MOST_STRETCHES),
-        "sources": outcome.sources[:MOST_ROWS],
+        "strip": shortened(strip, MAX_STRETCHES),
+        "sources": outcome.sources[:MAX_ROWS],
         "n_sources": len(outcome.sources),
-        "not_reused": longest(computed, MOST_ROWS),
+        "not_reused": longest(computed, MAX_ROWS),
         "n_not_reused": len(computed),
         "reason": outcome.reason,
         "ended_at": outcome.ended_at,

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from blendhub.cli import main
 from blendhub.outcome.agreement import audits_needed, wilson
-from tests.benchmarks.word_model import WORDS, make_tokenizer
+from tests.word_model import WORDS, make_tokenizer
 
 CHAT = "{{ bos_token }} user : {{ messages[0]['content'] }} </s>{% if add_generation_prompt %} model :{% endif %}"
 

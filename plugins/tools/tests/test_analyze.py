@@ -20,7 +20,7 @@ from blendhub.cli import main
 from blendhub.vllm.settings import Settings
 from blendhub.vllm.transfer_config import check_transfer_config
 from examples.help_desk import as_lines
-from tests.benchmarks.word_model import make_tokenizer
+from tests.word_model import make_tokenizer
 
 ROOT = Path(__file__).parents[3]
 

@@ -1,0 +1,34 @@
+"""Measures thin engines, of a pack, on a machine with a GPU: ``python -m research.pack.check``."""
+
+import sys
+from collections.abc import Iterator
+from functools import partial
+from itertools import chain
+from typing import Any
+
+import blendhub_cuda
+import torch
+from msgspec.structs import replace
+
+from benchmarks import gpu_engine
+from benchmarks.hardware_check import check, engine_of_the_checkout, rows
+from benchmarks.report import Row
+
+THIN: dict[str, Any] = {
+    "environment": {"VLLM_USE_V2_MODEL_RUNNER": "0", "VLLM_USE_FLASHINFER_SAMPLER": "0"},
+    "compilation_config": {"custom_ops": ["none"]},
+    "attention_config": {"backend": "TRITON_ATTN"},
+}
+"""An engine without vLLM's compiled operators. The second model runner needs one that plain torch cannot replace."""
+ABOUT = "thin engine (V1 runner, eager, attention in Triton), whose full prefills are slower than vLLM's: "
+
+
+def engine() -> Iterator[Row]:
+    start = partial(engine_of_the_checkout, gpu_memory_utilization=0.3, **THIN)
+    for row in chain(gpu_engine.rows(start), rows("vllm", start)):
+        yield replace(row, what=f"{ABOUT}{row.what}")
+
+
+if __name__ == "__main__":
+    (plugin,) = blendhub_cuda.blendhub_devices()
+    sys.exit(check("gpu-engine", plugin, lambda: {"gpu": torch.cuda.get_device_name()}, engine=engine))
