@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import blendhub.contracts
 from blendhub import PluginHost
 
 TEMPLATE = Path(__file__).parent.parent / "examples" / "plugin-template"
@@ -16,6 +18,7 @@ NAMES = {
     "matcher": "ngram",
     "selector": "edges",
     "device": "plain",
+    "transport": "unix",
     "observer": "json_lines",
 }
 
@@ -47,6 +50,9 @@ def test_installed_folders_are_listed_and_judged_by_their_names(tmp_path):
     ours = [plugin for plugin in listed if plugin["distribution"].startswith("blendhub-example")]
     assert {plugin["kind"]: plugin["name"] for plugin in ours} == NAMES
     assert all(plugin["available"] for plugin in ours)
+    contracts = "".join(file.read_text() for file in Path(blendhub.contracts.__file__).parent.glob("*.py"))
+    defined = {*re.findall(r"apabilit(?:y|ies\.\*) ``(\w+)``", contracts)}
+    assert {word for plugin in listed for word in plugin["capabilities"]} <= defined
     assert all(plugin["distribution"] == f"blendhub-example-{plugin['kind']}" for plugin in ours)
     judged = ["conformance", "matcher", "ngram", "--options", '{"window_tokens": 16}', "-k", "refuses"]
     done = run(site, "-m", "blendhub.cli", *judged)
