@@ -193,10 +193,10 @@ $(GPU_SITE): $(GPU_PACK)
 	@for wheel in $^; do "$(PYTHON)" -m zipfile -e "$$wheel" $@ || exit 1; done
 
 gpu-check: $(if $(GPU_PACK),$(GPU_SITE)) ## On a machine with a GPU and torch, test and measure PART of the CUDA device: device, attention or engine; results go to the folder OUT, or build
-	PYTHONPATH=.:plugins/cuda$(if $(GPU_PACK),:$(GPU_SITE)) "$(PYTHON)" plugins/cuda/gpu_check.py $(or $(PART),device)
+	PYTHONPATH=.:plugins/cuda$(if $(GPU_PACK),:$(GPU_SITE)) "$(PYTHON)" -m benchmarks.gpu_check $(or $(PART),device)
 
 npu-check: ## On a machine with an Ascend NPU and torch_npu, test and measure the device; results go to build/npu-check
-	PYTHONPATH=.:plugins/ascend "$(PYTHON)" plugins/ascend/npu_check.py
+	PYTHONPATH=.:plugins/ascend "$(PYTHON)" -m benchmarks.npu_check
 
 
 demo: setup ## Ask a real model about documents seen before, in three ways; results go to build/demo

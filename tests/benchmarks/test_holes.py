@@ -5,12 +5,14 @@ import random
 import re
 import sys
 from pathlib import Path
+from statistics import mean
+from unittest import mock
 
 import pytest
 
 from benchmarks.holes import __main__ as holes
-from benchmarks.holes.figures import FIGURES, Answered, Measured, Pass, rows
-from benchmarks.holes.passes import Way, ways_of
+from benchmarks.holes.figures import FIGURES, PATHS, Measured, Pass, rows
+from benchmarks.holes.passes import Way, answered, ways_of
 from benchmarks.holes.presets import OWN, PRESETS, PUBLISHED
 from benchmarks.holes.prompts import Query, before, make_prompts
 from benchmarks.holes.scores import f1, rouge_l
@@ -111,18 +113,42 @@ def test_each_method_is_a_way_to_ask_and_ratios_make_ways_where_they_matter():
     assert Way("full", 0.3).request() == {"mode": "off", "store": False, "cache_salt": "full"}
 
 
-def measured(reused, hole, first_token_s):
-    queries = [Answered(0.5, 0, 10, reused + n, 1, hole + n, first_token_s * n, n, n / 10, "", []) for n in range(3)]
-    return Pass(queries, 2, dict.fromkeys(("lookup", "load", "probe", "recompute", "save"), 3.0), 6.0)
+REPORT = {"engine_tokens": 2, "exact_tokens": 1, "moved_tokens": 3, "recomputed_tokens": 1}
 
 
-def test_rows_are_shares_of_all_prompts_the_greatest_of_one_and_times_beside_full_prefill():
-    results = {"blend_15": Measured(5.0, [measured(4, 2, 0.1)]), "full": Measured(0.0, [measured(0, 0, 0.4)])}
+def measured(n_reused, holes, first_token_s):
+    """A pass of three queries of ten tokens: more of each is reused, and the second one has these holes."""
+    writer = mock.Mock(first_line=lambda tokens: "no")
+    (prompt,) = make_prompts([Query([0], [[1, 2, 3], [4, 5]], [6, 7, 8, 9], ["five"])], [], [])
+    queries = []
+    for n, spans in enumerate(([], holes, [])):
+        report = REPORT | {"moved_tokens": n_reused - 3 + n, "spans": {"holes": spans}}
+        report["hole_tokens"] = sum(end - start for start, end in spans)
+        answer = mock.Mock(report=report, tokens=[1] * 11, first_token_s=first_token_s * n, ended_s=n)
+        queries.append(answered(prompt, answer, writer))
+    return Pass(queries, dict.fromkeys(("lookup", "load", "probe", "recompute", "save"), 3.0), 6.0)
+
+
+def test_rows_are_shares_and_tokens_of_all_prompts_the_greatest_of_one_and_times_beside_full_prefill():
+    results = {"blend_15": Measured(5.0, [measured(4, [[3, 6]], 0.1)]), "full": Measured(0.0, [measured(3, [], 0.4)])}
     values = {row.id: row.value for row in rows(results)}
-    expected = {"hit_rate": 0.5, "computed": 0.6, "in_holes": 0.3, "most_reused": 0.6, "largest_hole": 0.4}
-    expected |= {"with_holes": 2 / 3, "e2e": 1.0, "a_query": 2.0, "load": 1.0, "ttft_by_full": 0.25}
+    expected = {"hit_rate": 0.5, "computed": 0.6, "in_holes": 0.1, "most_reused": 0.6, "largest_hole": 0.3}
+    expected |= {"hit_tokens": 5, "computed_tokens": 6, "hole_tokens": 1, "most_reused_tokens": 6}
+    expected |= {"largest_hole_tokens": 3, "with_holes": 1 / 3, "e2e": 1.0, "a_query": 2.0, "load": 1.0}
+    expected |= {"ttft_by_full": 0.25}
     assert {id: values[f"blend_15_pass_1_{id}"] for id in expected} == pytest.approx(expected)
     assert values["blend_15_before"] == 5.0
+
+
+@pytest.mark.parametrize(
+    "holes, path",
+    [([], "no_hole"), ([[0, 2], [4, 5]], "hole_in_front"), ([[4, 5], [6, 7]], "hole_behind")],
+)
+def test_each_request_counts_on_the_path_of_its_first_hole(holes, path):
+    values = {row.id: row.value for row in rows({"reuse": Measured(0.0, [measured(4, holes, 0.1)])})}
+    expected = dict.fromkeys(PATHS, 0.0) | {"no_hole": 2 / 3}
+    expected[path] += 1 / 3
+    assert {name: values[f"reuse_pass_1_{name}"] for name in PATHS} == pytest.approx(expected)
 
 
 def test_presets_are_options_that_can_be_asked_and_the_command_line_wins():
@@ -201,9 +227,15 @@ def test_a_hole_is_filled_in_the_first_pass_and_reused_in_the_second(tmp_path, m
         assert 0 < values[f"{way}_pass_1_hit_rate"] < values[f"{way}_pass_2_hit_rate"]
         assert all(values[f"{way}_pass_2_{phase}"] > 0 for phase in ("lookup", "load", "recompute"))
         assert values[f"{way}_pass_1_save"] > 0 < values[f"{way}_before"]
+        assert sum(values[f"{way}_pass_2_{path}"] for path in PATHS) == pytest.approx(1.0)
     # The hole is the second document: without holes only the first one is reused.
     assert values["contiguous_30_pass_1_hit_rate"] < 0.5 < values["blend_30_pass_1_hit_rate"]
     assert (values["blend_30_pass_1_with_holes"], values["contiguous_30_pass_1_with_holes"]) == (1.0, 0)
     # What is not stored behind the first pass are a few tokens at the end of some prompt's hole.
     assert values["blend_30_pass_2_in_holes"] < 0.01 < 0.15 < values["blend_30_pass_1_in_holes"] < 0.25
-    assert len(written["details"]["blend_30"]["passes"][0]["queries"]) == 4
+    queries = written["details"]["blend_30"]["passes"][0]["queries"]
+    print([(query["path"], query["hole_tokens"], query["prompt_tokens"], query["reused_tokens"]) for query in queries])
+    assert len(queries) == 4 and values["blend_30_pass_1_hole_tokens"] == mean(
+        query["hole_tokens"] for query in queries
+    )
+    assert {query["path"] for query in queries} == {"hole_behind"}

@@ -18,7 +18,7 @@ from benchmarks import gpu_engine
 from benchmarks.hardware_check import check, engine_of_the_checkout, rows
 from benchmarks.report import Row
 
-PACK = Path(__file__).parents[2] / "build" / "gpu-pack"
+PACK = Path(__file__).parents[1] / "build" / "gpu-pack"
 THIN: dict[str, Any] = {
     "environment": {"VLLM_USE_V2_MODEL_RUNNER": "0", "VLLM_USE_FLASHINFER_SAMPLER": "0"},
     "compilation_config": {"custom_ops": ["none"]},
