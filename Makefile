@@ -172,10 +172,10 @@ docs: setup ## Build the documentation as a site in build/site; a broken link is
 	$(BIN)/mkdocs build
 
 gpu-check: ## On a machine with a GPU and torch, test and measure PART of the CUDA device: device, attention or engine; results go to the folder OUT, or build
-	PYTHONPATH=.:plugins/cuda "$(PYTHON)" plugins/cuda/gpu_check.py $(or $(PART),device)
+	PYTHONPATH=.:plugins/cuda "$(PYTHON)" -m benchmarks.gpu_check $(or $(PART),device)
 
 npu-check: ## On a machine with an Ascend NPU and torch_npu, test and measure the device; results go to build/npu-check
-	PYTHONPATH=.:plugins/ascend "$(PYTHON)" plugins/ascend/npu_check.py
+	PYTHONPATH=.:plugins/ascend "$(PYTHON)" -m benchmarks.npu_check
 
 
 demo: setup ## Ask a real model about documents seen before, in three ways; results go to build/demo

@@ -8,6 +8,8 @@ import re
 import tomllib
 from collections.abc import Callable, Iterable
 from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,7 @@ from blendhub.outcome.fates import LETTERS, WHY, Fate
 from blendhub.outcome.reasons import Why
 from blendhub.vllm.settings import RequestSettings, ReusePolicy, Settings
 from tests.metric_names import OF_HUB
+from tests.public_api import PUBLIC, names_in
 
 DOCS = Path(__file__).parent.parent / "docs"
 STRUCTS: list[type[msgspec.Struct]] = [
@@ -79,6 +82,16 @@ def rows_of_differences(project: str, _: list[str]) -> list[str]:
     return [f"| {why} | {', '.join(tests)} |" for why, tests in named.items()]
 
 
+def rows_of_modules(rows: list[str]) -> list[str]:
+    if not find_spec("torch"):  # which devices need
+        return rows
+    first_lines = {module: (import_module(module).__doc__ or "").partition("\n")[0].rstrip(".") for module in PUBLIC}
+    return [
+        f"| `{module}` | {line} | {', '.join(f'`{name}`' for name in names_in(module))} |"
+        for module, line in first_lines.items()
+    ]
+
+
 def _with_meanings(facts: Iterable[tuple[str, Any]], rows: list[str]) -> list[str]:
     meanings = {row.split("`")[1]: row.rsplit(" | ", 1)[1] for row in rows}
     return [f"| `{name}` | {fact} | {meanings.get(name, 'to be written |')}" for name, fact in facts]
@@ -103,6 +116,7 @@ def tables() -> dict[tuple[str, str], Rows]:
         ("explain.md", "| `--json` | why |"): lambda _: [f"| `{why}` | {why.sentence} |" for why in Why],
         ("peers.md", "### What differs of vLLM's"): partial(rows_of_differences, "vllm"),
         ("peers.md", "### What differs of LMCache's"): partial(rows_of_differences, "lmcache"),
+        ("api.md", "# What a plugin may import"): rows_of_modules,
         ("watch.md", "## The hub's metrics"): lambda _: [
             f"| `blendhub_{name}` | {about} |" for name, about in OF_HUB.items()
         ],

@@ -35,6 +35,9 @@ def test_every_package_has_a_wheel_and_sources_and_ours_have_the_package_alone(b
     names = {name.replace("-", "_") for name in ("blendhub", *(project["name"] for project in PROJECTS))}
     ends = (f"-{blendhub.__version__}-py3-none-any.whl", f"-{blendhub.__version__}.tar.gz")
     assert {file.name for file in built.iterdir()} - {".gitignore"} == {name + end for name in names for end in ends}
+    for name in names:
+        with zipfile.ZipFile(built / (name + ends[0])) as wheel:
+            assert f"{name}/py.typed" in wheel.namelist(), "type checkers read no annotations of a package without it"
     with zipfile.ZipFile(built / f"blendhub{ends[0]}") as wheel:
         contents = {name: wheel.read(name) for name in wheel.namelist()}
     assert {name.partition("/")[0].partition("-")[0] for name in contents} == {"blendhub"}

@@ -158,6 +158,15 @@ def test_nothing_imports_the_adapter_but_the_commands_that_check_its_settings():
     }
 
 
+def test_no_plugin_imports_what_measures_it():
+    importers = [
+        file
+        for file in ROOT.glob("plugins/**/*.py")
+        if re.search(r"^(from|import) benchmarks\b", file.read_text(), re.M)
+    ]
+    assert importers == []
+
+
 def test_the_engine_and_the_hub_have_few_options():
     structs = (Settings, ReusePolicy, HubConfig, Listen, StoreChoice)
     assert sum(len(struct.__struct_fields__) for struct in structs) <= MOST_OPTIONS

@@ -12,7 +12,7 @@ HEAVY = ("torch", "numba", "zmq", "pytest", "hypothesis", "transformers", "vllm"
     "code",
     [
         "import blendhub",
-        "import blendhub.contracts",
+        "import blendhub.contracts, blendhub.core, blendhub.system, blendhub.framework.options",
         "import blendhub.cli",
         "from blendhub import PluginHost; PluginHost.discover().plugins()",
         "import blendhub_tools.analysis.analyzer, blendhub_tools.analysis.findings, blendhub_tools.analysis.report",

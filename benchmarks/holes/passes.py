@@ -10,12 +10,13 @@ import msgspec
 from benchmarks.holes.figures import PHASES, Answered, Measured, Pass, Results
 from benchmarks.holes.prompts import Prompt, Writer, before
 from benchmarks.holes.scores import f1, rouge_l
-from benchmarks.quality.measure import reported
+from benchmarks.quality.serving import reported
 from benchmarks.timing import progress
 from harness.engines import Answer, Engine
 
 ANSWER_TOKENS = 10
 """The most tokens of an answer, as in the published benchmark."""
+REUSED = ("engine", "exact", "moved")
 Method: TypeAlias = Literal["blend", "reuse", "full", "contiguous"]
 AtOnce: TypeAlias = Literal["one", "all"]
 """How many requests a pass asks at once."""
@@ -52,7 +53,7 @@ def run(
 ) -> Results:
     """All ways in turn, each with nothing stored at its begin."""
     results: Results = {}
-    ending: dict[str, Any] = {"tokens": ANSWER_TOKENS, "stop_token_ids": writer.stop}
+    asked: dict[str, Any] = {"tokens": ANSWER_TOKENS, "stop_token_ids": writer.stop, "explain": True}
     for way in ways:
         request = way.request()
         # A full prefill reads nothing that was stored.
@@ -65,13 +66,12 @@ def run(
             engine.forget()
             counted, begun, answers = engine.call("counts"), time.perf_counter(), list[Answer]()
             for batch in progress(_batches(prompts, at_once), f"{way.label}: pass {number}"):
-                answers += engine.ask(*(prompt.tokens for prompt in batch), **ending, **request)
+                answers += engine.ask(*(prompt.tokens for prompt in batch), **asked, **request)
             seconds, spent = time.perf_counter() - begun, Counter(engine.call("counts"))
             spent.subtract(counted)
             results[way.label].passes.append(
                 Pass(
                     [answered(*pair, writer) for pair in zip(prompts, answers, strict=True)],
-                    spent["requests_with_holes"],
                     {name: float(spent[f"{name}_seconds"]) for name in PHASES},
                     seconds,
                 )
@@ -85,17 +85,19 @@ def _batches(prompts: Sequence[Any], at_once: AtOnce) -> list[Sequence[Any]]:
 
 def answered(prompt: Prompt, answer: Answer, writer: Writer) -> Answered:
     report, right = reported(answer), prompt.query.answers
-    text = writer.first_line(answer.tokens)
+    text, reused = writer.first_line(answer.tokens), sum(report[f"{kind}_tokens"] for kind in REUSED)
+    holes = report.get("spans", {}).get("holes")
     return Answered(
-        f1(text, right),
-        rouge_l(text, right),
-        len(prompt.tokens),
-        report["engine_tokens"] + report["exact_tokens"] + report["moved_tokens"],
-        report["recomputed_tokens"],
-        report["hole_tokens"],
-        answer.first_token_s,
-        answer.ended_s,
-        (answer.ended_s - answer.first_token_s) / max(1, len(answer.tokens) - 1),
-        text,
-        right,
+        f1=f1(text, right),
+        rouge_l=rouge_l(text, right),
+        path="no_hole" if not holes else "hole_in_front" if holes[0][0] == 0 else "hole_behind",
+        prompt_tokens=len(prompt.tokens),
+        reused_tokens=reused,
+        computed_tokens=len(prompt.tokens) - reused + report["recomputed_tokens"],
+        hole_tokens=report["hole_tokens"],
+        first_token_s=answer.first_token_s,
+        ended_s=answer.ended_s,
+        between_tokens_s=(answer.ended_s - answer.first_token_s) / max(1, len(answer.tokens) - 1),
+        answer=text,
+        right=right,
     )

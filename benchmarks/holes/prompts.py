@@ -4,14 +4,9 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-from blendhub_tools.advice.questions import Question
-
-from blendhub.core.errors import InvalidInput
+from benchmarks.holes.places import Place, numbers_of
 
 Tokens: TypeAlias = list[int]
-Place: TypeAlias = int | str
-"""A number from 0 on, or one of these names."""
-NAMES = ("first", "middle", "last")
 Order: TypeAlias = Literal["turns", "same"]
 """Which documents of other queries make a prompt longer: those of the queries that follow, in turn, or the same ones
 behind every query, as in the published benchmark."""
@@ -76,15 +71,17 @@ class Writer:
         end = self._tokenizer.eos_token_id
         return [] if end is None else [int(end)]
 
-    def query(self, question: Question, most_document_tokens: int | None = None) -> Query:
-        """Raises InvalidInput if its answers are not known, or if it is not text."""
-        if not question.answers or not all(isinstance(text, str) for text in (*question.documents, question.question)):
-            raise InvalidInput(f"the question {question.question!r} should be text, and have an answer to compare with")
+    def query(
+        self, documents: Sequence[Any], question: Any, answers: list[str], most_document_tokens: int | None
+    ) -> Query:
+        """Raises ValueError if its answers are not known, or if it is not text."""
+        if not answers or not all(isinstance(text, str) for text in (*documents, question)):
+            raise ValueError(f"the question {question!r} should be text, and have an answer to compare with")
         return Query(
             self.tokens(self._before + INSTRUCTION, add_special_tokens=not self._before),
-            [self.tokens(f"{document}\n\n")[:most_document_tokens] for document in question.documents],
-            self.tokens(f"\n\nQuestion: {question.question}\nAnswer:{self._behind}"),
-            question.answers,
+            [self.tokens(f"{document}\n\n")[:most_document_tokens] for document in documents],
+            self.tokens(f"\n\nQuestion: {question}\nAnswer:{self._behind}"),
+            answers,
         )
 
     def tokens(self, text: str, add_special_tokens: bool = False) -> Tokens:
@@ -112,7 +109,7 @@ def make_prompts(
     """
     if len(ids) != len(positions):
         raise ValueError(f"{len(ids)} hole ids and {len(positions)} hole positions; give one position for each hole")
-    numbers = [_numbers(ids, len(query.documents), f"hole ids of query {at}") for at, query in enumerate(queries)]
+    numbers = [numbers_of(ids, len(query.documents), f"hole ids of query {at}") for at, query in enumerate(queries)]
     reserved = {
         tuple(query.documents[number]) for query, holes in zip(queries, numbers, strict=True) for number in holes
     }
@@ -126,7 +123,7 @@ def make_prompts(
                 "holes; ask for fewer, or use more queries"
             )
         documents = [*query.documents, *others]
-        places = dict(zip(_numbers(positions, len(documents), f"hole positions of query {at}"), holes, strict=True))
+        places = dict(zip(numbers_of(positions, len(documents), f"hole positions of query {at}"), holes, strict=True))
         rest = iter([number for number in range(len(documents)) if number not in holes])
         placed = [places[place] if place in places else next(rest) for place in range(len(documents))]
         prompts.append(Prompt(query, [documents[number] for number in placed], set(places), list(separator)))
@@ -153,17 +150,3 @@ def _of_others(queries: Sequence[Query], at: int, order: Order) -> Iterator[Toke
         for other in (queries[(at + further) % len(queries)] for further in range(1, len(queries))):
             if turn < len(other.documents):
                 yield other.documents[turn]
-
-
-def _numbers(places: Sequence[Place], documents: int, what: str) -> list[int]:
-    named: dict[Place, Place] = {"first": 0, "middle": documents // 2, "last": documents - 1}
-    numbers = [named.get(place, place) for place in places]
-    for place, number in zip(places, numbers, strict=True):
-        if not (isinstance(number, int) and 0 <= number < documents):
-            raise ValueError(
-                f"{what}: {place} is out of range; there are {documents} documents, so 0 to {documents - 1}, or "
-                f"{', '.join(NAMES)}, are possible"
-            )
-    if len(set(numbers)) < len(numbers):
-        raise ValueError(f"{what}: {' '.join(map(str, places))} name one of {documents} documents twice")
-    return [int(number) for number in numbers]

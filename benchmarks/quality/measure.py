@@ -10,7 +10,7 @@ from blendhub_tools.advice import forced
 from blendhub_tools.advice.judge import ANSWER_TOKENS, LOGPROBS, judge
 from blendhub_tools.advice.outcomes import Outcome
 
-from benchmarks.quality.serving import PLAIN, Serving
+from benchmarks.quality.serving import PLAIN, Serving, reported
 from benchmarks.quality.workloads import LONGEST, WORKLOADS, Case, Chat, Tokens, first_cases, visits
 from benchmarks.timing import progress
 from blendhub.core.layout import MIN_DONOR_CONTEXT
@@ -81,11 +81,6 @@ def run(model: Path, questions: int, workloads: Sequence[str] = tuple(WORKLOADS)
                             yield workload.measure(engine, Way(selector.name, ratio, apart=apart, probed=probed))
 
 
-def reported(answer: Answer) -> dict[str, Any]:
-    """The report; ends the benchmark if there is none of reuse."""
-    if "moved_tokens" not in answer.report:
-        raise SystemExit(f"BlendHub serves this model without reuse: {answer.report.get('reason')}")
-    return answer.report
 
 
 class Workload:

@@ -15,8 +15,7 @@ import numpy as np
 from blendhub_tools.advice import forced
 from blendhub_tools.advice.judge import LOGPROBS, divergence
 
-from benchmarks.quality.measure import reported
-from benchmarks.quality.serving import PLAIN, SETTINGS, Serving
+from benchmarks.quality.serving import PLAIN, SETTINGS, Serving, reported
 from benchmarks.quality.workloads import LONGEST, WORKLOADS, Chat, Tokens, visits
 from benchmarks.report import Row, row
 from benchmarks.timing import progress, ratios

@@ -4,7 +4,7 @@ import contextlib
 from pathlib import Path
 from typing import Any
 
-from harness.engines import Engine
+from harness.engines import Answer, Engine
 
 PLAIN: dict[str, Any] = {"dtype": "float32", "block_size": 32}
 SETTINGS: dict[str, Any] = {
@@ -58,3 +58,10 @@ class Shape:
     def arena_gib(self, tokens: int, dtype: str) -> float:
         """Room for so many tokens, in chunks of 256 that are not all full. ``auto`` is a kind of 16-bit floats."""
         return max(0.25, 2 * tokens * self._token_items * (4 if dtype == "float32" else 2) / 2**30)
+
+
+def reported(answer: Answer) -> dict[str, Any]:
+    """The report; ends the benchmark if there is none of reuse."""
+    if "moved_tokens" not in answer.report:
+        raise SystemExit(f"BlendHub serves this model without reuse: {answer.report.get('reason')}")
+    return answer.report

@@ -10,16 +10,17 @@ from blendhub.contracts.device import ArenaProgress, Device, Transfer
 from blendhub.contracts.matcher import Matcher
 from blendhub.contracts.pages import PagedLayer, PageFormat, Rotation
 from blendhub.contracts.segments import Segment
-from blendhub.contracts.selection import Selection
-from blendhub.contracts.selector import Selector, checked_picks
+from blendhub.contracts.selection import Scores, Selection
+from blendhub.contracts.selector import KeysAndValues, Selector, checked_picks
 from blendhub.contracts.shared_store import ArenaFile, Changes, Deleted, Dropped, Published, Share, SharedStore
 from blendhub.contracts.store import RunKey, Store, StoredRun
-from blendhub.contracts.transport import Codec, Connection, Envelope, Pending, Server, Service, Transport
+from blendhub.contracts.transport import Buffer, Codec, Connection, Envelope, Peer, Pending, Server, Service, Transport
 
 __all__ = [
     "ArenaFile",
     "ArenaProgress",
     "AttentionRules",
+    "Buffer",
     "Changes",
     "ChosenAttention",
     "ChosenTokens",
@@ -30,13 +31,16 @@ __all__ = [
     "Device",
     "Dropped",
     "Envelope",
+    "KeysAndValues",
     "Matcher",
     "PageFormat",
     "PagedLayer",
+    "Peer",
     "Pending",
     "Published",
     "Rotation",
     "RunKey",
+    "Scores",
     "Segment",
     "Selection",
     "Selector",

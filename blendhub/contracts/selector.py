@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from blendhub.contracts.selection import Selection
 from blendhub.core.errors import BrokenContract, Unsupported
@@ -11,8 +11,8 @@ from blendhub.core.spans import Span, join_spans
 if TYPE_CHECKING:
     import torch
 
-    KeysAndValues = tuple[torch.Tensor, torch.Tensor]
-    """K and V of n tokens, each ``[n, heads, width]``."""
+KeysAndValues: TypeAlias = "tuple[torch.Tensor, torch.Tensor]"
+"""K and V of n tokens, each ``[n, heads, width]``."""
 
 
 class Selector(ABC):

@@ -14,6 +14,9 @@ import numpy.typing as npt
 from blendhub.contracts import Segment
 from blendhub.core.layout import KVLayout
 
+__all__ = ["POSITION", "SLOT", "SOURCE", "SPAN_BLOCK", "SPAN_COUNT", "TABLE_ROWS", "BlockSpan", "Rows"]
+"""What plugins import."""
+
 SLOT, POSITION, SOURCE, SPAN_BLOCK, SPAN_COUNT = range(5)
 """Rows of a batch's table. The first three have a column for each token, the last two one for each block span."""
 TABLE_ROWS = 5

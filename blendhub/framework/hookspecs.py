@@ -13,6 +13,9 @@ import pluggy
 from blendhub.contracts import Command, Device, Matcher, Selector, Store, Transport
 from blendhub.outcome.report import Outcome
 
+__all__ = ["API_VERSION", "EngineInfo", "NoOptions", "Outcome", "PluginSpec", "Unavailable", "hookimpl"]
+"""What plugins import."""
+
 PROJECT = "blendhub"
 """The name of the pluggy project and of the entry-point group."""
 

@@ -9,6 +9,9 @@ import msgspec
 
 from blendhub.core.errors import OptionError
 
+__all__ = ["parse_options"]
+"""What plugins import."""
+
 T = TypeVar("T", bound=msgspec.Struct)
 WRONG_WORD = re.compile(r"Object contains unknown field `(.*?)`|Invalid enum value '(.*?)'")
 

@@ -22,6 +22,7 @@ from tests.hub.hub_direct import namespace, tokens
 from tests.hub.processes import IN_A_CONTAINER, HubProcess, check, python_of, run_python, store, until
 
 pytestmark = pytest.mark.slow
+TEMPLATE = Path("examples/plugin-template")
 TEXT = tokens(1, 96)
 SMALL = HubConfig(arena_gib=0.01, metrics="")
 
@@ -185,23 +186,11 @@ def test_a_hub_in_a_process_of_its_own_ends_with_its_owner_and_not_with_its_chil
         until(lambda: not segment.exists())
 
 
-STRANGE = """
-from blendhub import API_VERSION, PluginSpec, hookimpl
-from blendhub_transports.inproc import InprocTransport
-from blendhub_transports.options import TransportOptions
-
-@hookimpl
-def blendhub_transports():
-    return [PluginSpec(name="strange", api=API_VERSION, summary="inproc under another name", factory=InprocTransport,
-                       options=TransportOptions, capabilities=("one_process",))]
-"""
-
-
 def test_a_hub_needs_no_plugin_but_those_that_are_chosen(site):
-    """A stranger's matcher and transport, and no plugin that is registered by this repository."""
-    site.install("ngram", Path("examples/plugin-template/matcher/ngram_matcher.py").read_text(), module="ngram_matcher")
-    site.install("strange", STRANGE)
-    with embedded_hub(SMALL, "thread", site.host(), PluginChoice("strange")) as hub, hub.connect() as client:
+    """The template's matcher and transport, and no plugin that is registered by this repository."""
+    for kind, name in (("matcher", "ngram"), ("transport", "unix")):
+        site.install(name, (TEMPLATE / kind / f"{name}_{kind}.py").read_text(), module=f"{name}_{kind}")
+    with embedded_hub(SMALL, "thread", site.host(), PluginChoice("unix")) as hub, hub.connect() as client:
         client.register("e", namespace(matchers=(PluginChoice("ngram"),)), rank=0)
         store(client, TEXT)
         assert check(client, TEXT) == 96

@@ -159,6 +159,5 @@ def blendhub_matchers() -> list[PluginSpec[Matcher]]:
             summary="reuse at any offset, with a dictionary and no compiled code",
             factory=NgramMatcher,
             options=NgramOptions,
-            capabilities=("anywhere",),
         )
     ]

@@ -1,4 +1,4 @@
-"""The frames of the transport ``zmq``: a fixed header with the message behind it, then the buffers of the payload.
+"""The frames of a message: a fixed header with the message behind it, then the buffers of the payload.
 
 The header is the same in every version, so that two sides of different versions can still name their versions to each
 other.

@@ -1,19 +1,15 @@
 """The server of the transport ``zmq``: a ROUTER socket, read on the caller's event loop."""
 
 import asyncio
-import logging
 import secrets
 from functools import partial
 
 import zmq
 
-from blendhub.contracts.transport import Envelope, Server, Service
-from blendhub.core.errors import BlendHubError, ProtocolError
+from blendhub.contracts.transport import Buffer, Service
 from blendhub_transports import frames
-from blendhub_transports.dispatcher import Dispatcher, Outcome, service_failure
+from blendhub_transports.answering import FrameServer
 from blendhub_transports.socket_file import SocketFile
-
-log = logging.getLogger("blendhub.transports")
 
 LINGER_MS = 200
 """How long a closing server waits until its last replies are read."""
@@ -23,15 +19,12 @@ BATCH = 64
 """Requests that are read in one turn before other callbacks of the loop run."""
 
 
-class ZmqServer(Server):
+class ZmqServer(FrameServer):
     """ZeroMQ tells no server which of its clients left: the service hears of the end of a process from elsewhere."""
 
     def __init__(self, endpoint: str, path: str, service: Service, max_pending: int) -> None:
         """The socket file is private before the first connection is possible."""
-        self.endpoint = endpoint
-        self.refused = 0
-        self._codec = service.codec
-        self.dispatcher = Dispatcher(service, max_pending, endpoint)
+        super().__init__(endpoint, service, max_pending)
         # A service may have several servers: no two of them name a peer alike.
         self._name = secrets.token_bytes(8)
         self._file = SocketFile(path)
@@ -67,10 +60,6 @@ class ZmqServer(Server):
         self._router.close()
         await asyncio.to_thread(self._context.term)  # when the last replies are sent
 
-    def refuse(self, reason: object) -> None:
-        self.refused += 1
-        log.debug("%s: refused: %s", self.endpoint, reason)
-
     def _read_requests(self) -> None:
         """Read what waits. ZeroMQ's descriptor signals a change once, and sending may consume that signal."""
         self._reads_soon = False
@@ -81,19 +70,8 @@ class ZmqServer(Server):
                 routing_id, *received = (frame.buffer for frame in self._router.recv_multipart(zmq.NOBLOCK, copy=False))
             except zmq.Again:
                 return
-            reply, header = partial(self._reply, bytes(routing_id)), None
-            try:
-                header = frames.read_header(received[0] if received else memoryview(b""))
-                request = frames.decode(header, received, self._codec, reader="the server", writer="the client")
-                if header.kind != frames.REQUEST:
-                    raise ProtocolError(f"a frame of kind {header.kind} is not a request")
-            except BlendHubError as error:
-                self.refuse(error)
-                if header:
-                    reply(header.number, error)
-            else:
-                peer = self._name + routing_id
-                self.dispatcher.dispatch(peer, request, header.deadline, partial(reply, header.number))
+            identity = bytes(routing_id)
+            self.take(self._name + identity, received, partial(self._send, identity))
         self._read_soon()
 
     def _read_soon(self) -> None:
@@ -102,18 +80,8 @@ class ZmqServer(Server):
             self._reads_soon = True
             self._loop.call_soon(self._read_requests)
 
-    def _reply(self, routing_id: bytes, number: int, outcome: Outcome) -> None:
-        version = self._codec.version
-        if isinstance(outcome, Envelope):
-            try:
-                message = self._codec.encode(outcome.message)
-                parts = frames.encode(version, frames.REPLY, number, 0.0, message, outcome.payload)
-            except Exception as error:
-                log.exception("%s: a reply of %s cannot be sent", self.endpoint, type(outcome.message).__name__)
-                outcome = service_failure(error)
-        if not isinstance(outcome, Envelope):
-            parts = frames.encode(version, frames.ERROR, number, 0.0, frames.encode_error(outcome))
+    def _send(self, identity: bytes, parts: list[Buffer]) -> None:
         # ZeroMQ drops what a client that left, or does not read, would get.
-        self._router.send_multipart([routing_id, *parts], zmq.NOBLOCK)
+        self._router.send_multipart([identity, *parts], zmq.NOBLOCK)
         if int(self._router.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
             self._read_soon()

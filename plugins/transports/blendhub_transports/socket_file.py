@@ -35,8 +35,8 @@ class SocketFile:
                 self._path.unlink()
 
 
-def why_unreachable(path: str) -> BlendHubError | None:
-    """Why no connection to the server at a file is possible now; None if one is."""
+def why_unreachable(path: str, endpoint: str) -> BlendHubError | None:
+    """Why no connection to an endpoint's server, at a file, is possible now; None if one is."""
     with socket.socket(socket.AF_UNIX) as probe:
         probe.setblocking(False)
         try:
@@ -45,7 +45,7 @@ def why_unreachable(path: str) -> BlendHubError | None:
             return Busy(f"the server at {path} accepts no connection now; is it overloaded?")
         except (ConnectionRefusedError, FileNotFoundError) as error:
             what = "there is no socket" if isinstance(error, FileNotFoundError) else "no server listens any more at"
-            return PeerGone(f"{what} {path}: is the hub running? Start it with: blendhub serve --endpoint ipc://{path}")
+            return PeerGone(f"{what} {path}: is the hub running? Start it with: blendhub serve --endpoint {endpoint}")
         except OSError as error:
             return PeerGone(f"{path} cannot be reached ({error.strerror})")
     return None
