@@ -15,6 +15,8 @@ PLACE = re.compile(r" - at (`key` in )?`\$([^`]*)`$")
 STEP = re.compile(r"\.(\w+)|\[(\d+|\.{3})\]")
 """How msgspec writes the place of a mistake: ``$.hub.listen[0]``; ``[...]`` is a value of a mapping."""
 MOST_SHOWN = 200
+SECRET = re.compile(r"[^\s/'\"@]+@")
+"""The user and the password of a URL."""
 
 Hint: TypeAlias = Callable[[str, Iterable[str]], str]
 
@@ -79,7 +81,7 @@ def _given(values: Any, path: Sequence[str]) -> Any:
 
 
 def _shown(value: Any) -> str:
-    text = repr(value)
+    text = SECRET.sub("...@", repr(value))
     return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}..."
 
 

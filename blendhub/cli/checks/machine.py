@@ -6,13 +6,12 @@ import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
-from blendhub.cli.checks.subject import Finding, Subject, endpoint_of, fail, ok, warn
+from blendhub.cli.checks.subject import Finding, HubPlace, Subject, fail, ok, places_of, warn
 from blendhub.client.arena_view import HEADER_BYTES, SHM
 from blendhub.client.hub_client import HubClient
 from blendhub.client.wire import HubStats
 from blendhub.core.errors import BlendHubError, DeadlineExceeded, PeerGone, VersionMismatch
 from blendhub.core.layout import KVLayout, Namespace
-from blendhub.hub.config import DEFAULT_TRANSPORT
 from blendhub.hub.memory.default_size import OF_AVAILABLE, OF_SHARED, available_bytes, default_arena_bytes
 from blendhub.hub.memory.segments import mount_at
 
@@ -85,23 +84,41 @@ FEW_LOOKUPS = 100
 
 def hub(subject: Subject) -> Iterator[Finding]:
     """A running hub: that it answers, what its numbers say, and that this machine can map its arena."""
-    endpoint = endpoint_of(subject)
-    if not endpoint:
+    places = places_of(subject)
+    if not places:
         yield ok("no hub is named, and none runs at the default endpoint: an engine embeds one")
-        return
-    transport = subject.settings.transport or DEFAULT_TRANSPORT
+    for place in places:
+        yield from _hub_at(place, subject)
+
+
+def _hub_at(place: HubPlace, subject: Subject) -> Iterator[Finding]:
+    listen = place.listen
+    endpoint = listen.endpoint
     try:
-        with HubClient(endpoint, transport.name, transport.options, host=subject.host, timeout=TIMEOUT_S) as client:
+        with HubClient(endpoint, listen.transport, listen.options, host=subject.host, timeout=TIMEOUT_S) as client:
             yield from _trouble_in(client.stats())
             client.register(f"blendhub-check-{os.getpid()}", Namespace(model="blendhub check", layout=LAYOUT))
             assert client.arena  # registering maps it, or raises
             reserved, goal = client.arena.progress()
             so_far = f", {_gib(reserved)} of them reserved so far," if reserved < goal else ""
             yield ok(f"the hub at {endpoint} answers, and its arena of {_gib(goal)}{so_far} can be mapped here")
+            if place.will_embed:
+                yield warn(
+                    f"{endpoint} is in hub.listen, so if that hub is not of this engine itself, vLLM's start ends: to "
+                    "share it, name it as the endpoint, and leave hub out"
+                )
     except VersionMismatch as error:
         yield fail(f"the hub at {endpoint} speaks another version: {error}", "pip install --upgrade blendhub")
     except (PeerGone, DeadlineExceeded) as error:
-        yield fail(f"no hub answers at {endpoint}: {error}", f"blendhub serve --endpoint {shlex.quote(endpoint)}")
+        if place.will_embed:
+            yield ok(f"no hub runs at {endpoint} yet: the engine embeds one, which listens there")
+        else:
+            where = (
+                f"--config {shlex.quote(subject.hub_file)}"
+                if subject.hub_file
+                else f"--endpoint {shlex.quote(endpoint)}"
+            )
+            yield fail(f"no hub answers at {endpoint}: {error}", f"blendhub serve {where}")
     except BlendHubError as error:
         yield fail(f"the hub at {endpoint} cannot be used: {error}")
 
