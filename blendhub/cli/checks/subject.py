@@ -57,20 +57,10 @@ def read_subject(config: str, device: str | None) -> Subject:
     return subject
 
 
-class HubPlace(msgspec.Struct, frozen=True):
-    """An endpoint where a hub runs, or should."""
-
-    listen: Listen
-    will_embed: bool = False
-    """Whether the engine that is checked opens the endpoint itself when it starts."""
-
-
-def places_of(subject: Subject) -> list[HubPlace]:
-    """The endpoints of hubs that are named, or the default endpoint if a hub runs there."""
+def hubs_of(subject: Subject) -> tuple[Listen, ...]:
+    """The endpoints of the hubs that are named, or the default endpoint if a hub runs there."""
     chosen = subject.settings.transport or DEFAULT_TRANSPORT
     if endpoint := subject.settings.endpoint:
-        return [HubPlace(Listen(endpoint=endpoint, transport=chosen.name, options=chosen.options))]
-    if subject.hub.listen:
-        return [HubPlace(listen, will_embed=bool(subject.role)) for listen in subject.hub.listen]
+        return (Listen(endpoint=endpoint, transport=chosen.name, options=chosen.options),)
     socket = runtime_directory() / "hub.sock"
-    return [HubPlace(Listen(endpoint=f"ipc://{socket}"))] if socket.exists() else []
+    return subject.hub.listen or ((Listen(endpoint=f"ipc://{socket}"),) if socket.exists() else ())
