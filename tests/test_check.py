@@ -138,10 +138,16 @@ def test_shared_memory_on_a_disk_or_nowhere_is_mounted_and_an_arena_above_all_me
 def test_a_hub_that_does_not_run_fails_only_if_it_is_named_and_so_does_one_of_another_version(check, monkeypatch):
     assert "an engine embeds one" in check("hub").only("ok")["sentence"]
     where = f"ipc://{check.home}/other.sock"
-    for arguments in (["--endpoint", where], [check.toml(f'[[listen]]\nendpoint = "{where}"')]):
+    file = check.toml(f'[[listen]]\nendpoint = "{where}"')
+    for arguments, flags in ((["--endpoint", where], f"--endpoint {where}"), ([file], f"--config {file}")):
         finding = check("hub", *arguments).only("fail")
         assert f"no hub answers at {where}" in finding["sentence"]
-        assert finding["command"] == f"blendhub serve --endpoint {where}"
+        assert finding["command"] == f"blendhub serve {flags}"
+    # An engine opens the endpoints of its own hub, so no other hub may be there.
+    own = json.dumps(transfer_config({"hub": {"listen": [{"endpoint": where}]}}))
+    assert f"no hub runs at {where} yet: the engine embeds one" in check("hub", own).only("ok")["sentence"]
+    with HubInThread(HubConfig(arena_gib=0.01, metrics="", listen=(Listen(endpoint=where),))):
+        assert "name it as the endpoint" in check("hub", own).only("warn")["sentence"]
     monkeypatch.setattr("blendhub.client.wire.hub_codec", lambda: Codec(Request, version=999))
     with HubInThread(HubConfig(arena_gib=0.01, metrics="", listen=(Listen(endpoint=where),))):
         finding = check("hub", "--endpoint", where).only("fail")

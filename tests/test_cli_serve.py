@@ -62,7 +62,7 @@ def test_without_flags_the_defaults_are_printed_with_every_key(capsys):
         ("", ["--arena-gib", "1000000"], "set arena_gib to at most"),
         ("", ["--store", ""], "--store is empty, expected a directory"),
         ("", ["--store", "disk", "--store-option", "path"], "--store-option 'path' should be KEY=VALUE"),
-        ("", ["--endpoint", "udp://x"], "not 'udp://x'"),
+        ("", ["--endpoint", "udp://x"], "listen[0].endpoint = 'udp://x': the transport 'zmq'"),
         ('metrics = "here"', [], "metrics = 'here' should be HOST:PORT"),
         ('[store]\nname = "dsk"', [], "did you mean 'disk'?"),
     ],

@@ -1,6 +1,7 @@
 """The settings of a hub: one structure, read from TOML and checked before anything starts."""
 
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
@@ -8,8 +9,12 @@ import msgspec
 import tomli_w
 from msgspec import Meta
 
-from blendhub.core.errors import OptionError
+from blendhub.client.wire import client_codec
+from blendhub.contracts import Transport
+from blendhub.core.errors import InvalidInput, OptionError, PluginError
 from blendhub.core.plugin_choice import PluginChoice
+from blendhub.framework.host import PluginHost
+from blendhub.framework.named_plugins import NamedPlugin, check_plugins
 from blendhub.framework.options import describe_options, parse_options
 
 HubPlacement: TypeAlias = Literal["thread", "process"]
@@ -56,6 +61,54 @@ class HubConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     metrics: Annotated[str, Meta(description="HOST:PORT of /metrics and /healthz; port 0: any; empty: not served")] = (
         "127.0.0.1:0"
     )
+
+    def __post_init__(self) -> None:
+        if self.metrics:
+            host_and_port(self.metrics)
+
+
+def host_and_port(metrics: str) -> tuple[str, int]:
+    """The two parts of HOST:PORT; raises OptionError if that is something else."""
+    host, _, port = metrics.rpartition(":")
+    if not host or not port.isdecimal() or int(port) >= 2**16:
+        raise OptionError(f"metrics = {metrics!r} should be HOST:PORT, such as 127.0.0.1:9464")
+    return host, int(port)
+
+
+def plugins_of_hub(config: HubConfig, owner: str = "") -> Iterator[NamedPlugin]:
+    """Every plugin that a hub with this configuration uses. ``owner``: what stands before the keys in messages."""
+    if store := config.store:
+        yield NamedPlugin(f"{owner}store", "store", store.name, store.options)
+    for number, listen in enumerate(config.listen):
+        yield NamedPlugin(f"{owner}listen[{number}]", "transport", listen.transport, listen.options)
+
+
+def check_hub_config(config: HubConfig, host: PluginHost, owner: str = "") -> None:
+    """Raise PluginError or OptionError for the first plugin, option or endpoint that no hub can have."""
+    check_plugins(plugins_of_hub(config, owner), host)
+    for number, listen in enumerate(config.listen):
+        if listen.endpoint in (other.endpoint for other in config.listen[:number]):
+            raise OptionError(f"{owner}listen[{number}].endpoint = {listen.endpoint!r} is there twice; leave one out")
+        transport = PluginChoice(listen.transport, listen.options)
+        check_endpoint(f"{owner}listen[{number}].endpoint", listen.endpoint, transport, host)
+
+
+def check_endpoint(key: str, endpoint: str, choice: PluginChoice, host: PluginHost) -> None:
+    """Raise OptionError if the transport does not understand the endpoint; nothing need listen there."""
+    try:
+        transport: Transport = host.create("transport", choice.name, choice.options)
+    except PluginError:  # it needs another machine
+        return
+    if not endpoint.startswith(transport.schemes):
+        schemes = " or ".join(transport.schemes)
+        raise OptionError(
+            f"{key} = {endpoint!r}: the transport {choice.name!r} understands endpoints that begin with {schemes}; "
+            "name such a one, or another transport for it"
+        )
+    try:
+        transport.connect(endpoint, client_codec()).close()
+    except InvalidInput as error:
+        raise OptionError(f"{key}: {error}") from None
 
 
 def load_config(path: Path | None = None) -> HubConfig:

@@ -11,10 +11,9 @@ from pathlib import Path
 
 from blendhub.client.arena_view import HEADER_BYTES, SHM
 from blendhub.contracts import ArenaFile, Server, SharedStore, Transport
-from blendhub.core.errors import HubError
 from blendhub.core.plugin_choice import PluginChoice
 from blendhub.framework.host import PluginHost
-from blendhub.hub.config import DEFAULT_TRANSPORT, HubConfig, Listen
+from blendhub.hub.config import DEFAULT_TRANSPORT, HubConfig, Listen, check_hub_config
 from blendhub.hub.deletion import Deletion
 from blendhub.hub.index.match_queues import MatchThreads
 from blendhub.hub.index.table import IndexTable
@@ -58,6 +57,7 @@ class Hub:
         await self._resources.aclose()
 
     async def _start(self) -> None:
+        check_hub_config(self.config, self._host)
         resources = self._resources
         arena = Arena(int(self.config.arena_gib * 2**30) or default_arena_bytes())
         resources.callback(arena.close)
@@ -86,12 +86,7 @@ class Hub:
         return Listen(endpoint=transport.private_endpoint(folder), transport=choice.name, options=choice.options)
 
     async def _serve(self, listen: Listen) -> Server:
-        transport = self._host.create("transport", listen.transport, listen.options)
-        if not listen.endpoint.startswith(transport.schemes):
-            raise HubError(
-                f"the transport {listen.transport!r} understands endpoints that begin with "
-                f"{' or '.join(transport.schemes)}, not {listen.endpoint!r}; choose another transport for it"
-            )
+        transport: Transport = self._host.create("transport", listen.transport, listen.options)
         server: Server = await transport.serve(listen.endpoint, self.service)
         return server
 

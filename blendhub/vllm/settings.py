@@ -1,19 +1,29 @@
 """The adapter's settings: ``kv_connector_extra_config.blendhub`` in vLLM's configuration."""
 
+import os
 import re
-from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Literal, NamedTuple
+from collections.abc import Callable, Iterator, Mapping
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
-from blendhub.core.errors import OptionError, PluginError
+from blendhub.core.errors import OptionError
 from blendhub.core.layout import DEFAULT_MATCHERS, MIN_DONOR_CONTEXT
 from blendhub.core.plugin_choice import PluginChoice
 from blendhub.core.spans import NOWHERE
 from blendhub.framework.host import PluginHost
+from blendhub.framework.named_plugins import NamedPlugin, check_here, check_plugins
 from blendhub.framework.options import did_you_mean, parse_options
-from blendhub.hub.config import DEFAULT_TRANSPORT, HubConfig, HubPlacement
+from blendhub.hub.config import (
+    DEFAULT_TRANSPORT,
+    HubConfig,
+    HubPlacement,
+    check_endpoint,
+    check_hub_config,
+    plugins_of_hub,
+)
+from blendhub.vllm.lmcache_names import what_was_meant
 
 Mode = Literal["blend", "contiguous", "exact", "off"]
 RepairMode = Literal["idle", "always", "off"]
@@ -155,23 +165,56 @@ REPORTED = {"engine_tokens", "reason"}
 
 EXTRA = "kv_connector_extra_config"
 OWNER = f"{EXTRA}.{KEY}"
+OF_HUB = f"{OWNER}.hub."
+"""What stands before the keys of the embedded hub."""
 
 
-def read_settings(extra: Mapping[str, Any], host: PluginHost, device: str) -> Settings:
-    """The checked settings; every plugin named in them can run here and takes its options. Errors name the key.
+def read_settings(extra: Any, host: PluginHost, device: str | None, runs_here: bool = True) -> Settings:
+    """The checked settings; raises OptionError or PluginError, with the key, for the first mistake.
 
-    ``device`` is vLLM's. Steps on an accelerator are short, and hold the interpreter's lock for much of their time, so
-    an embedded hub runs in a process there. On CPUs that process would only compete with the engine for cores.
+    ``device`` is vLLM's, and None if it is not known; it is the default for the device plugin, and decides where an
+    embedded hub runs. ``runs_here`` false: the plugins may need another machine than this one.
     """
-    settings = check_settings(extra, host, device)
-    for plugin in named_plugins(settings, device):
-        host.spec(plugin.kind, plugin.name)
-    placement: HubPlacement = settings.hub.embedded or ("thread" if device == "cpu" else "process")
-    return msgspec.structs.replace(
-        settings,
-        device=settings.device or PluginChoice(name=device),
-        hub=msgspec.structs.replace(settings.hub, embedded=placement),
-    )
+    if not isinstance(extra, Mapping):
+        raise OptionError(f"{EXTRA} must be a mapping, got {extra!r}")
+    for key in sorted(map(str, set(extra) - {KEY})):
+        hint = f"; write it into {OWNER}" if key in Settings.__struct_fields__ else what_was_meant(key, [KEY])
+        raise OptionError(f"{EXTRA} has the key {key!r}; BlendHub reads only {KEY!r} in it{hint}")
+    settings = parse_options(OWNER, Settings, extra.get(KEY), what_was_meant)
+    if settings.endpoint and (of_hub := extra[KEY].get("hub")):
+        keys = ", ".join(f"{OWNER}.hub.{key}" for key in of_hub)
+        raise OptionError(
+            f"{OWNER}.endpoint names a hub that runs by itself, so {keys} would change nothing: configure that hub "
+            "(`blendhub serve --config`), or leave the endpoint out for a hub in this engine"
+        )
+    check_plugins(named_plugins(settings, device), host)
+    check_hub_config(settings.hub, host, OF_HUB)
+    if device:
+        settings = msgspec.structs.replace(
+            settings,
+            device=settings.device or PluginChoice(device),
+            hub=msgspec.structs.replace(settings.hub, embedded=settings.hub.embedded or _placement(device)),
+        )
+    transport = choose_transport(settings, host, is_one_process=_may_be_one_process(device))
+    if settings.endpoint:
+        check_endpoint(f"{OWNER}.endpoint", settings.endpoint, transport, host)
+    if runs_here:
+        check_here([*named_plugins(settings, device), *plugins_of_hub(settings.hub, OF_HUB)], host)
+    return settings
+
+
+def _placement(device: str) -> HubPlacement:
+    """Where an embedded hub runs by default.
+
+    Steps on an accelerator are short, and hold the interpreter's lock for much of their time, so it runs in a process
+    there. On CPUs that process would only compete with the engine for cores.
+    """
+    return "thread" if device == "cpu" else "process"
+
+
+def _may_be_one_process(device: str | None) -> bool:
+    """Whether vLLM runs its only worker in its scheduler's process, if it has only one: for CPUs it has a rule."""
+    return device != "cpu" or os.environ.get("VLLM_ENABLE_V1_MULTIPROCESSING", "1") != "1"
 
 
 def choose_transport(settings: Settings, host: PluginHost, is_one_process: bool) -> PluginChoice:
@@ -179,54 +222,35 @@ def choose_transport(settings: Settings, host: PluginHost, is_one_process: bool)
 
     Raises OptionError for a transport that cannot leave a process where the hub or a worker is in another.
     """
-    within = is_one_process and not settings.endpoint and settings.hub.embedded == "thread"
     choice = settings.transport or DEFAULT_TRANSPORT
-    if not within and "one_process" in host.spec("transport", choice.name).capabilities:
+    if settings.endpoint:
+        elsewhere = f"the hub at {settings.endpoint} runs in another one"
+    elif settings.hub.embedded == "process":
+        elsewhere = f'{OWNER}.hub.embedded is "process", the default on all devices but CPUs, and not "thread"'
+    elif not is_one_process:
+        elsewhere = (
+            "vLLM's workers run in others: several always do, and one does on CPUs unless "
+            "VLLM_ENABLE_V1_MULTIPROCESSING is 0"
+        )
+    else:
+        return choice
+    if works_within_one_process(choice, host):
         raise OptionError(
-            f"{OWNER}.transport: {choice.name!r} works within one process, but the hub or a worker of this engine runs "
-            f"in another one; name another transport, or leave it out for {DEFAULT_TRANSPORT.name!r}"
+            f"{OWNER}.transport: {choice.name!r} works within one process, but {elsewhere}; name another transport, "
+            f"or leave it out for {DEFAULT_TRANSPORT.name!r}"
         )
     return choice
 
 
-def check_settings(extra: Any, host: PluginHost, device: str | None) -> Settings:
-    """The settings in ``kv_connector_extra_config``; raises OptionError or PluginError for the first mistake.
-
-    Whether the plugins can run on this machine is not checked here. ``device`` is vLLM's, the default for the device
-    plugin; None if it is not known.
-    """
-    if not isinstance(extra, Mapping):
-        raise OptionError(f"{EXTRA} must be a mapping, got {extra!r}")
-    for key in sorted(map(str, set(extra) - {KEY})):
-        hint = f"; write it into {OWNER}" if key in Settings.__struct_fields__ else did_you_mean(key, [KEY])
-        raise OptionError(f"{EXTRA} has the key {key!r}; BlendHub reads only {KEY!r} in it{hint}")
-    settings = parse_options(OWNER, Settings, extra.get(KEY))
-    if settings.endpoint and (of_hub := extra[KEY].get("hub")):
-        keys = ", ".join(f"{OWNER}.hub.{key}" for key in of_hub)
-        raise OptionError(
-            f"{OWNER}.endpoint names a hub that runs by itself, so {keys} would change nothing: configure that hub "
-            "(`blendhub serve --config`), or leave the endpoint out for a hub in this engine"
-        )
-    for plugin in named_plugins(settings, device):
-        try:
-            options = host.offered(plugin.kind, plugin.name).options
-        except PluginError as error:
-            raise PluginError(f"{plugin.key}: {error}") from None
-        parse_options(f"{plugin.key}: {plugin.kind} {plugin.name!r}", options, plugin.options)
-    return settings
-
-
-class NamedPlugin(NamedTuple):
-    """A plugin named in the settings or by a default."""
-
-    key: str
-    kind: str
-    name: str
-    options: Mapping[str, Any]
+def works_within_one_process(transport: PluginChoice, host: PluginHost) -> bool:
+    """Whether the transport cannot leave a process."""
+    return "one_process" in host.offered("transport", transport.name).capabilities
 
 
 def named_plugins(settings: Settings, device: str | None) -> Iterator[NamedPlugin]:
-    """Every plugin that an engine with these settings uses. ``device``: the device plugin where none is named."""
+    """Every plugin that an engine with these settings uses, beside its hub's. ``device``: the plugin where none is
+    named.
+    """
     chosen_device = settings.device or (PluginChoice(device) if device else None)
     transport = settings.transport or DEFAULT_TRANSPORT
     for kind, choice in (("transport", transport), ("device", chosen_device), ("selector", settings.selector)):
@@ -234,10 +258,20 @@ def named_plugins(settings: Settings, device: str | None) -> Iterator[NamedPlugi
             yield NamedPlugin(f"{OWNER}.{kind}", kind, choice.name, choice.options)
     for number, choice in enumerate(settings.matchers):
         yield NamedPlugin(f"{OWNER}.matchers[{number}]", "matcher", choice.name, choice.options)
-    if store := settings.hub.store:
-        yield NamedPlugin(f"{OWNER}.hub.store", "store", store.name, store.options)
-    for number, listen in enumerate(settings.hub.listen):
-        yield NamedPlugin(f"{OWNER}.hub.listen[{number}]", "transport", listen.transport, listen.options)
+
+
+def replace_texts(settings: Settings, host: PluginHost, ids_of: Callable[[str, str], list[int]]) -> Settings:
+    """The settings, with token ids in place of what is written as text in the options of matchers. ``ids_of`` gets the
+    key and the text.
+    """
+    matchers = []
+    for number, choice in enumerate(settings.matchers):
+        options: dict[str, Any] = dict(choice.options)
+        for name in host.offered("matcher", choice.name).text_options:
+            if isinstance(text := options.get(name), str):
+                options[name] = ids_of(f"{OWNER}.matchers[{number}].options.{name}", text)
+        matchers.append(PluginChoice(choice.name, options))
+    return msgspec.structs.replace(settings, matchers=tuple(matchers))
 
 
 def read_request(params: Mapping[str, Any] | None) -> RequestSettings:

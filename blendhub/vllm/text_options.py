@@ -2,16 +2,13 @@
 
 from collections.abc import Sequence
 from itertools import combinations
-from typing import Any
 
-import msgspec
 from vllm.config import ModelConfig
 from vllm.tokenizers import TokenizerLike, cached_tokenizer_from_config
 
 from blendhub.core.errors import OptionError
-from blendhub.core.plugin_choice import PluginChoice
 from blendhub.framework.host import PluginHost
-from blendhub.vllm.settings import OWNER, Settings
+from blendhub.vllm.settings import Settings, replace_texts
 
 BEFORE = ("", "word", "End.", "7", ")", "\n", "字")
 BEHIND = ("", "word", "The", "7", "(", "\n", "字")
@@ -20,17 +17,13 @@ BEHIND = ("", "word", "The", "7", "(", "\n", "字")
 
 def with_token_ids(settings: Settings, host: PluginHost, model: ModelConfig) -> Settings:
     """The settings, with token ids in place of texts; raises OptionError for a text that has no ids of its own."""
-    matchers = []
-    for number, choice in enumerate(settings.matchers):
-        options: dict[str, Any] = dict(choice.options)
-        for name in host.offered("matcher", choice.name).text_options:
-            if isinstance(text := options.get(name), str):
-                key = f"{OWNER}.matchers[{number}].options.{name}"
-                if model.skip_tokenizer_init:
-                    raise OptionError(f"{key} is text, and this engine runs without a tokenizer; write token ids")
-                options[name] = token_ids(key, text, cached_tokenizer_from_config(model))
-        matchers.append(PluginChoice(choice.name, options))
-    return msgspec.structs.replace(settings, matchers=tuple(matchers))
+
+    def ids_of(key: str, text: str) -> list[int]:
+        if model.skip_tokenizer_init:
+            raise OptionError(f"{key} is text, and this engine runs without a tokenizer; write token ids")
+        return token_ids(key, text, cached_tokenizer_from_config(model))
+
+    return replace_texts(settings, host, ids_of)
 
 
 def token_ids(key: str, text: str, tokenizer: TokenizerLike) -> list[int]:

@@ -6,7 +6,7 @@ import msgspec
 
 from blendhub.framework.host import PluginHost
 from blendhub.framework.options import parse_options
-from blendhub.vllm.settings import EXTRA, Settings, check_settings
+from blendhub.vllm.settings import EXTRA, Settings, read_settings
 
 FLAG = "kv-transfer-config"
 
@@ -28,4 +28,4 @@ class TransferConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 def check_transfer_config(config: Any, host: PluginHost, device: str | None) -> Settings:
     """The settings in the value of ``--kv-transfer-config``; raises an error for the first mistake in any of it."""
     parse_options(FLAG, TransferConfig, config)
-    return check_settings(config.get(EXTRA, {}), host, device)
+    return read_settings(config.get(EXTRA, {}), host, device, runs_here=False)

@@ -78,7 +78,7 @@ def engine(model, environment):
 def test_the_engine_reaches_its_own_hub_by_the_chosen_transport_and_the_chosen_store_keeps_its_kv(
     engine, environment, texts
 ):
-    """Without a choice the two, which share a process, use no socket."""
+    """Though the two share a process, this transport has a socket."""
 
     def kept():
         return sum(file.stat().st_size for file in Path(environment["STORE"]).rglob("*.kv"))

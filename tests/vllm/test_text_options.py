@@ -1,8 +1,6 @@
 """A separator may be written as text: its ids are those that it has wherever it stands."""
 
 import pytest
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast
 
 from blendhub import PluginHost
 from blendhub.core.errors import OptionError
@@ -14,21 +12,14 @@ pytest.importorskip("vllm", reason="needs vLLM; `make setup` installs it")
 from vllm.config import ModelConfig
 
 from blendhub.vllm.text_options import token_ids, with_token_ids
+from tests.vllm.byte_pairs import byte_pairs
 
-TEXT = ["The word is. And # # the other (7) word.\n\nThe end.\n---\nMore words, more # # ends. # # The 7777"] * 50
 HOST = PluginHost.discover()
 
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    """Pairs of bytes, as most models have them: a space belongs to the word that follows it."""
-    bytes_in_pairs = Tokenizer(models.BPE())
-    bytes_in_pairs.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    bytes_in_pairs.decoder = decoders.ByteLevel()
-    letters = pre_tokenizers.ByteLevel.alphabet()
-    trained = trainers.BpeTrainer(vocab_size=400, initial_alphabet=letters, special_tokens=["<sep>"])
-    bytes_in_pairs.train_from_iterator(TEXT, trained)
-    return PreTrainedTokenizerFast(tokenizer_object=bytes_in_pairs)
+    return byte_pairs()
 
 
 def test_a_text_that_melts_into_its_neighbours_is_refused(tokenizer):

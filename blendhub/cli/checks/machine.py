@@ -6,13 +6,13 @@ import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
-from blendhub.cli.checks.subject import Finding, Subject, endpoint_of, fail, ok, warn
+from blendhub.cli.checks.subject import Finding, Subject, fail, hubs_of, ok, warn
 from blendhub.client.arena_view import HEADER_BYTES, SHM
 from blendhub.client.hub_client import HubClient
 from blendhub.client.wire import HubStats
 from blendhub.core.errors import BlendHubError, DeadlineExceeded, PeerGone, VersionMismatch
 from blendhub.core.layout import KVLayout, Namespace
-from blendhub.hub.config import DEFAULT_TRANSPORT
+from blendhub.hub.config import Listen
 from blendhub.hub.memory.default_size import OF_AVAILABLE, OF_SHARED, available_bytes, default_arena_bytes
 from blendhub.hub.memory.segments import mount_at
 
@@ -85,23 +85,39 @@ FEW_LOOKUPS = 100
 
 def hub(subject: Subject) -> Iterator[Finding]:
     """A running hub: that it answers, what its numbers say, and that this machine can map its arena."""
-    endpoint = endpoint_of(subject)
-    if not endpoint:
+    listening = hubs_of(subject)
+    if not listening:
         yield ok("no hub is named, and none runs at the default endpoint: an engine embeds one")
-        return
-    transport = subject.settings.transport or DEFAULT_TRANSPORT
+    for listen in listening:
+        yield from _hub_at(listen, subject)
+
+
+def _hub_at(listen: Listen, subject: Subject) -> Iterator[Finding]:
+    endpoint = listen.endpoint
+    # The engine that is checked, when it starts.
+    engine_opens = not subject.settings.endpoint and listen in subject.settings.hub.listen
     try:
-        with HubClient(endpoint, transport.name, transport.options, host=subject.host, timeout=TIMEOUT_S) as client:
+        with HubClient(endpoint, listen.transport, listen.options, host=subject.host, timeout=TIMEOUT_S) as client:
             yield from _trouble_in(client.stats().result())
             client.register(f"blendhub-check-{os.getpid()}", Namespace(model="blendhub check", layout=LAYOUT))
             assert client.arena  # registering maps it, or raises
             reserved, goal = client.arena.progress()
             so_far = f", {_gib(reserved)} of them reserved so far," if reserved < goal else ""
             yield ok(f"the hub at {endpoint} answers, and its arena of {_gib(goal)}{so_far} can be mapped here")
+            if engine_opens:
+                yield warn(
+                    f"{endpoint} is in hub.listen, so if that hub is not of this engine itself, vLLM's start ends: to "
+                    "share it, name it as the endpoint, and leave hub out"
+                )
     except VersionMismatch as error:
         yield fail(f"the hub at {endpoint} speaks another version: {error}", "pip install --upgrade blendhub")
     except (PeerGone, DeadlineExceeded) as error:
-        yield fail(f"no hub answers at {endpoint}: {error}", f"blendhub serve --endpoint {shlex.quote(endpoint)}")
+        if engine_opens:
+            yield ok(f"no hub runs at {endpoint} yet: the engine embeds one, which listens there")
+        else:
+            is_in_file = subject.hub_file and listen in subject.hub.listen
+            flag, value = ("config", subject.hub_file) if is_in_file else ("endpoint", endpoint)
+            yield fail(f"no hub answers at {endpoint}: {error}", f"blendhub serve --{flag} {shlex.quote(value)}")
     except BlendHubError as error:
         yield fail(f"the hub at {endpoint} cannot be used: {error}")
 

@@ -8,7 +8,7 @@ import msgspec
 from blendhub.cli.json_input import read_flag
 from blendhub.core.errors import OptionError, PluginError
 from blendhub.framework.host import PluginHost
-from blendhub.hub.config import HubConfig, load_config
+from blendhub.hub.config import DEFAULT_TRANSPORT, HubConfig, Listen, check_hub_config, load_config
 from blendhub.system.default_paths import runtime_directory
 from blendhub.vllm.settings import Settings
 from blendhub.vllm.transfer_config import check_transfer_config
@@ -34,6 +34,8 @@ class Subject(msgspec.Struct, frozen=True, kw_only=True):
     settings: Settings = Settings()
     hub: HubConfig = HubConfig()
     """The hub that would run here."""
+    hub_file: str = ""
+    """The file with the configuration of a hub; empty: none was given."""
     mistake: str = ""
     """The first one in the configuration, which is then taken for the default one."""
 
@@ -43,7 +45,9 @@ def read_subject(config: str, device: str | None) -> Subject:
     subject = Subject(host=PluginHost.discover(), device=device)
     try:
         if config.endswith(".toml"):
-            return msgspec.structs.replace(subject, hub=load_config(Path(config)))
+            hub = load_config(Path(config))
+            check_hub_config(hub, subject.host, f"{config}: ")
+            return msgspec.structs.replace(subject, hub=hub, hub_file=config)
         if config:
             flag = read_flag(config)
             settings = check_transfer_config(flag, subject.host, device)
@@ -53,11 +57,10 @@ def read_subject(config: str, device: str | None) -> Subject:
     return subject
 
 
-def endpoint_of(subject: Subject) -> str:
-    """Where a hub should run; empty: none runs at the default endpoint, and an engine may embed one."""
-    if subject.settings.endpoint:
-        return subject.settings.endpoint
-    if subject.hub.listen:
-        return subject.hub.listen[0].endpoint
+def hubs_of(subject: Subject) -> tuple[Listen, ...]:
+    """The endpoints of the hubs that are named, or the default endpoint if a hub runs there."""
+    chosen = subject.settings.transport or DEFAULT_TRANSPORT
+    if endpoint := subject.settings.endpoint:
+        return (Listen(endpoint=endpoint, transport=chosen.name, options=chosen.options),)
     socket = runtime_directory() / "hub.sock"
-    return f"ipc://{socket}" if socket.exists() else ""
+    return subject.hub.listen or ((Listen(endpoint=f"ipc://{socket}"),) if socket.exists() else ())

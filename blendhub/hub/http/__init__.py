@@ -1,1 +1,3 @@
-"""What the hub shows to people and to Prometheus. Nothing here changes the hub's state."""
+"""What the hub shows to people and to Prometheus, and the deletion that people ask for there. Nothing else here changes
+the hub's state.
+"""

@@ -8,7 +8,8 @@ from collections.abc import AsyncIterator, Iterator
 import uvicorn
 from starlette.applications import Starlette
 
-from blendhub.core.errors import HubError, OptionError
+from blendhub.core.errors import HubError
+from blendhub.hub.config import host_and_port
 
 
 class _Server(uvicorn.Server):
@@ -21,13 +22,11 @@ class _Server(uvicorn.Server):
 @contextlib.asynccontextmanager
 async def http_server(address: str, application: Starlette) -> AsyncIterator[str]:
     """Serve at HOST:PORT; yields the address with the actual port."""
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdigit():
-        raise OptionError(f"metrics = {address!r} should be HOST:PORT, such as 127.0.0.1:9464")
+    host, port = host_and_port(address)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        listener = socket.create_server((host.strip("[]"), int(port)), family=family)
-    except (OSError, OverflowError) as error:
+        listener = socket.create_server((host.strip("[]"), port), family=family)
+    except OSError as error:
         raise HubError(f"cannot serve metrics at {address}: {error}; set metrics to another HOST:PORT") from error
     config = uvicorn.Config(
         application,

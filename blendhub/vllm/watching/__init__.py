@@ -1,3 +1,3 @@
-"""What operators see of the adapter: its statistics, vLLM's metrics of them, and spans of traces. Nothing here decides
+"""What operators see of the adapter: its statistics, in vLLM's log and on vLLM's ``/metrics``. Nothing here decides
 what is reused.
 """

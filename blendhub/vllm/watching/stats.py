@@ -87,9 +87,9 @@ class BlendHubStats(KVConnectorStats):
     def taken_from(
         cls, counters: "Counter[str]", times: Times | None = None, audits: Sequence[AuditRecord] = ()
     ) -> "BlendHubStats | None":
+        """What was counted since the last call; None if nothing was. For the scheduler's thread, which counts."""
         taken: dict[str, Any] = {name: count for name, count in counters.items() if count}
-        # Another thread counts too: its counts must not be lost.
-        counters.subtract(taken)
+        counters.clear()
         if times:
             taken |= times.take()
         if audits:

@@ -203,8 +203,6 @@ def _fill(fd: int, view: memoryview) -> bool:
 
 
 def open_store(options: DirectoryOptions) -> FleetStore:
-    if not options.path:
-        raise OptionError("the store 'shared_directory' needs path: a directory that every hub of the group mounts")
     path, name, group = Path(options.path).expanduser().absolute() / options.group, options.unix_group, None
     try:
         if name:

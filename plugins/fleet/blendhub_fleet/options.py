@@ -10,7 +10,11 @@ class FleetOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """The options of every shared store with a catalogue in Redis."""
 
     catalogue: Annotated[
-        str, Meta(description="the URL of Redis, such as rediss://:PASSWORD@HOST:6379/0; rediss is with TLS")
+        str,
+        Meta(
+            pattern="^(rediss?|unix)://",
+            description="the URL of Redis, such as rediss://:PASSWORD@HOST:6379/0; rediss is with TLS",
+        ),
     ] = "redis://127.0.0.1:6379"
     group: Annotated[
         str,
@@ -51,3 +55,7 @@ class DirectoryOptions(FleetOptions, frozen=True, kw_only=True, forbid_unknown_f
             description="how long the directory may take for a step, such as to open a file or to copy a MiB",
         ),
     ] = 5.0
+
+    def __post_init__(self) -> None:
+        if not self.path:
+            raise ValueError("path is needed: a directory that every hub of the group mounts")

@@ -41,8 +41,8 @@ def test_options_that_cannot_work_are_refused_at_once(tmp_path: Path) -> None:
     for url in ("", "HOST:6379", "http://HOST", "redis://HOST:port"):
         with pytest.raises(OptionError, match="catalogue"):
             opened(url, tmp_path)
-    with pytest.raises(OptionError, match="needs path"):
-        open_store(DirectoryOptions())
+    with pytest.raises(ValueError, match="path is needed"):
+        DirectoryOptions()
     with pytest.raises(OptionError, match="unix_group: this machine has no group 'nosuch'"):
         open_store(DirectoryOptions(path="/mnt/kv", unix_group="nosuch"))
 

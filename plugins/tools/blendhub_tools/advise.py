@@ -13,7 +13,7 @@ from blendhub.core.errors import InvalidInput, OptionError
 from blendhub.framework.host import PluginHost
 from blendhub.outcome.agreement import audits_needed
 from blendhub.system.served_vllm import transfer_config
-from blendhub.vllm.settings import KEY, OWNER, Settings, check_settings
+from blendhub.vllm.settings import KEY, OWNER, Settings, read_settings
 from blendhub.vllm.transfer_config import FLAG
 from blendhub_tools.advice.answering import Job, Served
 from blendhub_tools.advice.card import Measured, card, head
@@ -100,13 +100,13 @@ def _jobs(arguments: argparse.Namespace, settings: dict[str, Any]) -> list[Job]:
             f"--card {arguments.card} cannot be written: name a file in a directory that exists and is yours"
         )
     engine, host = read_object("--engine", arguments.engine), PluginHost.discover()
-    check_settings({KEY: settings}, host, None)
+    read_settings({KEY: settings}, host, None, runs_here=False)
     served = {
         name: settings | {"audit_share": 0, "repair": "off", "mode": "blend", "selector": selector_of(name, settings)}
         for name in arguments.selectors.split(",")
     }
     for measured in served.values():
-        check_settings({KEY: measured}, host, None)
+        read_settings({KEY: measured}, host, None, runs_here=False)
     questions = read_questions(arguments.data, arguments.most)
     return [
         Job(arguments.model, engine, measured, name, ratios, questions, arguments.tokens)
