@@ -28,7 +28,6 @@ ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted(DOCS.glob("*.md")), *sorted(ROOT.glob("*/*/README.md"))]
 ADAPTER = [DOCS / f"{name}.md" for name in ("vllm", "settings", "reports", "answers", "support", "backends", "beside")]
-LONGEST_PAGE = 200
 PROJECTS = [ROOT / "pyproject.toml", *sorted(ROOT.glob("plugins/*/pyproject.toml"))]
 HOOKS = {name: hook for name, hook in vars(hookspecs).items() if hasattr(hook, f"{hookspecs.PROJECT}_spec")}
 
@@ -149,9 +148,13 @@ def test_links_lead_somewhere_and_make_targets_exist():
         assert set(re.findall(r"(?:`|^)make ([a-z-]+)", text, re.M)) <= targets, page.name
 
 
-def test_pages_are_short():
-    lengths = {page.name: len(read(page).splitlines()) for page in DOCS.rglob("*.md")}
-    assert {name: n for name, n in lengths.items() if n >= LONGEST_PAGE} == {}
+def test_the_installation_says_what_it_does_and_the_readme_how_large_it_is():
+    command = ["make", "--dry-run", "--always-make", "setup"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    said = re.findall(r'echo "(setup.*)"', done.stdout)
+    assert [line.partition(":")[0] for line in said] == ["setup", *(f"setup {step} of 4" for step in range(1, 5))]
+    (size,) = re.findall(r"[\d.]+ GB on disk", said[0])
+    assert f"into `.venv`, {size}" in read(ROOT / "README.md")
 
 
 @pytest.mark.slow
