@@ -133,7 +133,7 @@ $(LMCACHE): PARTS := lmcache tests
 
 test-clients: setup $(CLIENTS)/.installed ## Ask vLLM's server as OpenAI's client, LangChain, LlamaIndex and others' benchmarks do, with BlendHub and without
 	$(BIN)/python -m pytest -m clients tests/clients
-	$(BIN)/python -m benchmarks.clients --json build/clients.json $(if $(PEER_PYTHON),--peer-python $(PEER_PYTHON)) $(if $(QUICK),--quick,--page docs/measurements-clients.md)
+	$(BIN)/python -m benchmarks.clients --json build/clients.json $(if $(PEER_PYTHON),--peer-python $(PEER_PYTHON)) $(if $(QUICK),--quick,--page benchmarks/clients/README.md)
 
 $(CLIENTS)/.installed: pyproject.toml | $(STAMP)
 	@rm -rf $(CLIENTS)
@@ -179,7 +179,7 @@ bench: setup ## Run all benchmarks; results go to build/bench
 	$(BIN)/python -m benchmarks.agents --json build/bench/agents.json
 	$(BIN)/python -m benchmarks.service --json build/bench/service.json
 	$(BIN)/python -m benchmarks.hijack --json build/bench/hijack.json
-	@# The published rows of other projects need a large model: docs/ascend.md names their presets.
+	@# The published rows of other projects need a large model: benchmarks/holes/README.md names their presets.
 	for where in first middle last; do \
 		$(BIN)/python -m benchmarks.holes --preset $$where --json build/bench/holes_$$where.json || exit 1; \
 	done
