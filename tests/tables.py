@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from blendhub_fleet.options import FleetOptions
 
 from blendhub import PluginHost
 from blendhub.core.plugin_choice import PluginChoice
@@ -38,7 +39,10 @@ Rows = Callable[[list[str]], list[str]]
 def rows_of_options(struct: type[msgspec.Struct], _: list[str]) -> list[str]:
     defaults = {field.name: default_of(field) for field in msgspec.structs.fields(struct)}
     rows = []
+    shared = FleetOptions.__struct_fields__ if struct is not FleetOptions and issubclass(struct, FleetOptions) else ()
     for option in describe_options(struct):
+        if option["name"] in shared:
+            continue
         bounds = "".join(f", {name} {limit}" for name, limit in option["bounds"].items() if name != "enum")
         default = defaults[option["name"]]
         shown = "none" if default in (None, msgspec.NODEFAULT) else f"`{json.dumps(as_written(default))}`"
@@ -94,6 +98,7 @@ def tables() -> dict[tuple[str, str], Rows]:
         ("settings.md", "### `hub.toml`"): partial(rows_of_options, HubConfig),
         ("settings.md", "### `[[listen]]`"): partial(rows_of_options, Listen),
         ("settings.md", "### `[store]`"): partial(rows_of_options, StoreChoice),
+        ("settings.md", "### The stores of a fleet"): partial(rows_of_options, FleetOptions),
         ("reports.md", "| letter | what | why |"): lambda _: [
             f"| `{LETTERS[fate]}` | {fate.label} | {WHY[fate]} |" for fate in Fate
         ],
