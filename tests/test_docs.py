@@ -173,6 +173,13 @@ def test_code_names_pages_that_exist():
             assert (ROOT / page).exists(), f"{file}: there is no {page}"
 
 
+@pytest.mark.parametrize("page", [ROOT / "README.md", DOCS / "index.md"])
+def test_what_the_first_sentences_promise_was_measured(page):
+    measured = {*map(float, re.findall(r"(?<![\w.])\d*\.\d+", read(DOCS / "measurements.md")))}
+    promised = {*map(float, re.findall(r"\d\.\d+", read(page).partition("\n![")[0]))}
+    assert promised and promised <= measured
+
+
 def test_the_installation_says_what_it_does_and_the_readme_how_large_it_is():
     command = ["make", "--dry-run", "--always-make", "setup"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
