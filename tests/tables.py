@@ -1,6 +1,6 @@
 """The tables of docs/ that follow from the code: ``python -m tests.tables``, which is ``make tables``, writes them.
 
-What a field or a limit means is written in the table itself; its name, its place and its value come from the code.
+What a field means, and what to do about a reason, is written in the table itself; names and places come from the code.
 """
 
 import json
@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from blendhub_fleet.options import FleetOptions
 
 from blendhub import PluginHost
 from blendhub.core.plugin_choice import PluginChoice
 from blendhub.framework import hookspecs
 from blendhub.framework.builtin_plugins import HOMES
 from blendhub.framework.options import describe_options
-from blendhub.hub import limits
 from blendhub.hub.config import HubConfig, Listen, StoreChoice
 from blendhub.outcome import report
 from blendhub.outcome.fates import LETTERS, WHY, Fate
@@ -42,12 +42,15 @@ Rows = Callable[[list[str]], list[str]]
 def rows_of_options(struct: type[msgspec.Struct], _: list[str]) -> list[str]:
     defaults = {field.name: default_of(field) for field in msgspec.structs.fields(struct)}
     rows = []
+    shared = FleetOptions.__struct_fields__ if struct is not FleetOptions and issubclass(struct, FleetOptions) else ()
     for option in describe_options(struct):
+        if option["name"] in shared:
+            continue
         bounds = "".join(f", {name} {limit}" for name, limit in option["bounds"].items() if name != "enum")
         default = defaults[option["name"]]
         shown = "none" if default in (None, msgspec.NODEFAULT) else f"`{json.dumps(as_written(default))}`"
-        kind = option["type"].removesuffix(" or null").replace("any", "object")
-        rows.append(f"| `{option['name']}` | {kind}{bounds} | {shown} | {option['description']} |")
+        kind = option["type"].removesuffix(" or null").replace("any", "object") + bounds.replace("|", r"\|")
+        rows.append(f"| `{option['name']}` | {kind} | {shown} | {option['description']} |")
     return rows
 
 
@@ -71,15 +74,14 @@ def rows_of_fields(struct: type[msgspec.Struct], rows: list[str]) -> list[str]:
     return _with_meanings(needed.items(), rows)
 
 
-def rows_of_limits(rows: list[str]) -> list[str]:
-    bounds = {name: value for name, value in vars(limits).items() if name.isupper() and name != "MOST_MATCHES"}
-    return _with_meanings(((name, f"{value:,}") for name, value in bounds.items()), rows)
-
-
 def rows_of_differences(project: str, _: list[str]) -> list[str]:
     listed = tomllib.loads((DOCS.parent / "tests/peers/differences.toml").read_text(encoding="utf-8"))[project]
-    named = {entry["why"]: (f"`{test.rpartition('::')[2]}`" for test in entry["tests"]) for entry in listed}
-    return [f"| {why} | {', '.join(tests)} |" for why, tests in named.items()]
+    return [f"| {entry['why']} | {len(entry['tests'])} |" for entry in listed]
+
+
+def rows_of_reasons(rows: list[str]) -> list[str]:
+    remedies = {row.split("`")[1]: row.rsplit(" | ", 1)[1] for row in rows}
+    return [f"| `{why}` | {why.sentence} | {remedies.get(why, 'to be written |')}" for why in Why]
 
 
 def rows_of_modules(rows: list[str]) -> list[str]:
@@ -106,16 +108,16 @@ def tables() -> dict[tuple[str, str], Rows]:
         ),
         ("settings.md", "### `policy`"): partial(rows_of_options, ReusePolicy),
         ("settings.md", "## Settings of a request"): partial(rows_of_options, RequestSettings),
-        ("hub-keys.md", "### `hub.toml`"): partial(rows_of_options, HubConfig),
-        ("hub-keys.md", "### `[[listen]]`"): partial(rows_of_options, Listen),
-        ("hub-keys.md", "### `[store]`"): partial(rows_of_options, StoreChoice),
-        ("hub-keys.md", "## Limits"): rows_of_limits,
-        ("explain.md", "| letter | what | why |"): lambda _: [
+        ("settings.md", "### `hub.toml`"): partial(rows_of_options, HubConfig),
+        ("settings.md", "### `[[listen]]`"): partial(rows_of_options, Listen),
+        ("settings.md", "### `[store]`"): partial(rows_of_options, StoreChoice),
+        ("settings.md", "### The stores of a fleet"): partial(rows_of_options, FleetOptions),
+        ("reports.md", "| letter | what | why |"): lambda _: [
             f"| `{LETTERS[fate]}` | {fate.label} | {WHY[fate]} |" for fate in Fate
         ],
-        ("explain.md", "| `--json` | why |"): lambda _: [f"| `{why}` | {why.sentence} |" for why in Why],
-        ("peers.md", "### What differs of vLLM's"): partial(rows_of_differences, "vllm"),
-        ("peers.md", "### What differs of LMCache's"): partial(rows_of_differences, "lmcache"),
+        ("reports.md", "| reason | why it was computed | what to change |"): rows_of_reasons,
+        ("testing.md", "### What differs of vLLM's"): partial(rows_of_differences, "vllm"),
+        ("testing.md", "### What differs of LMCache's"): partial(rows_of_differences, "lmcache"),
         ("api.md", "# What a plugin may import"): rows_of_modules,
         ("watch.md", "## The hub's metrics"): lambda _: [
             f"| `blendhub_{name}` | {about} |" for name, about in OF_HUB.items()
@@ -125,8 +127,8 @@ def tables() -> dict[tuple[str, str], Rows]:
     for kind, name in HOMES:
         options = host.offered(kind, name).options
         if msgspec.structs.fields(options):
-            made["options.md", f"## `{kind} {name}`"] = partial(rows_of_options, options)
-    made |= {("hooks.md", f"### {struct.__name__}"): partial(rows_of_fields, struct) for struct in STRUCTS}
+            made["settings.md", f"### `{kind} {name}`"] = partial(rows_of_options, options)
+    made |= {("plugins.md", f"### {struct.__name__}"): partial(rows_of_fields, struct) for struct in STRUCTS}
     try:
         from tests.metric_names_of_vllm import OF_ENGINE
     except ImportError:  # without vLLM, what is written stays

@@ -96,4 +96,4 @@ def test_the_default_socket_is_in_a_directory_that_only_its_user_rules(tmp_path,
 
 def test_every_room_is_documented():
     rooms = {folder.parent.name for folder in (DOCS.parent / "blendhub" / "hub").glob("*/__init__.py")}
-    assert set(re.findall(r"^\| `(\w+)/` \|", (DOCS / "hub.md").read_text(encoding="utf-8"), re.M)) == rooms
+    assert set(re.findall(r"^\| `(\w+)/` \|", (DOCS / "how-it-works.md").read_text(encoding="utf-8"), re.M)) == rooms

@@ -1,4 +1,4 @@
-"""Options under a name: of our own figures, and of the rows that others published, which docs/ascend.md lists."""
+"""Options under a name: of our own figures, and of the rows that others published, which README.md lists."""
 
 from typing import Any, TypeAlias
 

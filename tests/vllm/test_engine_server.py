@@ -118,6 +118,22 @@ def test_usage_counts_the_tokens_that_were_brought_back_and_not_those_that_were_
     assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 400 - 120
 
 
+def test_which_responses_carry_a_report_is_as_reports_md_says(server, texts):
+    prompt, others = texts.new(100), texts.new(90)
+
+    def carries(asked: Any = prompt, **options: object) -> dict | None:
+        return server.complete(asked, max_tokens=4, ignore_eos=True, **options)["kv_transfer_params"]
+
+    (answer,) = server.complete(prompt, max_tokens=4, ignore_eos=True, return_token_ids=True)["choices"]
+    word, token = answer["text"].split()[1], answer["token_ids"][1]
+    assert carries() and carries(stop_token_ids=[token])
+    assert not carries(stop=[word])
+    assert carries([prompt, others])["blendhub"] == carries(prompt)["blendhub"] != carries(others)["blendhub"]
+    body = {"model": "tiny", "prompt": prompt, "stream": True, "stream_options": {"include_usage": True}}
+    streamed = httpx.post(f"{server.url}/v1/completions", json=body, timeout=60).raise_for_status().text
+    assert "cached_tokens" in streamed and "blendhub" not in streamed
+
+
 def test_what_a_tenant_stored_is_deleted_by_its_salt(server, texts):
     server.ask(texts.new(400))
     with HubClient(server.hub) as client:

