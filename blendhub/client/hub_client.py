@@ -202,7 +202,7 @@ class HubClient(HubSession):
         self._call(wire.Done, wire.Clear(**self._ids(), variant=variant))
 
     def report(self, outcomes: Sequence[Outcome]) -> None:
-        """Report what became of requests of this engine that have ended; at most ``MOST_OUTCOMES`` of them."""
+        """Report what became of requests of this engine that have ended; at most ``MAX_OUTCOMES`` of them."""
         self._call(wire.Done, wire.Reported(**self._ids(), outcomes=tuple(outcomes)))
 
     def explain(self, request: str) -> wire.Explained:

@@ -20,7 +20,7 @@ from blendhub.core.tokens import Tokens
 from blendhub.framework.host import PluginHost
 from blendhub.hub.index.match_queues import MatchQueue, MatchThreads
 from blendhub.hub.index.matchers import Matchers, Use
-from blendhub.hub.limits import MOST_CHUNKS
+from blendhub.hub.limits import MAX_CHUNKS
 from blendhub.outcome.reasons import NotReused, Why
 from blendhub.system.recurring import RecurringWarnings
 
@@ -244,14 +244,14 @@ class NamespaceIndex:
             start, end = max(match.span.start, skip_prefix), match.span.end
             if start >= end:
                 continue
-            for chunk in run.chunks_between(start + shift, end + shift, MOST_CHUNKS - len(chunk_matches)):
+            for chunk in run.chunks_between(start + shift, end + shift, MAX_CHUNKS - len(chunk_matches)):
                 first, last = chunk.span.start - shift, chunk.span.end - shift
                 # Not max() and min(): a long prompt has many, and these calls are slow.
                 chunk_matches.append(
                     ChunkMatch(match, first if first > start else start, last if last < end else end, chunk)
                 )
-            if len(chunk_matches) >= MOST_CHUNKS:
-                return chunk_matches[:MOST_CHUNKS]
+            if len(chunk_matches) >= MAX_CHUNKS:
+                return chunk_matches[:MAX_CHUNKS]
         return chunk_matches
 
     def examine(self, tokens: Tokens, span: Span, run: Run | None, provenance: Provenance) -> tuple[int, bool]:

@@ -11,7 +11,7 @@ from blendhub.core.tokens import Tokens, as_tokens
 from blendhub.hub.index.namespace_index import Run
 from blendhub.hub.leases.sessions import Session
 from blendhub.hub.leases.table import Lease, Leases
-from blendhub.hub.limits import MOST_CHUNKS, MOST_SLOTS
+from blendhub.hub.limits import MAX_CHUNKS, MAX_SLOTS
 from blendhub.hub.memory.arena import Arena
 from blendhub.hub.memory.cache import Cache
 from blendhub.hub.stores.store_tier import StoreTier
@@ -73,13 +73,13 @@ class WriteLeases:
         slots: list[Slot] = []
         evictions = self._cache.evictions
         size = namespace.chunk_tokens
-        reached = min(span.end, (span.start // size + MOST_SLOTS) * size)
+        reached = min(span.end, (span.start // size + MAX_SLOTS) * size)
         for chunk in namespace.chunks_of(Span(span.start, reached)):
             offset = self._cache.allocate(namespace.slot_bytes)
             if offset is None:
                 break
             slots.append(Slot(chunk, offset))
-            if self._cache.evictions - evictions >= MOST_CHUNKS:
+            if self._cache.evictions - evictions >= MAX_CHUNKS:
                 break
         if not slots:
             return None

@@ -16,13 +16,13 @@ from blendhub.core.tokens import Tokens
 from blendhub.framework.host import PluginHost
 from blendhub.hub.index.match_queues import MatchThreads
 from blendhub.hub.index.namespace_index import NamespaceIndex, Run
-from blendhub.hub.limits import MOST_SLOTS_OF_AN_ARENA
+from blendhub.hub.limits import MAX_SLOTS_OF_AN_ARENA
 from blendhub.hub.memory.arena import Arena
 from blendhub.hub.memory.cache import Cache
 from blendhub.hub.memory.extents import Extents
 
 CHUNK_TOKENS = 256
-MOST_SLOTS = MOST_SLOTS_OF_AN_ARENA
+MAX_SLOTS = MAX_SLOTS_OF_AN_ARENA
 """67 million tokens: with more than the largest arena that a hub can have, memory would not be bounded."""
 
 ALL_AT_ONCE = 2**62
