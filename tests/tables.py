@@ -81,7 +81,7 @@ def rows_of_differences(project: str, _: list[str]) -> list[str]:
 
 def rows_of_reasons(rows: list[str]) -> list[str]:
     remedies = {row.split("`")[1]: row.rsplit(" | ", 1)[1] for row in rows}
-    return [f"| `{why}` | {why.sentence} | {remedies.get(why, 'to be written |')}" for why in Why]
+    return [f"| `{why}` | {why.message} | {remedies.get(why, 'to be written |')}" for why in Why]
 
 
 def rows_of_modules(rows: list[str]) -> list[str]:

@@ -138,7 +138,7 @@ class WaitsForReaders(Faulty):
     """A reply waits, and with it the loop of all clients, until its reader has room for it."""
 
     async def serve(self, endpoint: str, service: Service) -> Server:
-        with patch("blendhub_transports.server.MOST_UNREAD", 1):
+        with patch("blendhub_transports.server.MAX_UNREAD", 1):
             server: Any = await super().serve(endpoint, service)
         send = server._router.send_multipart
         server._router.setsockopt(zmq.ROUTER_MANDATORY, 1)

@@ -154,7 +154,7 @@ class HubClient(HubSession):
         return self._ask(DONE, self._message(wire.Clear, variant=variant))
 
     def report(self, outcomes: Sequence[Outcome]) -> Answer[wire.Done]:
-        """Report what became of requests of this engine that have ended; at most ``MOST_OUTCOMES`` of them."""
+        """Report what became of requests of this engine that have ended; at most ``MAX_OUTCOMES`` of them."""
         return self._ask(DONE, self._message(wire.Reported, outcomes=tuple(outcomes)))
 
     def explain(self, request: str) -> Answer[wire.Explained]:

@@ -320,7 +320,7 @@ class HubSession:
             lease
             for lease, pending in list(self._abandoned.items())
             if not self._rights.is_writing(lease) and (pending is None or pending.done())
-        ][: wire.MOST_ITEMS]
+        ][: wire.MAX_ITEMS]
         ping = self._message(wire.Ping, acknowledged=ended, abandoned=tuple(abandoned))
         answer = self._ask(expecting(wire.Pong), ping, probing=True).result()
         for lease in abandoned:

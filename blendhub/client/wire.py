@@ -19,14 +19,14 @@ from blendhub.core.layout import Namespace, Text, Variant
 from blendhub.core.provenance import EXACT, Provenance, Ratio
 from blendhub.core.spans import Id, Match, Position, Span, total
 from blendhub.outcome.reasons import NotReused
-from blendhub.outcome.report import LONGEST_NAME, MOST_OUTCOMES, Outcome
+from blendhub.outcome.report import LONGEST_NAME, MAX_OUTCOMES, Outcome
 from blendhub.system.processes import ProcessId
 
 WIRE_VERSION = 14
 
 Seconds = Annotated[float, Meta(ge=0, le=3600)]
-MOST_ITEMS = 2**16
-MOST_MATCHES = 2**12
+MAX_ITEMS = 2**16
+MAX_MATCHES = 2**12
 """The most matches in one message; a lookup answers with no more."""
 
 
@@ -80,9 +80,9 @@ class Unregister(FromSession, frozen=True):
 class Ping(FromSession, frozen=True):
     """Keep the session alive, and with it all of its leases."""
 
-    acknowledged: Annotated[tuple[Id, ...], Meta(max_length=MOST_ITEMS)] = ()
+    acknowledged: Annotated[tuple[Id, ...], Meta(max_length=MAX_ITEMS)] = ()
     """Revoked write leases under which this process will not write again."""
-    abandoned: Annotated[tuple[Id, ...], Meta(max_length=MOST_ITEMS)] = ()
+    abandoned: Annotated[tuple[Id, ...], Meta(max_length=MAX_ITEMS)] = ()
     """Leases that this process uses no more: lookups whose replies did not come in time may have brought them, or what
     ended them may have been lost. Those of the session's engine that hold end."""
 
@@ -154,7 +154,7 @@ class Clear(FromSession, frozen=True):
 class Reported(FromSession, frozen=True, kw_only=True):
     """Report what became of requests of the session's engine that have ended."""
 
-    outcomes: Annotated[tuple[Outcome, ...], Meta(max_length=MOST_OUTCOMES)]
+    outcomes: Annotated[tuple[Outcome, ...], Meta(max_length=MAX_OUTCOMES)]
 
 
 class Explain(Message, frozen=True):
@@ -204,7 +204,7 @@ Request: TypeAlias = (
 
 # Replies.
 
-FoundSpans = Annotated[tuple[Span, ...], Meta(max_length=MOST_MATCHES)]
+FoundSpans = Annotated[tuple[Span, ...], Meta(max_length=MAX_MATCHES)]
 
 
 class Registered(Message, frozen=True):
@@ -239,7 +239,7 @@ class Found(Message, frozen=True):
     """The parts of the matches that lie in one chunk each, and where the shards of rank 0 are."""
     on_the_way: FoundSpans = ()
     """The parts of the prompt that only the store has. They are being fetched, and no match covers them yet."""
-    staying: Annotated[tuple[NotReused, ...], Meta(max_length=MOST_MATCHES)] = ()
+    staying: Annotated[tuple[NotReused, ...], Meta(max_length=MAX_MATCHES)] = ()
     """The parts of the prompt that are stored, but may not move here; no match covers them."""
 
     @property
@@ -271,7 +271,7 @@ class Previewed(Message, frozen=True):
     matches: tuple[Match, ...] = ()
     on_the_way: FoundSpans = ()
     """The parts of the prompt that only the store has."""
-    staying: Annotated[tuple[NotReused, ...], Meta(max_length=MOST_MATCHES)] = ()
+    staying: Annotated[tuple[NotReused, ...], Meta(max_length=MAX_MATCHES)] = ()
     exact_tokens: Position = 0
     """How many tokens of the prompt are exact, in the arena or in the store."""
 

@@ -17,7 +17,7 @@ WRONG_WORD = re.compile(r"Object contains unknown field `(.*?)`|Invalid enum val
 PLACE = re.compile(r" - at (`key` in )?`\$([^`]*)`$")
 STEP = re.compile(r"\.(\w+)|\[(\d+|\.{3})\]")
 """How msgspec writes the place of a mistake: ``$.hub.listen[0]``; ``[...]`` is a value of a mapping."""
-MOST_SHOWN = 200
+MAX_SHOWN = 200
 SECRET = re.compile(r"[^\s/'\"@]+@")
 """The user and the password of a URL."""
 
@@ -85,7 +85,7 @@ def _given(values: Any, path: Sequence[str]) -> Any:
 
 def _shown(value: Any) -> str:
     text = SECRET.sub("...@", repr(value))
-    return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}..."
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
 
 
 def describe_options(options: type[msgspec.Struct]) -> list[dict[str, Any]]:

@@ -11,10 +11,10 @@ from blendhub.vllm.spans import clipped, overlaps
 
 
 class Refusal(msgspec.Struct, frozen=True):
-    """Why nothing, or not all that was found, is reused: ``why`` to count by, ``reason`` to read."""
+    """Why nothing, or not all that was found, is reused: a code to count by, and a message to read."""
 
-    why: Why
-    reason: str
+    code: Why
+    message: str
 
 
 class Decision(msgspec.Struct, frozen=True):

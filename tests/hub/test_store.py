@@ -205,7 +205,7 @@ def test_a_clear_of_many_chunks_lets_other_requests_in_between(make_hub, monkeyp
 
 
 def test_what_waits_while_the_store_is_away_has_a_bound_and_is_evicted_like_anything(make_hub, place, monkeypatch):
-    monkeypatch.setattr(store_writer, "MOST_WAITING_SAVES", 5)
+    monkeypatch.setattr(store_writer, "MAX_WAITING_SAVES", 5)
     monkeypatch.setattr(store_writer, "TRY_AGAIN_S", 0.05)
     hub = make_hub(8, place)
     member = hub.join()

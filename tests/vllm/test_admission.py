@@ -44,7 +44,7 @@ def image(at: int) -> MultiModalFeatureSpec:
 )
 def test_kv_role_decides_whether_a_request_reads_and_stores(role, why, stores):
     terms, refusal = admission(role).admit(request())
-    assert (refusal.why if refusal else None, terms.stores) == (why, stores)
+    assert (refusal.code if refusal else None, terms.stores) == (why, stores)
 
 
 @pytest.mark.parametrize("given", ["blend", "contiguous", "exact", "off"])
@@ -54,7 +54,7 @@ def test_a_request_s_mode_overrides_the_engine_s(given, asked):
     wanted = asked or given
     assert terms.mode == wanted and terms.stores and terms.fills_holes == (wanted != "contiguous")
     if wanted == "off":
-        assert (refusal.why, refusal.reason) == ("off", "mode is off for this request" if asked else "mode is off")
+        assert (refusal.code, refusal.message) == ("off", "mode is off for this request" if asked else "mode is off")
     else:
         assert refusal is None
     # A model whose keys cannot be moved is served with exact reuse.
@@ -72,7 +72,7 @@ def test_a_request_s_ratio_overrides_the_engine_s_and_both_may_forbid_to_store_i
 @pytest.mark.parametrize("asked", [{"mode": "fast"}, {"mood": "off"}, ["blend"]])
 def test_invalid_parameters_of_a_request_are_named_and_end_its_reuse(asked):
     terms, refusal = admission().admit(request(asked))
-    assert refusal.why == "bad_request" and "kv_transfer_params.blendhub" in refusal.reason
+    assert refusal.code == "bad_request" and "kv_transfer_params.blendhub" in refusal.message
     assert not terms.stores and not terms.settles
 
 
@@ -99,7 +99,7 @@ def test_keys_of_other_connectors_are_logged_once_each(caplog):
 )
 def test_requests_whose_kv_does_not_follow_from_token_ids_are_neither_reused_nor_stored(unsupported, reason):
     terms, refusal = admission().admit(unsupported)
-    assert refusal.why == "request" and refusal.reason.startswith(reason) and not terms.stores
+    assert refusal.code == "request" and refusal.message.startswith(reason) and not terms.stores
 
 
 def test_a_prompt_with_images_takes_part_up_to_the_first():
@@ -125,7 +125,7 @@ def test_what_another_engine_has_computed_is_not_looked_up_and_blended_from_wher
     params = {"do_remote_prefill": True, "remote_engine_id": "e"} | ({} if given is None else {"blendhub": given})
     sampling = SamplingParams(max_tokens=1, extra_args={"kv_transfer_params": params})
     terms, refusal = admission().admit(Request("r", PROMPT, sampling, None))
-    assert refusal.why == "other_connector" and terms.stores and terms.received_from == expected
+    assert refusal.code == "other_connector" and terms.stores and terms.received_from == expected
     params["do_remote_prefill"] = False
     terms, refusal = admission().admit(Request("r", PROMPT, sampling, None))
     assert refusal is None and terms.received_from is None

@@ -79,7 +79,7 @@ def test_a_decision_is_what_a_look_at_each_token_gives(matches, local, least, mo
     expected = decide_token_by_token(matches, local, least, mode, ratio, usual)
     decision = choice.decision
     if decision is None:
-        assert choice.refusal.why == expected
+        assert choice.refusal.code == expected
         return
     assert tokens_of(decision.matches) == expected and decision.ratio == ratio
     # What is claimed is tiled, and leaves the last token to the engine.
@@ -116,14 +116,14 @@ FAR_BEHIND = Match(Span(320, 399), 2, 1100, False)
 )
 def test_a_refusal_names_the_limit_that_it_met(matches, arguments, why, reason):
     choice = decide(matches, 400, **arguments)
-    assert (choice.decision, choice.refusal.why) == (None, why) and reason in choice.refusal.reason
+    assert (choice.decision, choice.refusal.code) == (None, why) and reason in choice.refusal.message
 
 
 def test_where_blending_is_too_dear_exact_text_is_still_reused():
     exact, moved = Match(Span(0, 10), 1, 0, True), Match(Span(190, 200), 2, 0, False)
     choice = decide([exact, moved], 300, min_reused_tokens=10)
     assert choice.decision == Decision(0, 10, (exact,), 0.15)
-    assert choice.refusal.reason.startswith("blending would recompute 91%")
+    assert choice.refusal.message.startswith("blending would recompute 91%")
 
 
 @pytest.mark.parametrize("known, covered", [(None, 200), (1300, 200), (1299, 199), (1150, 50), (1100, 0), (0, 0)])
@@ -155,9 +155,9 @@ def test_what_is_sooner_computed_than_blended_is_computed(n_moved, pays):
     choice = timed([Match(Span(0, n_moved), 1, 900, False)], n_moved + 5)
     assert bool(choice.decision) is pays
     if not pays:
-        assert choice.refusal.why == "too_slow" and choice.unused[0].why == "too_slow"
+        assert choice.refusal.code == "too_slow" and choice.unused[0].code == "too_slow"
         expected = "about 65.9 ms with reuse up to token 39, and 43.0 ms without; policy.min_reused_tokens"
-        assert expected in choice.refusal.reason
+        assert expected in choice.refusal.message
     # A number of tokens decides where times could not be measured, or it was asked for.
     assert bool(decide([Match(Span(0, n_moved), 1, 900, False)], n_moved + 5).decision) is pays
 
@@ -173,14 +173,14 @@ def test_text_that_is_sooner_computed_does_not_keep_exact_text_from_being_reused
     choice = timed([exact, behind])
     assert choice.decision.matches == (exact,) and choice.decision.end == 600
     # It is the 400 tokens behind the exact ones that would be computed.
-    assert "with reuse up to token 1000, and 417.2 ms with reuse up to token 600" in choice.refusal.reason
+    assert "with reuse up to token 1000, and 417.2 ms with reuse up to token 600" in choice.refusal.message
     assert choice.unused[-1] == NotReused(behind.span, Why.TOO_SLOW)
 
 
 def test_exact_text_is_not_loaded_where_computing_it_is_sooner_done():
     exact = [Match(Span(0, 10), 1, 0, True)]
     choice = timed(exact)
-    assert choice.decision is None and choice.refusal.why == choice.unused[0].why == "too_slow"
+    assert choice.decision is None and choice.refusal.code == choice.unused[0].code == "too_slow"
     assert timed([Match(Span(0, 40), 1, 0, True)]).decision
 
 

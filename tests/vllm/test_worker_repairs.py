@@ -14,7 +14,7 @@ from blendhub.core.errors import Unsupported
 from blendhub.vllm.messages import RepairJob
 from blendhub.vllm.model_support import ModelSupport
 from blendhub.vllm.worker import repairs
-from blendhub.vllm.worker.audit import MOST_KL, check_predictions, compared
+from blendhub.vllm.worker.audit import MAX_KL, check_predictions, compared
 from blendhub.vllm.worker.repairs import Repairs
 from blendhub.vllm.worker.start.worker_start import with_audits
 from tests.vllm.blending import context_of
@@ -168,8 +168,8 @@ def test_predictions_that_cannot_be_compared_count_as_far_apart():
     none, truth = -math.inf, [0.0, 1.0, 2.0]
     for blended, true, kl in (
         ([0.0, 1.0, none], [0.0, 1.0, none], 0.0),
-        ([0.0, 1.0, none], truth, MOST_KL),
-        ([math.nan, 1.0, 0.0], truth, MOST_KL),
+        ([0.0, 1.0, none], truth, MAX_KL),
+        ([math.nan, 1.0, 0.0], truth, MAX_KL),
     ):
         assert float(compared(torch.tensor(blended), torch.tensor(true))[1]) == pytest.approx(kl, abs=1e-6)
 

@@ -42,7 +42,7 @@ class ExplainHandlers:
             engine.namespace.model,
             finding.matches,
             finding.on_the_way,
-            tuple(finding.staying[: wire.MOST_MATCHES]),
+            tuple(finding.staying[: wire.MAX_MATCHES]),
             sum(part.end - part.start for part in finding.parts if part.match.exact),
         )
 

@@ -84,7 +84,7 @@ class ReadHandlers:
             lease=lease.id if lease else None,
             pieces=lease.pieces if lease else (),
             on_the_way=finding.on_the_way,
-            staying=tuple(finding.staying[: wire.MOST_MATCHES]),
+            staying=tuple(finding.staying[: wire.MAX_MATCHES]),
         )
 
     def release(self, session: Session, message: wire.Release, payload: Sequence[Buffer]) -> wire.Reply:

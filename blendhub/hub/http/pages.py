@@ -17,10 +17,10 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from blendhub.hub.http.metrics import exposition
-from blendhub.hub.limits import MOST_KEPT_REPORTS
+from blendhub.hub.limits import MAX_KEPT_REPORTS
 from blendhub.hub.service import HubService
 from blendhub.outcome.fates import COLOURS, WHY, Fate, count, shortened
-from blendhub.outcome.reasons import SENTENCES, longest, not_reused
+from blendhub.outcome.reasons import MESSAGES, longest, not_reused
 from blendhub.outcome.report import Outcome
 
 FILES = Path(__file__).parent / "page"
@@ -62,7 +62,7 @@ def pages(service: HubService) -> Starlette:
             "engine": engine,
             "reports": await asyncio.to_thread(lambda encoded: list(map(_as_shown, encoded)), reports.encoded(engine)),
             "fates": [{"name": fate, "label": fate.label, "colour": COLOURS[fate], "why": WHY[fate]} for fate in Fate],
-            "whys": SENTENCES,
+            "messages": MESSAGES,
         }
         return Response(msgspec.json.encode(page), media_type=JSON)
 
@@ -77,7 +77,7 @@ def pages(service: HubService) -> Starlette:
     )
 
 
-@functools.lru_cache(2 * MOST_KEPT_REPORTS)
+@functools.lru_cache(2 * MAX_KEPT_REPORTS)
 def _as_shown(encoded: bytes) -> msgspec.Raw:
     """What the page shows of an outcome."""
     outcome = msgspec.json.decode(encoded, type=Outcome)

@@ -20,7 +20,7 @@ from blendhub.core.tokens import Tokens
 from blendhub.framework.host import PluginHost
 from blendhub.hub.index.match_queues import MatchQueue, MatchThreads
 from blendhub.hub.index.matchers import Matchers, Use
-from blendhub.hub.limits import MOST_CHUNKS
+from blendhub.hub.limits import MAX_CHUNKS
 from blendhub.outcome.reasons import NotReused, Why
 from blendhub.system.recurring import RecurringWarnings
 
@@ -32,15 +32,16 @@ class Chunk:
 
     __slots__ = ("content", "in_store", "offset", "pins", "run", "span")
 
-    def __init__(self, run: "Run", span: Span, offset: int | None, content: int) -> None:
+    def __init__(self, run: "Run", span: Span, content: int, *, in_store: bool) -> None:
         self.run = run
         self.span = span
-        self.offset = offset
+        self.offset: int | None = None
         """The offset of the chunk's slot in the arena; None while the chunk is only in the store."""
         self.pins = 0
         """The number of leases and transfers that use the chunk. A pinned chunk is not evicted."""
-        self.in_store = False
+        self.in_store = in_store
         self.content = content
+        """A hash of the tokens, by which an eviction policy recognises a chunk that is stored again."""
 
 
 class Run:
@@ -198,8 +199,8 @@ class NamespaceIndex:
         if self._matchers.has_any(Use.STAYING) and max(map(len, holes), default=0) >= MIN_SAVED_TOKENS:
             for match in (match for answer in self._matchers.match(tokens, Use.STAYING) for match in answer):
                 if run := self.runs.get(match.run):
-                    why = Why.SHALLOW if run.provenance.is_movable else Why.NOT_DONATED
-                    staying += [NotReused(gap, why) for gap in gaps(match.span, used)]
+                    code = Why.SHALLOW if run.provenance.is_movable else Why.NOT_DONATED
+                    staying += [NotReused(gap, code) for gap in gaps(match.span, used)]
         return StoredText(matches, staying)
 
     def match(self, tokens: Tokens, settled: float | None = None) -> list[Match]:
@@ -243,14 +244,14 @@ class NamespaceIndex:
             start, end = max(match.span.start, skip_prefix), match.span.end
             if start >= end:
                 continue
-            for chunk in run.chunks_between(start + shift, end + shift, MOST_CHUNKS - len(chunk_matches)):
+            for chunk in run.chunks_between(start + shift, end + shift, MAX_CHUNKS - len(chunk_matches)):
                 first, last = chunk.span.start - shift, chunk.span.end - shift
                 # Not max() and min(): a long prompt has many, and these calls are slow.
                 chunk_matches.append(
                     ChunkMatch(match, first if first > start else start, last if last < end else end, chunk)
                 )
-            if len(chunk_matches) >= MOST_CHUNKS:
-                return chunk_matches[:MOST_CHUNKS]
+            if len(chunk_matches) >= MAX_CHUNKS:
+                return chunk_matches[:MAX_CHUNKS]
         return chunk_matches
 
     def examine(self, tokens: Tokens, span: Span, run: Run | None, provenance: Provenance) -> tuple[int, bool]:
@@ -275,24 +276,29 @@ class NamespaceIndex:
         """Whether settled KV can be found: if one of the matchers finds prefixes."""
         return self._matchers.can_find(Use.SETTLED)
 
-    def publish(self, run: Run, tokens: Tokens, chunks: list[Chunk]) -> None:
+    def publish(self, run: Run, tokens: Tokens, spans: Sequence[Span], *, in_store: bool = False) -> list[Chunk]:
         """Append chunks, ascending, to a run, and make them matchable: at once, or when the queue is done with that."""
-        span = Span(chunks[0].span.start, chunks[-1].span.end)
+        span = Span(spans[0].start, spans[-1].end)
         if run.end != span.start:
             raise InvalidInput(f"run {run.id} ends at {run.end}; it does not grow at {span.start}")
         # Matchers take runs without gaps, but a store may have lost some chunks.
-        missing = list(gaps(span, (chunk.span for chunk in chunks)))
+        missing = list(gaps(span, spans))
         # Before the matchers have it: what they name is looked up here.
         self.runs[run.id] = run
         self.queue.update(partial(self._store, run, tokens, span, missing), span.end)
         run.end = span.end
         if run not in (named := self._by_key.setdefault(run.key, [])):
             named.append(run)
+        chunks = [Chunk(run, part, self._content_of(tokens, part), in_store=in_store) for part in spans]
         for chunk in chunks:
             run.add(chunk)
             self.n_tokens += len(chunk.span)
         self.n_chunks += len(chunks)
         self._changed(self)
+        return chunks
+
+    def _content_of(self, tokens: Tokens, span: Span) -> int:
+        return hash((self.digest, np.ascontiguousarray(tokens[span.start : span.end]).tobytes()))
 
     def drop(self, chunk: Chunk) -> None:
         """Forget a chunk that is neither in the arena nor in the store."""
@@ -324,8 +330,3 @@ class NamespaceIndex:
         for run in self.runs.values():
             assert run.chunks, "the index keeps a run without chunks"
             assert all(chunk.run is run and run.chunks[start] is chunk for start, chunk in run.chunks.items())
-
-
-def content_of(digest: str, tokens: Tokens, span: Span) -> int:
-    """A hash of a chunk's tokens, by which an eviction policy recognises a chunk that is stored again."""
-    return hash((digest, np.ascontiguousarray(tokens[span.start : span.end]).tobytes()))

@@ -15,7 +15,7 @@ from blendhub.contracts import RunKey, SharedStore, Store, StoredRun
 from blendhub.core.errors import BlendHubError, StoreFailed
 from blendhub.core.spans import Span
 from blendhub.core.tokens import as_tokens
-from blendhub.hub.index.namespace_index import Chunk, Run, content_of
+from blendhub.hub.index.namespace_index import Chunk, Run
 from blendhub.hub.index.table import IndexTable
 from blendhub.hub.limits import WAIT_FOR_STORE_S
 from blendhub.hub.memory.cache import Cache
@@ -99,12 +99,9 @@ class StoreTier:
         )
         id, start = self._indexes.new_run_id(), stored.chunks[0].start
         run = Run(id, index, start, description.provenance, stored.key)
-        chunks = [Chunk(run, span, None, content_of(index.digest, tokens, span)) for span in stored.chunks]
-        for chunk in chunks:
-            chunk.in_store = True
-        index.publish(run, tokens, chunks)
+        index.publish(run, tokens, stored.chunks, in_store=True)
         run.end = len(tokens)
-        return len(chunks)
+        return len(stored.chunks)
 
     def _failed(self, doing: str, error: Exception) -> None:
         self.failures += 1

@@ -21,7 +21,7 @@ from blendhub.core.provenance import Provenance
 from blendhub.core.spans import Span
 from blendhub.core.tokens import Tokens
 from blendhub.hub.index.namespace_index import Chunk, Run
-from blendhub.hub.limits import MOST_WAITING_SAVES
+from blendhub.hub.limits import MAX_WAITING_SAVES
 from blendhub.hub.memory.cache import Cache, slot_bytes
 
 Entries: TypeAlias = list[tuple[RunKey, Span]]
@@ -104,7 +104,7 @@ class StoreWriter:
 
     def _queue(self, chunks: Mapping[Chunk, Tokens]) -> None:
         self._waiting.update((chunk, tokens) for chunk, tokens in chunks.items() if self._is_to_be_saved(chunk))
-        while len(self._waiting) > MOST_WAITING_SAVES:
+        while len(self._waiting) > MAX_WAITING_SAVES:
             self._waiting.popitem(last=False)
             self.skipped += 1
         if self._waiting and self._saving is None:

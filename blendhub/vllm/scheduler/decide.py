@@ -76,8 +76,8 @@ def decide(found: Found, n_tokens: int, local: int, limits: Limits) -> Choice:
             unused.append(NotReused(match.span, Why.BEHIND_HOLE))
         elif refusal:
             # Without moved text nothing is too much; what is left was too little, or is too slow to load.
-            is_dear = refusal.why in (Why.TOO_MUCH, Why.TOO_SLOW, Why.NO_SCRATCH) and (match.moved or is_enough)
-            why = refusal.why if is_dear or refusal.why is Why.TOO_SLOW else Why.TOO_LITTLE
+            is_dear = refusal.code in (Why.TOO_MUCH, Why.TOO_SLOW, Why.NO_SCRATCH) and (match.moved or is_enough)
+            why = refusal.code if is_dear or refusal.code is Why.TOO_SLOW else Why.TOO_LITTLE
             unused.append(NotReused(match.span, why))
     if found.matches and found.matches[-1].span.end >= n_tokens:
         unused.append(NotReused(Span(n_tokens - 1, n_tokens), Why.LAST))
@@ -87,7 +87,7 @@ def decide(found: Found, n_tokens: int, local: int, limits: Limits) -> Choice:
 def _reach(found: Found, n_positions: int | None, blends_from: int | None) -> tuple[list[Match], list[NotReused]]:
     """The parts of matches that a request may use, and the reasons of all other text that is stored."""
     reachable: list[Match] = []
-    unused = [NotReused(text.span, Why.NOTHING_EXACT if blends_from is None else text.why) for text in found.staying]
+    unused = [NotReused(text.span, Why.NOTHING_EXACT if blends_from is None else text.code) for text in found.staying]
     for match in found.matches:
         part, (start, end) = match, (match.span.start, match.span.end)
         if not match.exact and (blends_from is None or start < blends_from):
@@ -123,8 +123,8 @@ def _too_little(found: Found, local: int, reused: int, least: int, *, blend: boo
     if found.staying and not found.matches:
         first, n_tokens = found.staying[0], total(text.span for text in found.staying)
         return Refusal(
-            Why.SHALLOW if first.why is Why.SHALLOW else Why.NOT_DONATED,
-            f"{n_tokens} tokens are not moved: {first.why.sentence}",
+            Why.SHALLOW if first.code is Why.SHALLOW else Why.NOT_DONATED,
+            f"{n_tokens} tokens are not moved: {first.code.message}",
         )
     beyond = f" beyond the {local} in vLLM's own cache" if local else ""
     limit = f"; policy.min_reused_tokens is {least}" if least > 1 else ""

@@ -112,7 +112,7 @@ class LoadScheduler:
             return None
         if not n_external:
             if request.reuse.stage is Stage.FOUND:
-                self._reports.refuse(request, Refusal(Why.OTHER_CONNECTOR, Why.OTHER_CONNECTOR.sentence))
+                self._reports.refuse(request, Refusal(Why.OTHER_CONNECTOR, Why.OTHER_CONNECTOR.message))
             return None
         claimed = decision.end - request.blocks.engine_tokens
         assert n_external == claimed, f"vLLM takes {n_external} of the {claimed} tokens that BlendHub has claimed"

@@ -40,15 +40,15 @@ def outcome_of(request: ServedRequest) -> Outcome:
 def _reason(request: ServedRequest, loaded: Decision | None) -> str | None:
     reuse = request.reuse
     if reuse.refusal and not loaded:
-        return reuse.refusal.reason
-    return reuse.choice.refusal.reason if reuse.choice and reuse.choice.refusal else None
+        return reuse.refusal.message
+    return reuse.choice.refusal.message if reuse.choice and reuse.choice.refusal else None
 
 
 def _unused(request: ServedRequest, loaded: Decision | None) -> Iterator[NotReused]:
     """Why tokens are not reused, if they are not; of spans that overlap, the later one counts."""
     reuse, whole = request.reuse, Span(0, request.request.num_prompt_tokens)
     failed = reuse.result and reuse.result.error
-    why = Why.FAILED if failed else reuse.refusal.why if reuse.refusal else Why.ENDED
+    why = Why.FAILED if failed else reuse.refusal.code if reuse.refusal else Why.ENDED
     if reuse.found is None:
         yield NotReused(whole, why)
         return

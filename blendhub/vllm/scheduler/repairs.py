@@ -10,7 +10,7 @@ import numpy as np
 from vllm.v1.core.sched.output import SchedulerOutput
 
 from blendhub.core.spans import Span
-from blendhub.outcome.report import MOST_SPANS, RepairOutcome
+from blendhub.outcome.report import MAX_SPANS, RepairOutcome
 from blendhub.vllm.messages import NULL_BLOCK, RepairJob, RepairResult, StepPlan
 from blendhub.vllm.scheduler.audits import Audits
 from blendhub.vllm.scheduler.blocks.scratch import Scratch
@@ -215,7 +215,7 @@ class Repairs:
             self.audits.end(request, result.audit)
         # Behind these tokens of the answer one more was sampled, and the first one behind exact KV comes then.
         n_answered = max(0, progress.exact_end - request.request.num_prompt_tokens)
-        differing = result.differing[:MOST_SPANS]
+        differing = result.differing[:MAX_SPANS]
         request.repair.outcome = RepairOutcome(result.tokens, n_answered + 2, result.compared, differing)
         request.kv.repaired()
         request.hashes.restore()

@@ -9,7 +9,7 @@ import msgspec
 
 from blendhub.client.hub_client import HubClient
 from blendhub.framework.observers import Observers
-from blendhub.outcome.report import MOST_OUTCOMES, Outcome
+from blendhub.outcome.report import MAX_OUTCOMES, Outcome
 from blendhub.vllm.decision import Decision, Refusal
 from blendhub.vllm.messages import LoadResult, WorkerReport
 from blendhub.vllm.scheduler.outcomes import outcome_of
@@ -37,9 +37,9 @@ class Reports:
     def refuse(self, request: ServedRequest, refusal: Refusal) -> None:
         """Refuse a request reuse, which is counted and logged."""
         request.reuse.refuse(refusal)
-        if self._is_new(refusal.why):
-            log.info("request %s: nothing is reused: %s", request.id, refusal.reason)
-        self.counters[f"refused_{refusal.why}"] += 1
+        if self._is_new(refusal.code):
+            log.info("request %s: nothing is reused: %s", request.id, refusal.message)
+        self.counters[f"refused_{refusal.code}"] += 1
 
     def unreserved(self, error: BaseException) -> None:
         """Count computed KV for which the hub reserved no slots."""
@@ -86,7 +86,7 @@ class Reports:
         self._waiting.append(outcome)
         # A message that the hub refuses or misses is not repeated.
         while self._waiting and self._client.is_up:
-            n_outcomes = min(MOST_OUTCOMES, len(self._waiting))
+            n_outcomes = min(MAX_OUTCOMES, len(self._waiting))
             self._client.report([self._waiting.popleft().bounded() for _ in range(n_outcomes)])
 
     def _time_first_token(self, request: ServedRequest) -> None:

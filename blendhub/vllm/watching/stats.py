@@ -17,7 +17,7 @@ AUDITS = "audits"
 FIRST_TOKEN = "time_to_first_token_seconds"
 """The beginning of the names of these times; each ends with the reuse of its requests."""
 
-MOST_TIMES = 4096
+MAX_TIMES = 4096
 """Times of one kind that wait for vLLM to fetch its metrics; without metrics it fetches none."""
 
 
@@ -37,7 +37,7 @@ class Times:
 
     @staticmethod
     def _empty() -> defaultdict[str, deque[float]]:
-        return defaultdict(partial(deque[float], maxlen=MOST_TIMES))
+        return defaultdict(partial(deque[float], maxlen=MAX_TIMES))
 
 
 def counts_of_load(decision: Decision, result: LoadResult) -> dict[str, int]:

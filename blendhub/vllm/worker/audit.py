@@ -9,7 +9,7 @@ from blendhub.vllm.model.checks.parts_check import trial_part
 from blendhub.vllm.model.engine_model import EngineModel
 from blendhub.vllm.model.recompute_set import RecomputeSet
 
-MOST_KL = 1e3
+MAX_KL = 1e3
 """The divergence of predictions that cannot be compared: with NaNs, or with a token that one of them rules out."""
 
 
@@ -19,7 +19,7 @@ def compared(blended: torch.Tensor, exact: torch.Tensor) -> torch.Tensor:
         guess, truth = (torch.log_softmax(logits.float(), 0) for logits in (blended, exact))
         # A token that the truth rules out adds nothing.
         terms = torch.where(truth.isneginf(), 0.0, truth.exp() * (truth - guess))
-        kl = terms.sum().nan_to_num(MOST_KL, MOST_KL).clamp(0, MOST_KL)
+        kl = terms.sum().nan_to_num(MAX_KL, MAX_KL).clamp(0, MAX_KL)
         return torch.stack([(blended.argmax() == exact.argmax()).to(kl.dtype), kl])
 
 

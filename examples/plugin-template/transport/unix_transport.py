@@ -24,9 +24,9 @@ from blendhub.core.errors import Busy, InvalidInput, PeerGone, ProtocolError
 
 SIZE = struct.Struct("<Q")
 """Stands before each message, and before each of its frames."""
-MOST_BYTES = frames.MOST_BYTES + 2**20
+MAX_BYTES = frames.MAX_BYTES + 2**20
 """The most of a message with its sizes and its header."""
-MOST_FRAMES = 2**10
+MAX_FRAMES = 2**10
 
 
 def joined(parts: list[Buffer]) -> bytes:
@@ -36,14 +36,14 @@ def joined(parts: list[Buffer]) -> bytes:
 
 def size_of(head: bytes) -> int:
     (size,) = SIZE.unpack(head)
-    if size > MOST_BYTES:
-        raise ProtocolError(f"a message of {size:,} bytes; at most {MOST_BYTES:,} are taken")
+    if size > MAX_BYTES:
+        raise ProtocolError(f"a message of {size:,} bytes; at most {MAX_BYTES:,} are taken")
     return int(size)
 
 
 def split(message: bytes) -> list[memoryview]:
     parts, at, view = list[memoryview](), 0, memoryview(message)
-    while at + SIZE.size <= len(view) and len(parts) < MOST_FRAMES:
+    while at + SIZE.size <= len(view) and len(parts) < MAX_FRAMES:
         begin, (size,) = at + SIZE.size, SIZE.unpack_from(view, at)
         parts.append(view[begin : begin + size])
         at = begin + size
@@ -81,7 +81,7 @@ class UnixServer(FrameServer):
         """Take requests until the connection ends, or until nothing says where the next message begins."""
 
         def send(parts: list[Buffer]) -> None:
-            if writer.transport.get_write_buffer_size() <= MOST_BYTES:  # a client that reads no replies loses them
+            if writer.transport.get_write_buffer_size() <= MAX_BYTES:  # a client that reads no replies loses them
                 writer.write(joined(parts))
 
         peer = secrets.token_bytes(16)

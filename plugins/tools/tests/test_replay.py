@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from blendhub_tools.analysis.analyzer import Analyzer
-from blendhub_tools.analysis.replay import BLOCK_TOKENS, MOST_SLOTS, PrefixCache, Replay
+from blendhub_tools.analysis.replay import BLOCK_TOKENS, MAX_SLOTS, PrefixCache, Replay
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -75,7 +75,7 @@ LOGS = st.builds(
 @settings(max_examples=40, deadline=None)
 @given(LOGS)
 def test_what_was_seen_before_is_found_to_the_token_and_a_prefix_cache_has_the_common_beginning(prompts):
-    replay, prefix_cache = Replay(HOST, MOST_SLOTS, min_donor_context=0), PrefixCache(2**20)
+    replay, prefix_cache = Replay(HOST, MAX_SLOTS, min_donor_context=0), PrefixCache(2**20)
     assert [sum(reused_of(replay, prompt)) for prompt in prompts] == list(seen_before(prompts))
     in_blocks = [length // BLOCK_TOKENS * BLOCK_TOKENS for length in common_beginnings(prompts)]
     assert [prefix_cache.play(prompt) for prompt in prompts] == in_blocks
@@ -94,7 +94,7 @@ def test_the_analyzer_adds_up_what_was_played():
     for prompt in prompts:
         analyzer.add(prompt)
     assert analyzer.prompts == 20 and analyzer.tokens == sum(map(len, prompts))
-    replay = Replay(HOST, MOST_SLOTS)
+    replay = Replay(HOST, MAX_SLOTS)
     for prompt in prompts:
         replay.play(prompt)
     assert analyzer.arenas[-1].reused == replay.reused and sum(replay.reused) > 0.9 * sum(seen_before(prompts))
@@ -104,7 +104,7 @@ def test_the_analyzer_adds_up_what_was_played():
 def test_what_was_blended_is_settled_behind_the_same_prefix():
     random = np.random.default_rng(11)
     document, start, answer, question = (text(random, length) for length in (600, 70, 80, 90))
-    replay = Replay(HOST, MOST_SLOTS, min_donor_context=0)
+    replay = Replay(HOST, MAX_SLOTS, min_donor_context=0)
     seen = [
         reused_of(replay, np.concatenate(parts))
         for parts in ([document], [start, document], [start, document, answer, question])

@@ -15,14 +15,14 @@ from blendhub.core.spans import Match, Span, gaps
 from blendhub.core.tokens import Tokens
 from blendhub.framework.host import PluginHost
 from blendhub.hub.index.match_queues import MatchThreads
-from blendhub.hub.index.namespace_index import Chunk, NamespaceIndex, Run, content_of
-from blendhub.hub.limits import MOST_SLOTS_OF_AN_ARENA
+from blendhub.hub.index.namespace_index import NamespaceIndex, Run
+from blendhub.hub.limits import MAX_SLOTS_OF_AN_ARENA
 from blendhub.hub.memory.arena import Arena
 from blendhub.hub.memory.cache import Cache
 from blendhub.hub.memory.extents import Extents
 
 CHUNK_TOKENS = 256
-MOST_SLOTS = MOST_SLOTS_OF_AN_ARENA
+MAX_SLOTS = MAX_SLOTS_OF_AN_ARENA
 """67 million tokens: with more than the largest arena that a hub can have, memory would not be bounded."""
 
 ALL_AT_ONCE = 2**62
@@ -98,17 +98,16 @@ class Replay:
         namespace = self.index.namespace
         id = next(self._ids)
         run = Run(id, self.index, span.start, provenance, RunKey(self.index.digest, str(id)))
-        chunks, offsets = [], []
+        parts, offsets = [], []
         for part in namespace.chunks_of(span):
             offset = self.cache.allocate(namespace.slot_bytes)
             if offset is None:
                 break
-            chunks.append(Chunk(run, part, None, content_of(self.index.digest, tokens, part)))
+            parts.append(part)
             offsets.append(offset)
-        if not chunks:
+        if not parts:
             return
-        self.index.publish(run, tokens, chunks)
-        for chunk, offset in zip(chunks, offsets, strict=True):
+        for chunk, offset in zip(self.index.publish(run, tokens, parts), offsets, strict=True):
             self.cache.insert(chunk, offset)
 
 
