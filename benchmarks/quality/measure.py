@@ -81,8 +81,6 @@ def run(model: Path, questions: int, workloads: Sequence[str] = tuple(WORKLOADS)
                             yield workload.measure(engine, Way(selector.name, ratio, apart=apart, probed=probed))
 
 
-
-
 class Workload:
     """The cases of one workload, and full prefill's answers to their questions."""
 
