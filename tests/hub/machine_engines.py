@@ -16,10 +16,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from blendhub.client import wire
 from blendhub.client.hub_client import HubClient, Reservation
-from blendhub.contracts import Envelope
+from blendhub.contracts import Envelope, RunKey
 from blendhub.contracts.transport import Connection, Pending
 from blendhub.core.errors import BlendHubError, DeadlineExceeded, LeaseError, PeerGone
 from blendhub.core.layout import Variant
+from blendhub.core.tokens import Tokens
 from blendhub.system.processes import ProcessId
 from tests.hub.hub_direct import BASE, DirectHub, namespace, tokens
 
@@ -209,6 +210,8 @@ class HubRules(RuleBasedStateMachine):
         self.engines: list[Engine] = []
         self.orphans: list[Process] = []
         """Dead processes whose forked children still have their mappings."""
+        self.texts: dict[RunKey, Tokens] = {}
+        """What was to be stored in each run."""
         self.started = self.n_engines = 0
         for model in range(len(MODELS)):
             self.join(model)
@@ -236,6 +239,13 @@ class HubRules(RuleBasedStateMachine):
     def join(self, model: int) -> None:
         self.n_engines += 1
         self.engines.append(Engine(self, self.n_engines, model))
+
+    def note(self, reserved: Reservation, text: Tokens) -> None:
+        """Note whose tokens a reservation is for."""
+        assert reserved.right
+        lease = self.hub.state.writes.leases.get(reserved.right.lease)
+        if lease:  # else the session has ended already
+            self.texts[lease.run.key] = text[: reserved.span.end]
 
     def kill(self, engine: Engine, child_lives: bool = False) -> None:
         self.engines.remove(engine)

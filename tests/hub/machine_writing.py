@@ -16,6 +16,7 @@ from tests.hub.machine_engines import TEXT, TEXTS, VARIANT, WHICH, Engine, HubRu
 ORIGINS = (
     {},
     {"movable_from": 32},
+    {"movable_from": 96},
     {"movable_from": NOWHERE},
     {"exact": False},
     {"exact": False, "movable_from": 32, "ratio": 0.5},
@@ -40,6 +41,7 @@ class WritingRules(HubRules):
             return None
         if reserved.right is None:
             return None
+        self.note(reserved, text)
         engine.jobs.append(Job(reserved, text, variant))
         return engine.jobs[-1]
 
@@ -52,10 +54,13 @@ class WritingRules(HubRules):
             first = engine.scheduler.client.reserve(TEXTS[text], Span(0, 40), variant)
             if first.right is None:
                 return
+            self.note(first, TEXTS[text])
             self.write_all(engine, Job(first, TEXTS[text], variant), 0.5)
             second = engine.scheduler.client.reserve(
                 TEXTS[other], Span(first.span.end, len(TEXTS[other])), another, run=first.run
             )
+            if second.right:
+                self.note(second, TEXTS[other])
             if second.right and last:
                 self.write_all(engine, Job(second, TEXTS[other], another), 0.5)
 

@@ -20,6 +20,7 @@ from blendhub.core.errors import BlendHubError
 from blendhub.core.layout import Variant
 from blendhub.core.spans import Span
 from tests.hub.hub_direct import BASE
+from tests.hub.lookup_oracle import check_found
 from tests.hub.machine_engines import (
     PROMPT,
     PROMPTS,
@@ -90,15 +91,16 @@ class HubMachine(WritingRules):
     def look_up_by(self, engine: Engine, prompt: np.ndarray, variant: Variant = BASE, **asked: Any) -> None:
         """Each worker that knows the scheduler's hub copies under the lookup's lease."""
         scheduler, settled = engine.scheduler.client, asked.get("settled")
+        stored = {chunk for index in self.hub.state.indexes for chunk in index.chunks()}
         with contextlib.suppress(BlendHubError):
             found = scheduler.lookup(prompt, variant, **asked).result()
             check_order([match.span for match in found.matches], asked.get("skip_prefix", 0))
             assert not any(match.settled and (settled is None or match.exact) for match in found.matches)
             assert all(match.moved or match.source_start == match.span.start for match in found.matches)
-            for index in self.hub.state.indexes:
-                for match in found.matches:
-                    if match.run in index.runs and match.moved:
-                        assert match.source_start >= index.runs[match.run].origin.movable_from, "it stays"
+            index = self.hub.state.indexes.find(scheduler.namespace.digest, variant)
+            if index:
+                stored &= set(index.chunks())
+                check_found(index, stored, self.texts, prompt, found, asked.get("skip_prefix", 0), settled)
             used = {position for match in found.matches for position in range(match.span.start, match.span.end)}
             assert not any(used & set(range(text.span.start, text.span.end)) for text in found.staying)
             assert (found.lease is None) == (not found.matches)
