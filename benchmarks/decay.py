@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from blendhub_tools.analysis.replay import MOST_SLOTS, Replay
+from blendhub_tools.analysis.replay import MAX_SLOTS, Replay
 
 from benchmarks.report import finish, parser, row
 from benchmarks.timing import progress, ratios
@@ -39,7 +39,7 @@ def course(corpus: str, border: int, queries: int, seed: int) -> Course:
     def new(n_tokens: int) -> Tokens:
         return random.integers(0, VOCABULARY, n_tokens).astype(np.uint32)
 
-    replay, system, elsewhere = Replay(PluginHost.discover(), MOST_SLOTS, border), new(system_tokens), new(500)
+    replay, system, elsewhere = Replay(PluginHost.discover(), MAX_SLOTS, border), new(system_tokens), new(500)
     documents = [new(int(random.integers(shortest, longest))) for _ in range(N_DOCUMENTS)]
     lacking, played = list(documents), Course([], [], queries)
     for number in range(queries):

@@ -32,7 +32,7 @@ MOVED = 1000
 """The distance between the keys' old and new positions."""
 BLOCKS = {"cuda": 16, "npu": 128}
 """The engine's usual block size."""
-MOST_GIB, GIB = 4, 2**30
+MAX_GIB, GIB = 4, 2**30
 ROWS: dict[str, tuple[str, str, float | None, Better]] = {
     "load_vs_dma": ("a load with rotation, to the rate of one pinned copy", "x", 0.90, "higher"),
     "save_vs_dma": ("a save, to the rate of one pinned copy", "x", 0.90, "higher"),
@@ -250,7 +250,7 @@ def arena() -> Measured:
     """How long an arena takes to reserve and to register, and what an engine's steps notice while it is pinned."""
     from blendhub_cuda.runtime import CudaRuntime
 
-    gib = min(MOST_GIB, shutil.disk_usage("/dev/shm").free // 2 // GIB)
+    gib = min(MAX_GIB, shutil.disk_usage("/dev/shm").free // 2 // GIB)
     if not gib:
         return {}
     runtime = CudaRuntime(torch.device("cuda", 0))

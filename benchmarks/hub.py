@@ -27,7 +27,7 @@ from blendhub.contracts import Envelope, Segment
 from blendhub.core.layout import DEFAULT_MATCHERS, KVLayout, Namespace
 from blendhub.hub.config import HubConfig
 from blendhub.hub.embedded import HubInProcess
-from blendhub.hub.limits import MOST_SLOTS_OF_AN_ARENA
+from blendhub.hub.limits import MAX_SLOTS_OF_AN_ARENA
 
 SMALL = bytes(64)
 LAYOUT = KVLayout(layers=1, kv_heads=1, key_dim=8, value_dim=8, dtype="int8")
@@ -42,7 +42,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder, _hub(1000) as (_, client), _echo(Path(folder, "echo")) as echo:
         rows += round_trips(client, echo, blocks=40 // scale)
         rows += lookups(client, echo, repeats=200 // scale)
-    rows += growth(10_000 // scale, MOST_SLOTS_OF_AN_ARENA // scale)
+    rows += growth(10_000 // scale, MAX_SLOTS_OF_AN_ARENA // scale)
     rows += planning(repeats=400 // scale)
     finish("hub", rows, "numpy pyzmq msgspec blendhub-transports", options.json)
 

@@ -69,7 +69,7 @@ def rows_of_fields(struct: type[msgspec.Struct], rows: list[str]) -> list[str]:
 
 
 def rows_of_limits(rows: list[str]) -> list[str]:
-    bounds = {name: value for name, value in vars(limits).items() if name.isupper() and name != "MOST_MATCHES"}
+    bounds = {name: value for name, value in vars(limits).items() if name.isupper() and name != "MAX_MATCHES"}
     return _with_meanings(((name, f"{value:,}") for name, value in bounds.items()), rows)
 
 

@@ -18,9 +18,9 @@ from tests import size
 ROOT = Path(__file__).parent.parent
 PACKAGES = [ROOT / "blendhub", *(folder for folder in ROOT.glob("plugins/*/blendhub_*") if folder.is_dir())]
 LONGEST_FILE, LONGEST_MEDIAN = 400, 150
-MOST_MODULES = 14
-MOST_OPTIONS = 31
-MOST_ARGUMENTS = 7
+MAX_MODULES = 14
+MAX_OPTIONS = 31
+MAX_ARGUMENTS = 7
 
 LINES = {file.relative_to(ROOT): size.lines([file]) for file in size.python_files()}
 
@@ -102,7 +102,7 @@ def test_rooms_of_the_hub_import_each_other_without_circles():
 def test_rooms_hold_about_a_dozen_modules_and_say_what_belongs_there(house):
     folders = {file.parent for name, file in MODULES.items() if is_in(name, house)}
     for folder in folders:
-        assert len([file for file in folder.glob("*.py") if file.name != "__init__.py"]) <= MOST_MODULES
+        assert len([file for file in folder.glob("*.py") if file.name != "__init__.py"]) <= MAX_MODULES
         docstring = ast.get_docstring(ast.parse((folder / "__init__.py").read_text(encoding="utf-8"))) or ""
         assert len(docstring.split()) >= 12, f"{folder} should say what lives there and what may not"
 
@@ -152,7 +152,7 @@ def test_nothing_imports_the_adapter_but_the_commands_that_check_its_settings():
 
 def test_the_engine_and_the_hub_have_few_options():
     structs = (Settings, ReusePolicy, HubConfig, Listen, StoreChoice)
-    assert sum(len(struct.__struct_fields__) for struct in structs) <= MOST_OPTIONS
+    assert sum(len(struct.__struct_fields__) for struct in structs) <= MAX_OPTIONS
 
 
 def test_no_folder_grows_beyond_its_bound():
@@ -186,7 +186,7 @@ def constructors() -> Iterator[tuple[str, int]]:
 
 def test_no_constructor_takes_more_than_seven_arguments():
     """vLLM's own signatures excepted; they are no constructors."""
-    assert {name: n for name, n in constructors() if n > MOST_ARGUMENTS} == {}
+    assert {name: n for name, n in constructors() if n > MAX_ARGUMENTS} == {}
 
 
 def test_mypy_checks_each_plugin_and_its_tests():

@@ -20,6 +20,6 @@ def test_each_kind_is_said_once_until_its_time_has_come_again(caplog, monkeypatc
 
 def test_kinds_are_forgotten_before_they_take_much_memory(caplog):
     warnings = RecurringWarnings(logging.getLogger("many"))
-    for kind in range(3 * recurring.MOST_KINDS):
+    for kind in range(3 * recurring.MAX_KINDS):
         warnings.warn(kind, "odd")
-    assert len(warnings._kinds) <= recurring.MOST_KINDS and len(caplog.records) == 3 * recurring.MOST_KINDS
+    assert len(warnings._kinds) <= recurring.MAX_KINDS and len(caplog.records) == 3 * recurring.MAX_KINDS

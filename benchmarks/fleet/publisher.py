@@ -11,6 +11,7 @@ from blendhub_fleet.records import Record, encode_record
 
 from blendhub.contracts import RunKey, StoredRun
 from blendhub.core.layout import DEFAULT_MATCHERS, KVLayout, Namespace
+from blendhub.core.provenance import EXACT
 from blendhub.core.spans import Span
 from blendhub.hub.stores.store_writer import RunDescription
 
@@ -26,7 +27,7 @@ class Publisher:
         self._catalogue = SharedCatalogue(FleetOptions(catalogue=url, group=group, capacity_gib=2**20, deadline_s=30.0))
         self._catalogue.begin()
         self._random = np.random.default_rng()
-        self._about = msgspec.msgpack.encode(RunDescription(NAMESPACE, exact=True, movable_from=0))
+        self._about = msgspec.msgpack.encode(RunDescription(NAMESPACE, EXACT))
         record = encode_record(Record("0" * 32, (LAYOUT.shard_bytes,), (bytes(16),)))
         self._chunks = {Span(at * CHUNK, (at + 1) * CHUNK): record for at in range(CHUNKS_A_RUN)}
 

@@ -17,7 +17,7 @@ from zipfile import ZIP_DEFLATED, ZipFile
 from benchmarks.pack import vllm_ops
 
 TARGET = Path(__file__).parents[2] / "build" / "gpu-pack"
-MOST_MIB = 64
+MAX_MIB = 64
 """What may travel to a GPU machine with a working tree."""
 PACKAGES = Path(__file__).with_name("packages.txt").read_text().split()
 """What vLLM and BlendHub import at an engine's start."""
@@ -38,8 +38,8 @@ def main() -> None:
     make(TARGET, given.python, wanted)
     mib = sum(file.stat().st_size for file in TARGET.iterdir()) / 2**20
     print(f"{TARGET}: vLLM {version_of_vllm()} and {len(wanted)} packages for Python {given.python}, {mib:.1f} MiB")
-    if mib > MOST_MIB:
-        sys.exit(f"that is more than {MOST_MIB} MiB: name packages that the GPU machine has with --has")
+    if mib > MAX_MIB:
+        sys.exit(f"that is more than {MAX_MIB} MiB: name packages that the GPU machine has with --has")
 
 
 def make(target: Path, python: str, packages: Sequence[str] = PACKAGES) -> None:

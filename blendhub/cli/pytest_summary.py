@@ -11,7 +11,7 @@ import blendhub.testing
 from blendhub.testing.sentences import place_of, sentence_of
 
 SUITES = Path(blendhub.testing.__file__).parent
-MOST_LINES = 30
+MAX_LINES = 30
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -47,7 +47,7 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
         terminalreporter.write("\n".join(wrap(first.sentence, 100)) + "\n")
         for title, text in (("what the test did", first.did), ("what it saw", first.saw)):
             lines = text.splitlines()
-            shown = lines[:MOST_LINES] + ["..."] * (len(lines) > MOST_LINES)
+            shown = lines[:MAX_LINES] + ["..."] * (len(lines) > MAX_LINES)
             terminalreporter.write(f"\n{title}:\n" + indent("\n".join(shown), "    ") + "\n")
     if failed:
         terminalreporter.section("tests of the contract that failed")

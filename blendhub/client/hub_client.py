@@ -16,6 +16,7 @@ from blendhub.contracts import Segment
 from blendhub.contracts.transport import Pending
 from blendhub.core.errors import BlendHubError, DeadlineExceeded, HubError, TransportError
 from blendhub.core.layout import Variant
+from blendhub.core.provenance import EXACT, Provenance
 from blendhub.core.spans import Span
 from blendhub.core.tokens import TokenBuffer, as_tokens
 from blendhub.outcome.report import LONGEST_NAME, Outcome
@@ -150,10 +151,7 @@ class HubClient(HubSession):
         tokens: TokenBuffer,
         span: Span,
         variant: Variant = BASE,
-        *,
-        exact: bool = True,
-        movable_from: int = 0,
-        ratio: float = 0.0,
+        provenance: Provenance = EXACT,
         run: int | None = None,
     ) -> Reservation:
         """Slots for the KV of ``span``; the reply's span leaves out what is stored already, and may be empty."""
@@ -162,9 +160,7 @@ class HubClient(HubSession):
             **self._ids(),
             variant=variant,
             span=span,
-            exact=exact,
-            movable_from=movable_from,
-            ratio=ratio,
+            provenance=provenance,
             run=run,
         )
         try:
@@ -206,7 +202,7 @@ class HubClient(HubSession):
         self._call(wire.Done, wire.Clear(**self._ids(), variant=variant))
 
     def report(self, outcomes: Sequence[Outcome]) -> None:
-        """Report what became of requests of this engine that have ended; at most ``MOST_OUTCOMES`` of them."""
+        """Report what became of requests of this engine that have ended; at most ``MAX_OUTCOMES`` of them."""
         self._call(wire.Done, wire.Reported(**self._ids(), outcomes=tuple(outcomes)))
 
     def explain(self, request: str) -> wire.Explained:

@@ -273,7 +273,7 @@ class HubSession:
     def _ping(self) -> None:
         ended = self._rights.to_acknowledge()
         waiting = list(self._abandoned.items())
-        abandoned = [lease for lease, pending in waiting if pending is None or pending.done()][: wire.MOST_ITEMS]
+        abandoned = [lease for lease, pending in waiting if pending is None or pending.done()][: wire.MAX_ITEMS]
         ping = wire.Ping(**self._ids(), acknowledged=ended, abandoned=tuple(abandoned))
         answer = self._submit(wire.Pong, ping, probing=True).result()
         for lease in abandoned:

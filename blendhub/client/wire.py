@@ -16,17 +16,17 @@ from blendhub.client.arena_view import ArenaName, MappingId
 from blendhub.contracts import Segment
 from blendhub.contracts.transport import Codec
 from blendhub.core.layout import Namespace, Text, Variant
+from blendhub.core.provenance import EXACT, Provenance, Ratio
 from blendhub.core.spans import Id, Match, Position, Span, total
 from blendhub.outcome.reasons import NotReused
-from blendhub.outcome.report import LONGEST_NAME, MOST_OUTCOMES, Outcome
+from blendhub.outcome.report import LONGEST_NAME, MAX_OUTCOMES, Outcome
 from blendhub.system.processes import ProcessId
 
-WIRE_VERSION = 13
+WIRE_VERSION = 14
 
 Seconds = Annotated[float, Meta(ge=0, le=3600)]
-Ratio = Annotated[float, Meta(ge=0, le=1)]
-MOST_ITEMS = 2**16
-MOST_MATCHES = 2**12
+MAX_ITEMS = 2**16
+MAX_MATCHES = 2**12
 """The most matches in one message; a lookup answers with no more."""
 
 
@@ -80,9 +80,9 @@ class Unregister(FromSession, frozen=True):
 class Ping(FromSession, frozen=True):
     """Keep the session alive, and with it all of its leases."""
 
-    acknowledged: Annotated[tuple[Id, ...], Meta(max_length=MOST_ITEMS)] = ()
+    acknowledged: Annotated[tuple[Id, ...], Meta(max_length=MAX_ITEMS)] = ()
     """Revoked write leases under which this process will not write again."""
-    abandoned: Annotated[tuple[Id, ...], Meta(max_length=MOST_ITEMS)] = ()
+    abandoned: Annotated[tuple[Id, ...], Meta(max_length=MAX_ITEMS)] = ()
     """Leases that this process uses no more: lookups whose replies did not come in time may have brought them, or what
     ended them may have been lost. Those of the session's engine that hold end."""
 
@@ -118,18 +118,13 @@ class Release(FromSession, frozen=True):
 class Reserve(InNamespace, frozen=True, kw_only=True):
     """Allocate slots for the KV of ``span`` of these tokens, computed with all tokens before it.
 
-    ``exact``: nothing before or in the span was blended. What is stored exactly already is not stored again: the
-    reply's span begins after it. ``run``: extend this run if it ends where the span starts.
-
-    ``movable_from``: KV before this position stays: it is found behind its whole prefix only. ``NOWHERE`` if all of it
-    stays, as blended KV does; if such KV is not exact, it is not stored again where anything is stored behind that
-    prefix. ``ratio``: the share of the KV that was recomputed, if it is not exact.
+    What is stored exactly already, and moves as far, is not stored again: the reply's span begins after it. KV that is
+    neither exact nor movable is not stored again where anything is stored behind that prefix. ``run``: extend this run
+    if it ends where the span starts, and is of the same provenance.
     """
 
     span: Span
-    exact: bool = True
-    movable_from: Position = 0
-    ratio: Ratio = 0.0
+    provenance: Provenance = EXACT
     run: Id | None = None
 
 
@@ -159,7 +154,7 @@ class Clear(FromSession, frozen=True):
 class Reported(FromSession, frozen=True, kw_only=True):
     """Report what became of requests of the session's engine that have ended."""
 
-    outcomes: Annotated[tuple[Outcome, ...], Meta(max_length=MOST_OUTCOMES)]
+    outcomes: Annotated[tuple[Outcome, ...], Meta(max_length=MAX_OUTCOMES)]
 
 
 class Explain(Message, frozen=True):
@@ -209,7 +204,7 @@ Request: TypeAlias = (
 
 # Replies.
 
-FoundSpans = Annotated[tuple[Span, ...], Meta(max_length=MOST_MATCHES)]
+FoundSpans = Annotated[tuple[Span, ...], Meta(max_length=MAX_MATCHES)]
 
 
 class Registered(Message, frozen=True):
@@ -244,7 +239,7 @@ class Found(Message, frozen=True):
     """The parts of the matches that lie in one chunk each, and where the shards of rank 0 are."""
     on_the_way: FoundSpans = ()
     """The parts of the prompt that only the store has. They are being fetched, and no match covers them yet."""
-    staying: Annotated[tuple[NotReused, ...], Meta(max_length=MOST_MATCHES)] = ()
+    staying: Annotated[tuple[NotReused, ...], Meta(max_length=MAX_MATCHES)] = ()
     """The parts of the prompt that are stored, but may not move here; no match covers them."""
 
     @property
@@ -276,7 +271,7 @@ class Previewed(Message, frozen=True):
     matches: tuple[Match, ...] = ()
     on_the_way: FoundSpans = ()
     """The parts of the prompt that only the store has."""
-    staying: Annotated[tuple[NotReused, ...], Meta(max_length=MOST_MATCHES)] = ()
+    staying: Annotated[tuple[NotReused, ...], Meta(max_length=MAX_MATCHES)] = ()
     exact_tokens: Position = 0
     """How many tokens of the prompt are exact, in the arena or in the store."""
 

@@ -13,7 +13,7 @@ import msgspec
 
 from blendhub.core.errors import LeaseError
 
-MOST_ENDED = 2**12
+MAX_ENDED = 2**12
 """Ended leases that a process remembers one by one. Of older leases, it takes all for ended."""
 
 
@@ -130,6 +130,6 @@ class WriteRights:
 
     def _end(self, leases: Iterable[int]) -> None:
         self._ended.update(leases)
-        if len(self._ended) > 2 * MOST_ENDED:
-            newest = sorted(self._ended)[-MOST_ENDED:]
+        if len(self._ended) > 2 * MAX_ENDED:
+            newest = sorted(self._ended)[-MAX_ENDED:]
             self._ended, self._remembered_from = set(newest), newest[0]

@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from blendhub.core.errors import InvalidInput
 from blendhub.core.spans import NOWHERE, Position
 
 Ratio = Annotated[float, Meta(ge=0, le=1)]
@@ -36,6 +37,11 @@ class Provenance(msgspec.Struct, frozen=True, array_like=True):
     def movable_from(self) -> int:
         """The position from which on the KV may be moved: KV that was blended never moves again."""
         return self.donates_from if self.kind in ("exact", "after_blended") else NOWHERE
+
+    def check_stored(self) -> None:
+        """Raise InvalidInput if such KV is never stored."""
+        if self.kind == "by_other":
+            raise InvalidInput("KV that another connector loaded is never stored: nothing says how it came about")
 
     @property
     def is_movable(self) -> bool:

@@ -10,7 +10,7 @@ from blendhub.hub.limits import AT_ONCE
 from blendhub.hub.state import HubState
 from blendhub.hub.stores.store_tier import StoreTier
 
-MOST_ROUNDS = 8
+MAX_ROUNDS = 8
 """How often a deletion looks for more: what was being saved or loaded is deleted in the round after."""
 
 
@@ -54,7 +54,7 @@ class Deletion:
     async def _delete(self, runs_left: Callable[[], set[Run]]) -> None:
         """Delete runs, until there are none of these left."""
         async with self._one_at_a_time:
-            for _ in range(MOST_ROUNDS):
+            for _ in range(MAX_ROUNDS):
                 runs = runs_left()
                 for lease in [lease for lease in self._state.writes.leases if lease.run in runs]:
                     self._state.revoke(lease)

@@ -3,13 +3,13 @@
 No option of a client or of a plugin widens these bounds. They lie above what the largest honest prompt needs.
 """
 
-from blendhub.client.wire import MOST_MATCHES
+from blendhub.client.wire import MAX_MATCHES
 
-MOST_CHUNKS = MOST_MATCHES
+MAX_CHUNKS = MAX_MATCHES
 """4096: chunks that one lookup concerns: a million tokens in chunks of 256. A longer one is answered with as much of
 its beginning."""
 
-MOST_PROMPT_TOKENS = 2**24
+MAX_PROMPT_TOKENS = 2**24
 """Longer prompts are refused."""
 
 INLINE_TOKENS = 2**17
@@ -18,20 +18,20 @@ INLINE_TOKENS = 2**17
 WAIT_FOR_STORE_S = 1.0
 """How long a deletion waits for chunks that are being saved or loaded, before it looks for them again."""
 
-MOST_SLOTS = 1024
-"""The most slots of one reservation, which also ends where it evicts MOST_CHUNKS chunks. Clients then reserve more."""
+MAX_SLOTS = 1024
+"""The most slots of one reservation, which also ends where it evicts MAX_CHUNKS chunks. Clients then reserve more."""
 
-MOST_SLOTS_OF_AN_ARENA = 2**18
+MAX_SLOTS_OF_AN_ARENA = 2**18
 """Smaller slots take as much room, so that neither the chunks of an arena nor those in the way of a large slot are more
 than this."""
 
-MOST_TRIES = 64
+MAX_TRIES = 64
 """The number of places of the arena that are tried for a slot where chunks in use leave no room around."""
 
 AT_ONCE = 256
 """Chunks that are dropped before other requests have their turn."""
 
-MOST_WAITING_SAVES = 2**16
+MAX_WAITING_SAVES = 2**16
 """The most chunks that wait to be saved. With one more, the hub does not save the first one, and counts it: that chunk
 is lost when it is evicted."""
 
@@ -41,7 +41,7 @@ CHUNKS_A_PIECE = 16
 MATCH_THREADS = 2
 """Threads for long matches."""
 
-MOST_KEPT_REPORTS = 200
-MOST_REPORTING_ENGINES = 16
+MAX_KEPT_REPORTS = 200
+MAX_REPORTING_ENGINES = 16
 """Reports of an engine's prompts that are kept: the last ones; each takes at most some KiB. With one more engine, the
 one that was silent longest is forgotten."""

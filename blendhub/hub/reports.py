@@ -7,7 +7,7 @@ from typing import NamedTuple
 import msgspec
 
 from blendhub.core.bounded import put_last
-from blendhub.hub.limits import MOST_KEPT_REPORTS, MOST_REPORTING_ENGINES
+from blendhub.hub.limits import MAX_KEPT_REPORTS, MAX_REPORTING_ENGINES
 from blendhub.outcome.report import Outcome
 
 
@@ -25,8 +25,8 @@ class ReportTable:
         """The outcomes of each engine; the engine that was silent longest comes first."""
 
     def add(self, engine: str, outcomes: Sequence[Outcome]) -> None:
-        kept = self._of_engines.get(engine) or deque(maxlen=MOST_KEPT_REPORTS)
-        put_last(self._of_engines, engine, kept, MOST_REPORTING_ENGINES)
+        kept = self._of_engines.get(engine) or deque(maxlen=MAX_KEPT_REPORTS)
+        put_last(self._of_engines, engine, kept, MAX_REPORTING_ENGINES)
         kept.extend(_Kept(outcome.request, msgspec.json.encode(outcome)) for outcome in outcomes)
 
     def engines(self) -> list[str]:

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, cast, get_args
+from typing import Any, TypeAlias, cast, get_args
 
 from blendhub.client import wire
 from blendhub.contracts import Envelope, Service
@@ -11,7 +11,6 @@ from blendhub.core.errors import BlendHubError
 from blendhub.hub.config import HubConfig
 from blendhub.hub.counters import Counters, Latencies
 from blendhub.hub.deletion import Deletion
-from blendhub.hub.handlers.base import DONE, Handler, OpenHandler
 from blendhub.hub.handlers.explain import ExplainHandlers
 from blendhub.hub.handlers.reads import ReadHandlers
 from blendhub.hub.handlers.sessions import SessionHandlers
@@ -22,6 +21,10 @@ from blendhub.hub.state import HubState
 from blendhub.hub.stats import collect_stats
 from blendhub.hub.stores.follower import Follower
 from blendhub.hub.stores.store_tier import StoreTier
+
+Handler: TypeAlias = Callable[[Session, Any, Sequence[Buffer]], wire.Reply | Awaitable[wire.Reply]]
+OpenHandler: TypeAlias = Callable[[Any, Sequence[Buffer]], wire.Reply | Awaitable[wire.Reply]]
+"""The handler of a request that needs no session."""
 
 log = logging.getLogger(__name__)
 KINDS = {kind: kind.__name__.lower() for kind in get_args(wire.Request)}
@@ -49,9 +52,9 @@ class HubService(Service):
         self._clock = clock
         self._watch = ProcessWatcher(state.process_died)
         self._deletion = deletion
-        shared = (config, state, tier, self.counters, self.reports, clock)
-        self._sessions, reads, writes = SessionHandlers(*shared), ReadHandlers(*shared), WriteHandlers(*shared)
-        explaining = ExplainHandlers(*shared)
+        self._sessions = SessionHandlers(state, config.silence_s, clock)
+        reads, writes = ReadHandlers(state, tier, self.counters, clock), WriteHandlers(state, clock)
+        explaining = ExplainHandlers(state, self.counters, self.reports)
         self._handlers: dict[type, Handler] = {
             wire.Unregister: self._sessions.unregister,
             wire.Ping: self._sessions.ping,
@@ -107,13 +110,13 @@ class HubService(Service):
     async def forget(self, message: wire.Forget, payload: Sequence[Buffer] = ()) -> wire.Reply:
         """Delete what all requests with a cache salt stored."""
         await self._deletion.delete(message.salt)
-        return DONE
+        return wire.Done()
 
     async def clear(self, session: Session, message: wire.Clear, payload: Sequence[Buffer]) -> wire.Reply:
         """Delete what is stored in one namespace of an engine, or in all of them."""
         base, variant = session.engine.base, message.variant
         await self._deletion.clear(lambda index: index.base == base and variant in (None, index.namespace.variant))
-        return DONE
+        return wire.Done()
 
     async def _finish_later(self, kind: str, started: float, answer: Awaitable[wire.Reply]) -> Envelope:
         try:

@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from blendhub.client.wire import Register
 from blendhub.contracts.transport import Peer
 from blendhub.core.errors import InvalidInput
-from blendhub.core.layout import Variant
+from blendhub.core.provenance import Provenance
 from blendhub.core.spans import Span
 from blendhub.core.tokens import Tokens
-from blendhub.hub.index.namespace_index import Chunk, NamespaceIndex, Origin, Run
+from blendhub.hub.index.namespace_index import Chunk, NamespaceIndex, Run
 from blendhub.hub.index.table import IndexTable
 from blendhub.hub.leases.read_leases import ReadLeases
 from blendhub.hub.leases.sessions import Session, SessionTable
@@ -33,10 +33,6 @@ class HubState:
         """Sessions that ended, by id, whose mappings of the arena last: a process may still write through them."""
         # From anywhere, so that what a client still says of a lease of an earlier hub concerns no lease of this one.
         self._lease_ids = itertools.count(secrets.randbits(62))
-
-    def find_index(self, session: Session, variant: Variant) -> NamespaceIndex | None:
-        """The index of a namespace of the session's engine; None if nothing is stored there."""
-        return self.indexes.find(session.engine.base, variant)
 
     def join(self, message: Register, peer: Peer, now: float) -> Session:
         """A new session."""
@@ -67,7 +63,7 @@ class HubState:
         index: NamespaceIndex,
         tokens: Tokens,
         span: Span,
-        origin: Origin,
+        provenance: Provenance,
         run: Run | None,
         now: float,
     ) -> WriteLease | None:
@@ -81,11 +77,11 @@ class HubState:
             run is None
             or index.runs.get(run.id) is not run
             or run.end != span.start
-            or run.origin != origin
+            or run.provenance != provenance
             or run.foreign
             or run in index.growing
         ):
-            run = Run(self.indexes.new_run_id(), index, span.start, origin)
+            run = Run(self.indexes.new_run_id(), index, span.start, provenance)
         return self.writes.reserve(next(self._lease_ids), session, now, run, tokens, span)
 
     def abort(self, session: Session, lease: int) -> None:

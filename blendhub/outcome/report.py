@@ -13,15 +13,15 @@ from blendhub.core.spans import Match, Position, Span, total
 from blendhub.outcome.fates import Stretch, strip_of
 from blendhub.outcome.reasons import NotReused
 
-MOST_SPANS = 2**10
+MAX_SPANS = 2**10
 """The most spans, of each kind, that the hub takes of one request."""
 
-MOST_OUTCOMES = 32
+MAX_OUTCOMES = 32
 """The most outcomes in one message."""
 
 LONGEST_NAME = 256
 LONGEST_REASON = 1024
-Spans = Annotated[tuple[Span, ...], Meta(max_length=MOST_SPANS)]
+Spans = Annotated[tuple[Span, ...], Meta(max_length=MAX_SPANS)]
 
 
 class AuditOutcome(msgspec.Struct, frozen=True):
@@ -42,7 +42,7 @@ class RepairOutcome(msgspec.Struct, frozen=True):
     """The number of the answer's token, counted from 1, from which on all follow from exact KV."""
     compared: Position = 0
     """The number of the answer's tokens that were compared with what the model predicts from exact KV."""
-    differing: Annotated[tuple[Position, ...], Meta(max_length=MOST_SPANS)] = ()
+    differing: Annotated[tuple[Position, ...], Meta(max_length=MAX_SPANS)] = ()
     """Those of them that are not the most likely ones, counted from 0."""
 
 
@@ -67,9 +67,9 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     engine_tokens: Position
     """The length of vLLM's own cached prefix."""
     spans: ReusedSpans = ReusedSpans()
-    sources: Annotated[tuple[Match, ...], Meta(max_length=MOST_SPANS)] = ()
+    sources: Annotated[tuple[Match, ...], Meta(max_length=MAX_SPANS)] = ()
     """The matches that were loaded."""
-    unused: Annotated[tuple[NotReused, ...], Meta(max_length=MOST_SPANS)] = ()
+    unused: Annotated[tuple[NotReused, ...], Meta(max_length=MAX_SPANS)] = ()
     """Why tokens were not reused, if they were not; of spans that overlap, the later one counts."""
     reason: Annotated[str, Meta(max_length=LONGEST_REASON)] | None = None
     """Why nothing was reused, why some of what was found was not, or what went wrong."""
@@ -109,13 +109,13 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     def bounded(self) -> "Outcome":
         """The outcome as the hub takes it."""
-        spans = {name: coarse(spans, MOST_SPANS) for name, spans in msgspec.structs.asdict(self.spans).items()}
+        spans = {name: coarse(spans, MAX_SPANS) for name, spans in msgspec.structs.asdict(self.spans).items()}
         return msgspec.structs.replace(
             self,
             request=self.request[:LONGEST_NAME],
             spans=ReusedSpans(**spans),
-            sources=self.sources[:MOST_SPANS],
-            unused=tuple(self.unused[:MOST_SPANS]),
+            sources=self.sources[:MAX_SPANS],
+            unused=tuple(self.unused[:MAX_SPANS]),
             reason=self.reason[:LONGEST_REASON] if self.reason else None,
         )
 

@@ -8,7 +8,7 @@ from collections.abc import Hashable
 from blendhub.core.errors import BlendHubError
 
 AGAIN_S = 60.0
-MOST_KINDS = 100
+MAX_KINDS = 100
 
 
 class RecurringWarnings:
@@ -26,7 +26,7 @@ class RecurringWarnings:
             said, unsaid = self._kinds.get(kind, (float("-inf"), 0))
             now = time.monotonic()
             is_said = now - said >= AGAIN_S
-            if len(self._kinds) >= MOST_KINDS:
+            if len(self._kinds) >= MAX_KINDS:
                 self._kinds.clear()
             self._kinds[kind] = (now, 0) if is_said else (said, unsaid + 1)
         if is_said:

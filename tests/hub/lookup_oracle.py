@@ -10,6 +10,7 @@ from blendhub.contracts import RunKey
 from blendhub.core.layout import MIN_SAVED_TOKENS
 from blendhub.core.spans import Match, Span, gaps
 from blendhub.core.tokens import Tokens
+from blendhub.hub.index.matchers import Use
 from blendhub.hub.index.namespace_index import Chunk, NamespaceIndex, Run
 from blendhub.outcome.reasons import Why
 
@@ -40,27 +41,27 @@ def check_found(
     parts = [stretch for run, text in runs.items() for stretch in stretches(run, stored, prompt, text)]
     exact = [match.span for match in found.matches if match.exact] + [*found.on_the_way]
     behind = [part for part in parts if is_behind_its_prefix(part, prompt, runs[part.run])]
-    must_be_exact = positions(part.span for part in behind if is_exact(part.run))
+    must_be_exact = positions(part.span for part in behind if part.run.provenance.is_exact)
     assert must_be_exact - set(range(skip_prefix)) <= positions(exact), "exact KV is hidden"
     used = positions([match.span for match in found.matches] + [*found.on_the_way])
-    sizes = [matcher.guaranteed_tokens for matcher in anywhere(index)]
-    movable = (part for part in parts if len(part.span) >= min(sizes) and part.source >= movable_from(part.run))
+    size = max(matcher.guaranteed_tokens for matcher in index._matchers.by_use[Use.REUSE])
+    movable = (part for part in parts if len(part.span) >= size and part.source >= part.run.provenance.movable_from)
     told = {(position, text.why) for text in found.staying for position in range(text.span.start, text.span.end)}
     later = {position for position, why in told if why is Why.SHALLOW}
     assert positions(part.span for part in movable) - set(range(skip_prefix)) <= used | later, "what may move is hidden"
     if settled is None and not skip_prefix and not found.on_the_way:
-        check_staying(parts, prompt, found, min(sizes), {position for position, _ in told})
+        check_staying(parts, prompt, found, size, {position for position, _ in told})
 
 
 def check_kind(match: Match, run: Run, prompt: Tokens, text: Tokens, settled: float | None) -> None:
     source = text[match.source_start : match.source_start + len(match.span)]
     assert np.array_equal(source, prompt[match.span.start : match.span.end]), "a match names other tokens"
     if match.moved:
-        assert match.source_start >= movable_from(run), "it stays"
+        assert match.source_start >= run.provenance.movable_from, "it stays"
         return
     assert np.array_equal(text[: match.span.end], prompt[: match.span.end]), "another prefix stands before it"
-    assert is_exact(run) == match.exact
-    assert match.exact or (settled is not None and ratio(run) >= settled), "less of it was recomputed"
+    assert run.provenance.is_exact == match.exact
+    assert match.exact or (settled is not None and run.provenance.ratio >= settled), "less of it was recomputed"
 
 
 def check_staying(parts: list[Stretch], prompt: Tokens, found: wire.Found, size: int, told: set[int]) -> None:
@@ -69,12 +70,13 @@ def check_staying(parts: list[Stretch], prompt: Tokens, found: wire.Found, size:
     whole = Span(0, len(prompt))
     if max((len(gap) for gap in gaps(whole, matches)), default=0) < MIN_SAVED_TOKENS:
         return
-    staying = [part for part in parts if is_exact(part.run) and part.source + len(part.span) <= movable_from(part.run)]
+    exact = [part for part in parts if part.run.provenance.is_exact]
+    staying = [part for part in exact if part.source + len(part.span) <= part.run.provenance.movable_from]
     must_be_told = positions(part.span for part in staying if len(part.span) >= size) - positions(matches)
     assert must_be_told <= told, "a text that stays is no reason"
     for text in found.staying:
         if text.why is Why.NOT_DONATED:
-            held = positions(part.span for part in staying if not run_moves(part.run))
+            held = positions(part.span for part in staying if not part.run.provenance.is_movable)
             assert positions([text.span]) <= held, "all that is stored of it was donated"
 
 
@@ -86,7 +88,7 @@ def stretches(run: Run, stored: set[Chunk], prompt: Tokens, text: Tokens) -> Ite
         held[chunk.span.start : chunk.span.end] = chunk in stored
     _, places, sources = np.intersect1d(prompt, text, assume_unique=True, return_indices=True)
     pairs = sorted((int(at), int(source)) for at, source in zip(places, sources, strict=True) if held[source])
-    border = movable_from(run)
+    border = run.provenance.movable_from
     first = last = None
     for at, source in pairs:
         if first and last and ((at, source) != (last[0] + 1, last[1] + 1) or source == border):
@@ -103,23 +105,3 @@ def is_behind_its_prefix(part: Stretch, prompt: Tokens, text: Tokens) -> bool:
 
 def positions(spans: Iterable[Span]) -> set[int]:
     return {position for span in spans for position in range(span.start, span.end)}
-
-
-def anywhere(index: NamespaceIndex):
-    return [matcher for matcher in index._matchers if matcher.reach == "anywhere"]
-
-
-def is_exact(run: Run) -> bool:
-    return run.origin.exact
-
-
-def movable_from(run: Run) -> int:
-    return run.origin.movable_from
-
-
-def run_moves(run: Run) -> bool:
-    return run.origin.is_movable
-
-
-def ratio(run: Run) -> float:
-    return run.origin.ratio

@@ -1,7 +1,6 @@
 """Rules by which engines of the state machine write: in time, too late, and while they are cut off."""
 
 import contextlib
-from typing import Any
 
 import numpy as np
 from hypothesis import strategies as st
@@ -9,34 +8,31 @@ from hypothesis.stateful import invariant, rule
 
 from blendhub.core.errors import BlendHubError
 from blendhub.core.layout import Variant
+from blendhub.core.provenance import EXACT, Provenance
 from blendhub.core.spans import NOWHERE, Span
 from tests.hub.hub_direct import BASE
 from tests.hub.machine_engines import TEXT, TEXTS, VARIANT, WHICH, Engine, HubRules, Job, Line, Write
 
-ORIGINS = (
-    {},
-    {"movable_from": 32},
-    {"movable_from": 96},
-    {"movable_from": NOWHERE},
-    {"exact": False},
-    {"exact": False, "movable_from": 32, "ratio": 0.5},
-    {"exact": False, "movable_from": NOWHERE, "ratio": 0.25},
-)
-ORIGIN = st.sampled_from(ORIGINS)
+PROVENANCES = [
+    *(Provenance(donates_from=position) for position in (0, 32, 96, NOWHERE)),
+    *(Provenance("after_blended", ratio, position) for ratio, position in ((0.0, 0), (0.5, 32), (0.5, NOWHERE))),
+    Provenance("blended", 0.25),
+]
+PROVENANCE = st.sampled_from(PROVENANCES)
 DOES = st.sets(st.sampled_from(["writes before", "reserves after", "aborts"]))
 LINE = st.sampled_from([None, Line.GOOD, Line.REGISTRATIONS_ARE_LOST])
 
 
 class WritingRules(HubRules):
-    @rule(which=WHICH, text=TEXT, variant=VARIANT, origin=ORIGIN, start=st.sampled_from([0, 0, 20, 32]))
-    def reserve(self, which: int, text: int, variant: Variant, origin: dict[str, Any], start: int) -> None:
-        self.reserve_for(self.an_engine(which), TEXTS[text], variant, start, **origin)
+    @rule(which=WHICH, text=TEXT, variant=VARIANT, provenance=PROVENANCE, start=st.sampled_from([0, 0, 20, 32]))
+    def reserve(self, which: int, text: int, variant: Variant, provenance: Provenance, start: int) -> None:
+        self.reserve_for(self.an_engine(which), TEXTS[text], variant, start, provenance)
 
     def reserve_for(
-        self, engine: Engine, text: np.ndarray, variant: Variant = BASE, start: int = 0, **origin: Any
+        self, engine: Engine, text: np.ndarray, variant: Variant = BASE, start: int = 0, provenance: Provenance = EXACT
     ) -> Job | None:
         try:
-            reserved = engine.scheduler.client.reserve(text, Span(start, len(text)), variant, **origin)
+            reserved = engine.scheduler.client.reserve(text, Span(start, len(text)), variant, provenance)
         except BlendHubError:
             return None
         if reserved.right is None:

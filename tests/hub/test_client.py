@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from blendhub.client import wire
-from blendhub.client.write_rights import MOST_ENDED, WriteRight, WriteRights
+from blendhub.client.write_rights import MAX_ENDED, WriteRight, WriteRights
 from blendhub.core.errors import LeaseError, ProtocolError
 from blendhub.hub.config import HubConfig
 from blendhub.hub.embedded import HubInThread
@@ -49,15 +49,15 @@ def test_a_right_of_another_life_or_session_is_refused(rights):
 def test_a_right_that_ended_is_refused_for_ever(rights, ends):
     arguments = {"end": (RIGHT,), "revoke": ((RIGHT.lease,),), "close": (), "end_session": ()}[ends]
     getattr(rights, ends)(*arguments)
-    for first in (100, 100 + 2 * MOST_ENDED):
+    for first in (100, 100 + 2 * MAX_ENDED):
         with pytest.raises(LeaseError):
             write(rights)
         # What might make the process forget: it acknowledged the end, and thousands of others ended.
         rights.acknowledged(rights.to_acknowledge())
-        rights.revoke(range(first, first + 2 * MOST_ENDED))
-    assert len(rights._ended) <= 2 * MOST_ENDED, "what is remembered is bounded"
+        rights.revoke(range(first, first + 2 * MAX_ENDED))
+    assert len(rights._ended) <= 2 * MAX_ENDED, "what is remembered is bounded"
     if ends in ("end", "revoke"):
-        write(rights, lease=100 + 4 * MOST_ENDED)
+        write(rights, lease=100 + 4 * MAX_ENDED)
     if ends != "close":
         rights.begin_session(1, "nonce", first=30, granted_before=())
     with pytest.raises(LeaseError):

@@ -1,10 +1,16 @@
 """Which stored KV may move. Text that stays is found behind its whole prefix only; a lookup says where it stands."""
 
+import msgspec
 import numpy as np
 import pytest
 
+from blendhub.contracts import RunKey, StoredRun
+from blendhub.core.errors import InvalidInput
 from blendhub.core.layout import MIN_SAVED_TOKENS
+from blendhub.core.provenance import EXACT, Provenance
 from blendhub.core.spans import NOWHERE, Span
+from blendhub.hub.stores.store_tier import described
+from blendhub.hub.stores.store_writer import RunDescription
 from blendhub.outcome.reasons import NotReused, Why
 from tests.hub.hub_direct import CHUNK, tokens
 from tests.hub.test_settled import kinds
@@ -12,13 +18,16 @@ from tests.hub.test_settled import kinds
 SHALLOW = 3 * CHUNK
 """KV with fewer tokens before it stays."""
 TEXT = tokens(1, 5 * CHUNK)
+DEEP = Provenance(donates_from=SHALLOW)
+NOT_DONATED = Provenance(donates_from=NOWHERE)
+OF_OTHERS = Provenance("by_other")
 ELSEWHERE = np.concatenate([tokens(2, 40), TEXT, tokens(3, 10)])
 
 
 @pytest.fixture
 def member(hub):
     member = hub.join()
-    member.store(TEXT, movable_from=SHALLOW)
+    member.store(TEXT, provenance=DEEP)
     return member
 
 
@@ -32,42 +41,55 @@ def test_shallow_text_is_an_exact_prefix_and_elsewhere_the_lookup_says_that_it_i
 
 def test_a_shallow_text_that_is_computed_deeper_is_a_donor_from_then_on(member):
     prompt = np.concatenate([tokens(4, SHALLOW), TEXT])
-    member.store(prompt, movable_from=SHALLOW)
+    member.store(prompt, provenance=DEEP)
     found = member.lookup(ELSEWHERE)
     assert kinds(found) == [(40, 40 + len(TEXT), "moved")] and not found.staying
 
 
 def test_what_was_not_donated_stays_until_a_request_that_may_donate_computes_it(hub):
     member = hub.join()
-    member.store(TEXT, movable_from=NOWHERE)
+    member.store(TEXT, provenance=NOT_DONATED)
     assert kinds(member.lookup(TEXT)) == [(0, len(TEXT), "exact")]
     found = member.lookup(ELSEWHERE)
     assert not found.matches and found.staying == (NotReused(Span(40, 40 + len(TEXT)), Why.NOT_DONATED),)
     # The stranger's copy does not stand in the way of the trusted one.
-    assert member.store(TEXT, movable_from=0).span == Span(0, len(TEXT))
+    assert member.store(TEXT).span == Span(0, len(TEXT))
     assert kinds(member.lookup(ELSEWHERE)) == [(40, 40 + len(TEXT), "moved")]
-    for movable_from in (0, NOWHERE):
-        assert member.reserve(TEXT, movable_from=movable_from).lease is None, "it is there already"
+    for provenance in (EXACT, NOT_DONATED):
+        assert member.reserve(TEXT, provenance=provenance).lease is None, "it is there already"
     hub.state.check_integrity()
 
 
 def test_shallow_text_that_was_computed_behind_blended_kv_does_not_move_even_to_its_own_place(hub):
     member = hub.join()
-    member.store(TEXT, exact=False, movable_from=SHALLOW, ratio=0.5)
+    member.store(TEXT, provenance=Provenance("after_blended", 0.5, SHALLOW))
     assert kinds(member.lookup(TEXT)) == [(SHALLOW, len(TEXT), "moved")]
     assert kinds(member.lookup(TEXT, settled=0.5)) == [(0, len(TEXT), "settled")]
 
 
 def test_what_was_computed_behind_blended_kv_and_not_donated_is_settled_and_does_not_move(hub):
     member = hub.join()
-    member.store(TEXT, Span(2 * CHUNK, len(TEXT)), exact=False, movable_from=NOWHERE, ratio=0.5)
+    member.store(TEXT, Span(2 * CHUNK, len(TEXT)), provenance=Provenance("after_blended", 0.5, NOWHERE))
     assert kinds(member.lookup(TEXT, settled=0.5)) == [(2 * CHUNK, len(TEXT), "settled")]
     assert not member.lookup(ELSEWHERE, settled=0.0).matches
 
 
+@pytest.mark.parametrize("stored", [False, True])
+def test_what_another_connector_loaded_is_refused(hub, stored):
+    member = hub.join()
+    if stored:
+        member.store(TEXT)
+    with pytest.raises(InvalidInput, match="another connector"):
+        member.reserve(TEXT, provenance=OF_OTHERS)
+    description = msgspec.msgpack.encode(RunDescription(member.namespace, OF_OTHERS))
+    key = RunKey(member.namespace.digest, "0" * 32)
+    with pytest.raises(InvalidInput, match="another connector"):
+        described(StoredRun(key, TEXT.tobytes(), description, (Span(0, CHUNK),)))
+
+
 def test_the_store_keeps_what_may_move(make_hub, tmp_path):
     hub = make_hub(64, tmp_path / "store")
-    hub.join().store(TEXT, movable_from=SHALLOW)
+    hub.join().store(TEXT, provenance=DEEP)
     hub.restart()
     member = hub.join()
     assert member.read(TEXT) == len(TEXT)
@@ -79,7 +101,7 @@ def test_the_store_keeps_what_may_move(make_hub, tmp_path):
 def test_evicted_text_that_stays_is_no_reason_any_more(make_hub):
     hub = make_hub(8)
     member = hub.join()
-    member.store(TEXT, movable_from=NOWHERE)
+    member.store(TEXT, provenance=NOT_DONATED)
     member.store(tokens(5, 8 * CHUNK))
     assert not member.lookup(ELSEWHERE).staying
     hub.state.check_integrity()
@@ -89,7 +111,7 @@ def test_a_short_beginning_that_stays_is_computed_once_with_what_is_behind_it(me
     """It was a hole too short to be stored, which every prompt computed anew."""
     text, before, other = tokens(7, 8 * CHUNK), tokens(4, 4 * CHUNK), tokens(5, 4 * CHUNK)
     for stored in (text, before, other):
-        member.store(stored, movable_from=SHALLOW)
+        member.store(stored, provenance=DEEP)
     # Where it would stay once more, no more is computed than that.
     assert kinds(member.lookup(np.concatenate([before[:40], text[SHALLOW - 20 :]])))[1][0] == 60
     document, begins = text[SHALLOW - 20 :], len(before) + 20 + MIN_SAVED_TOKENS
@@ -97,6 +119,6 @@ def test_a_short_beginning_that_stays_is_computed_once_with_what_is_behind_it(me
     found = member.lookup(prompt)
     assert kinds(found)[1:] == [(begins, len(prompt), "moved")]
     assert NotReused(Span(len(before) + 20, begins), Why.SHALLOW) in found.staying
-    member.store(prompt, Span(0, begins), movable_from=SHALLOW)
+    member.store(prompt, Span(0, begins), provenance=DEEP)
     matches = member.lookup(np.concatenate([other, document])).matches
     assert [(match.span.start, match.moved) for match in matches[:2]] == [(0, False), (len(other), True)]

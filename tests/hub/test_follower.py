@@ -16,6 +16,7 @@ from blendhub.client import wire
 from blendhub.contracts import RunKey, StoredRun
 from blendhub.core.errors import Busy
 from blendhub.core.layout import Variant
+from blendhub.core.provenance import Provenance
 from blendhub.core.spans import Span
 from harness.servers.redis_server import RedisServer, needs_redis
 from tests.hub.hub_direct import CHUNK, namespace, tokens
@@ -111,7 +112,7 @@ def test_what_one_hub_stores_is_found_on_the_other_and_bytes_that_are_gone_are_a
 def test_only_what_is_asked_for_again_goes_out(fleet):
     one, other = fleet.join(share="reused")
     member, reader = one.join(), other.join()
-    store(member, movable_from=CHUNK)
+    store(member, provenance=Provenance(donates_from=CHUNK))
     store(member, tokens(2, 3 * CHUNK))
     assert not fleet.files() and one.tier.writer.saved == 0
     member.read(TEXT[: 2 * CHUNK])

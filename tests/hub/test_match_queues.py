@@ -7,7 +7,9 @@ import pytest
 
 from blendhub.client import wire
 from blendhub.core.errors import LeaseError
+from blendhub.core.layout import Variant
 from blendhub.core.spans import Span
+from blendhub.hub.index.matchers import Use
 from tests.hub.hub_direct import CHUNK, namespace, tokens
 
 INLINE = 2 * CHUNK
@@ -19,7 +21,7 @@ class SlowNamespace:
 
     def __init__(self, hub, member):
         self.hub, self.member = hub, member
-        self.queue, matcher = hub.index.queue, hub.index._matchers[1]
+        self.queue, matcher = hub.index.queue, hub.index._matchers.by_use[Use.REUSE][1]
         self.matched, self.begun, self.may_end = [], threading.Event(), threading.Event()
         find = matcher.match
 
@@ -90,6 +92,20 @@ def test_while_a_long_match_holds_its_matcher_the_loop_waits_for_nothing(slow):
     assert slow.member.lookup(text).matches and not slow.member.lookup(tokens(3, CHUNK)).matches
 
 
+def test_a_matcher_that_does_not_tell_its_memory_leaves_the_hubs_figures_as_they_were(hub, monkeypatch, caplog):
+    hub.join().store(tokens(1, 4 * CHUNK))
+    before = hub.ask(wire.Stats()).gauges["matcher_bytes"]
+
+    def fail(matcher):
+        raise KeyError("a fault of the matcher")
+
+    monkeypatch.setattr(type(hub.index._matchers.by_use[Use.REUSE][1]), "nbytes", property(fail))
+    hub.join("other").store(tokens(2, CHUNK), variant=Variant(cache_salt="salt"))
+    gauges = hub.ask(wire.Stats()).gauges
+    assert gauges["matcher_bytes"] == before > 0 and gauges["chunks"] == 5
+    assert caplog.text.count("does not tell its memory: 'a fault of the matcher'") == 1
+
+
 def test_a_matcher_that_cannot_discard_stops_no_eviction(make_hub, monkeypatch, caplog):
     hub = make_hub(4)
     member = hub.join()
@@ -99,7 +115,7 @@ def test_a_matcher_that_cannot_discard_stops_no_eviction(make_hub, monkeypatch, 
         raise KeyError("a fault of the matcher")
 
     with monkeypatch.context() as trouble:
-        trouble.setattr(hub.index._matchers[1], "discard", fail)
+        trouble.setattr(hub.index._matchers.by_use[Use.REUSE][1], "discard", fail)
         assert len(member.store(tokens(2, 4 * CHUNK)).slots) == 4
     assert "did not reach a matcher: 'a fault of the matcher'" in caplog.text
     assert member.read(tokens(2, 4 * CHUNK)) == 4 * CHUNK

@@ -72,7 +72,7 @@ def longest_free(arena: Extents, taken: list[tuple[int, int]]) -> int:
 
 
 def test_an_arena_has_a_bounded_number_of_slots(monkeypatch):
-    monkeypatch.setattr(extents, "MOST_SLOTS_OF_AN_ARENA", 10)
+    monkeypatch.setattr(extents, "MAX_SLOTS_OF_AN_ARENA", 10)
     arena = Extents(100 * GRAIN + 1)
     arena.grow(100 * GRAIN + 1)
     starts = list(iter(lambda: arena.allocate(1), None))

@@ -17,12 +17,12 @@ from blendhub.core.spans import Match, Span
 from blendhub.hub.counters import RECENT, Audits
 from blendhub.hub.http.pages import pages
 from blendhub.hub.http.server import http_server
-from blendhub.hub.limits import MOST_KEPT_REPORTS, MOST_REPORTING_ENGINES
+from blendhub.hub.limits import MAX_KEPT_REPORTS, MAX_REPORTING_ENGINES
 from blendhub.hub.reports import ReportTable
 from blendhub.outcome.agreement import wilson
 from blendhub.outcome.fates import Fate, count
 from blendhub.outcome.reasons import NotReused, Why
-from blendhub.outcome.report import MOST_OUTCOMES, MOST_SPANS, ReusedSpans
+from blendhub.outcome.report import MAX_OUTCOMES, MAX_SPANS, ReusedSpans
 from harness.servers.prometheus import needs_prometheus, promtool
 from tests.hub.hub_direct import CHUNK, DirectHub, tokens
 from tests.hub.processes import run_python
@@ -56,13 +56,13 @@ def answers(
 
 def test_what_an_engine_sends_of_any_prompt_is_within_the_bounds_of_a_message_and_the_hub_takes_no_more(hub):
     spans = {"moved": [Span(0, 10**6)], "recomputed": [Span(at, at + 1) for at in range(0, 10**6, 2)]}
-    sources = [Match(Span(at, at + 1), 1, at, False) for at in range(2 * MOST_SPANS)]
+    sources = [Match(Span(at, at + 1), 1, at, False) for at in range(2 * MAX_SPANS)]
     long = outcome("x" * 1000, 10**6, 0, spans, sources, "y" * 10**6).bounded()
     n_tokens = count(long.strip())
     assert n_tokens[Fate.MOVED] == n_tokens[Fate.RECOMPUTED] == 500_000
     sent = msgspec.msgpack.encode(long)
     assert len(sent) < 2**16 and msgspec.msgpack.decode(sent, type=type(long)) == long
-    member, many = hub.join(), MOST_SPANS + 1
+    member, many = hub.join(), MAX_SPANS + 1
     for wrong in (
         {"spans": ReusedSpans(recomputed=(Span(0, 1),) * many)},
         {"sources": (SOURCES[0],) * many},
@@ -73,7 +73,7 @@ def test_what_an_engine_sends_of_any_prompt_is_within_the_bounds_of_a_message_an
         with pytest.raises(ProtocolError):
             member.ask(wire.Reported, outcomes=(msgspec.structs.replace(report(), **wrong),))
     with pytest.raises(ProtocolError):
-        member.ask(wire.Reported, outcomes=(report(),) * (MOST_OUTCOMES + 1))
+        member.ask(wire.Reported, outcomes=(report(),) * (MAX_OUTCOMES + 1))
     assert hub.service.reports.engines() == []
 
 
@@ -84,14 +84,14 @@ def test_the_newest_reports_of_some_engines_are_kept_and_found_by_the_ids_of_res
     assert found.engine == "an-engine" and found.outcome == report("cmpl-1-0-abcdefgh")
     assert hub.ask(wire.Explain("cmpl-2")) == wire.Explained()
     table = ReportTable()
-    for number in range(MOST_KEPT_REPORTS + 10):
+    for number in range(MAX_KEPT_REPORTS + 10):
         table.add("busy", [report(f"r{number}")])
-    assert len(table.encoded("busy")) == MOST_KEPT_REPORTS
-    assert table.find("r9") is None and table.find("r10") and table.find(f"r{MOST_KEPT_REPORTS + 9}")
-    for number in range(MOST_REPORTING_ENGINES):
+    assert len(table.encoded("busy")) == MAX_KEPT_REPORTS
+    assert table.find("r9") is None and table.find("r10") and table.find(f"r{MAX_KEPT_REPORTS + 9}")
+    for number in range(MAX_REPORTING_ENGINES):
         table.add(f"e{number}", [report()])
-    assert len(table.engines()) == MOST_REPORTING_ENGINES and "busy" not in table.engines()
-    assert table.latest_engine == f"e{MOST_REPORTING_ENGINES - 1}"
+    assert len(table.engines()) == MAX_REPORTING_ENGINES and "busy" not in table.engines()
+    assert table.latest_engine == f"e{MAX_REPORTING_ENGINES - 1}"
 
 
 def test_a_preview_says_what_would_be_found_and_changes_nothing(hub):

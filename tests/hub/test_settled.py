@@ -4,11 +4,13 @@ import numpy as np
 import pytest
 
 from blendhub.core.plugin_choice import PluginChoice
-from blendhub.core.spans import NOWHERE, Span
+from blendhub.core.provenance import Provenance
+from blendhub.core.spans import Span
 from blendhub.hub.memory.eviction import STAYING_SHARE
 from tests.hub.hub_direct import CHUNK, namespace, tokens
 
 PROMPT = tokens(1, 5 * CHUNK)
+BLENDED = Provenance("blended", 0.15)
 SETTLED = [(40, 100, "settled"), (100, 160, "settled")]
 COMPUTED_BEHIND = [(100, 160, "moved")]
 
@@ -21,8 +23,8 @@ def member(hub):
 def store_blended(member):
     """What a blended request leaves: its own beginning, the blended part, and what was computed behind that."""
     member.store(PROMPT, Span(0, 40))
-    member.store(PROMPT, Span(40, 100), exact=False, movable_from=NOWHERE, ratio=0.15)
-    member.store(PROMPT, Span(100, 160), exact=False, ratio=0.15)
+    member.store(PROMPT, Span(40, 100), provenance=BLENDED)
+    member.store(PROMPT, Span(100, 160), provenance=Provenance("after_blended", 0.15))
     return member
 
 
@@ -55,17 +57,17 @@ def test_blended_kv_is_found_behind_its_whole_prefix_alone(hub, member, prompt, 
 
 
 def test_it_is_stored_once_however_much_was_recomputed_and_exact_text_comes_before_it(member):
-    again = member.reserve(PROMPT, Span(40, 160), exact=False, movable_from=NOWHERE, ratio=0.5)
+    again = member.reserve(PROMPT, Span(40, 160), provenance=Provenance("blended", 0.5))
     assert again.lease is None and not len(again.span)
     more = np.concatenate([PROMPT, tokens(2, 32)])
-    assert member.reserve(more, Span(40, 192), exact=False, movable_from=NOWHERE, ratio=0.5).span == Span(160, 192)
+    assert member.reserve(more, Span(40, 192), provenance=Provenance("blended", 0.5)).span == Span(160, 192)
     assert member.store(PROMPT, Span(0, 80)).span == Span(40, 80), "exact KV of the same text is stored beside it"
     assert kinds(member.lookup(PROMPT, settled=0.0))[:3] == [(0, 40, "exact"), (40, 80, "exact"), (80, 100, "settled")]
 
 
 def test_without_a_matcher_of_prefixes_nothing_blended_is_stored(hub):
     member = hub.join(namespace=namespace(matchers=(PluginChoice("rolling_hash", {"min_match_tokens": 16}),)))
-    assert member.reserve(PROMPT, Span(40, 100), exact=False, movable_from=NOWHERE).lease is None
+    assert member.reserve(PROMPT, Span(40, 100), provenance=BLENDED).lease is None
     store_blended(member)
     assert all(match.moved or match.exact for match in member.lookup(PROMPT, settled=0.0).matches)
 
@@ -76,11 +78,11 @@ def test_blended_kv_takes_what_nothing_else_needs_and_gives_way_down_to_its_shar
     member, document = hub.join(), tokens(1, 8 * CHUNK)
 
     def blended_chunks():
-        return sum(not chunk.run.origin.is_movable for chunk in hub.index.chunks())
+        return sum(not chunk.run.provenance.is_movable for chunk in hub.index.chunks())
 
     member.store(document)
     for seed in range(2, 32):
-        member.store(tokens(seed, 2 * CHUNK), exact=False, movable_from=NOWHERE, ratio=0.15)
+        member.store(tokens(seed, 2 * CHUNK), provenance=BLENDED)
     assert kinds(member.lookup(document, acquire=False)) == [(0, len(document), "exact")]
     assert blended_chunks() == 8
     for seed in range(32, 64):

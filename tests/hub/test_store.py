@@ -13,6 +13,7 @@ import pytest
 from blendhub.client import wire
 from blendhub.core.errors import InvalidInput, StoreAway, StoreFailed
 from blendhub.core.layout import Variant
+from blendhub.core.provenance import Provenance
 from blendhub.core.spans import Span
 from blendhub.hub import deletion
 from blendhub.hub.stores import store_tier, store_writer
@@ -97,7 +98,7 @@ def test_everything_stored_is_matchable_after_a_restart_around_what_was_lost_or_
     grown = tokens(50, 6 * CHUNK)
     run = member.store(grown, Span(0, CHUNK)).run
     member.store(grown, Span(CHUNK, 6 * CHUNK), run=run)
-    member.store(tokens(51, 50), exact=False)
+    member.store(tokens(51, 50), provenance=Provenance("after_blended"))
     hub.settle()
     (lost,) = place.rglob(f"*-{2 * CHUNK}-{3 * CHUNK}.kv")
     lost.unlink()
@@ -204,7 +205,7 @@ def test_a_clear_of_many_chunks_lets_other_requests_in_between(make_hub, monkeyp
 
 
 def test_what_waits_while_the_store_is_away_has_a_bound_and_is_evicted_like_anything(make_hub, place, monkeypatch):
-    monkeypatch.setattr(store_writer, "MOST_WAITING_SAVES", 5)
+    monkeypatch.setattr(store_writer, "MAX_WAITING_SAVES", 5)
     monkeypatch.setattr(store_writer, "TRY_AGAIN_S", 0.05)
     hub = make_hub(8, place)
     member = hub.join()

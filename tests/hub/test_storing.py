@@ -17,9 +17,9 @@ from blendhub.core.errors import ArenaFull, InvalidInput, LeaseError
 from blendhub.core.layout import KVLayout, Variant
 from blendhub.core.spans import Span
 from blendhub.hub import deletion
-from blendhub.hub.handlers import base
+from blendhub.hub.handlers import tokens as reading
 from blendhub.hub.leases import write_leases
-from blendhub.hub.limits import MOST_CHUNKS, MOST_SLOTS
+from blendhub.hub.limits import MAX_CHUNKS, MAX_SLOTS
 from blendhub.system.processes import ProcessId
 from tests.hub.hub_direct import BASE, CHUNK, ELSEWHERE, LAYOUT, namespace, tokens
 
@@ -239,21 +239,21 @@ def test_a_full_arena_says_so_and_goes_on(make_hub):
 def test_a_lookup_of_many_chunks_takes_a_bounded_lease(make_hub):
     member, text = make_hub(n_slots=2000).join(), tokens(1, 2000 * CHUNK)
     member.store_all(text)
-    assert len(member.lookup(np.tile(text, 3)).pieces) == MOST_CHUNKS
+    assert len(member.lookup(np.tile(text, 3)).pieces) == MAX_CHUNKS
 
 
 def test_a_reservation_has_as_many_slots_as_a_message_may_and_evicts_no_more_chunks(make_hub, monkeypatch):
-    monkeypatch.setattr(write_leases, "MOST_CHUNKS", MOST_SLOTS)
-    n_large = MOST_SLOTS * 64 // namespace().slot_bytes
+    monkeypatch.setattr(write_leases, "MAX_CHUNKS", MAX_SLOTS)
+    n_large = MAX_SLOTS * 64 // namespace().slot_bytes
     hub = make_hub(n_slots=2 * n_large)
     tiny = KVLayout(layers=1, kv_heads=1, key_dim=4, value_dim=0, dtype="int8", chunk_tokens=1)
-    member, text = hub.join(namespace=namespace(layout=tiny)), tokens(1, 2 * MOST_SLOTS)
+    member, text = hub.join(namespace=namespace(layout=tiny)), tokens(1, 2 * MAX_SLOTS)
     first = member.store(text)
-    assert first.span == Span(0, MOST_SLOTS) and len(first.slots) == MOST_SLOTS
-    rest = member.store(text, Span(MOST_SLOTS, 2 * MOST_SLOTS), run=first.run)
+    assert first.span == Span(0, MAX_SLOTS) and len(first.slots) == MAX_SLOTS
+    rest = member.store(text, Span(MAX_SLOTS, 2 * MAX_SLOTS), run=first.run)
     assert rest.run == first.run, "the client goes on from there"
     reserved = hub.join("large").reserve(tokens(2, 2 * n_large * CHUNK))
-    assert len(reserved.slots) == n_large and hub.state.cache.evictions == MOST_SLOTS
+    assert len(reserved.slots) == n_large and hub.state.cache.evictions == MAX_SLOTS
 
 
 @pytest.mark.parametrize(
@@ -269,7 +269,7 @@ def test_a_reservation_has_as_many_slots_as_a_message_may_and_evicts_no_more_chu
     ],
 )
 def test_bad_input_is_a_typed_error_and_changes_nothing(hub, monkeypatch, kind, fields, payload, error, sentence):
-    monkeypatch.setattr(base, "MOST_PROMPT_TOKENS", 5000)
+    monkeypatch.setattr(reading, "MAX_PROMPT_TOKENS", 5000)
     member = hub.join()
     member.store(TEXT)
     before = hub.state.cache.arena.extents.free_bytes

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from blendhub.core.layout import MIN_DONOR_CONTEXT, KVLayout, Namespace, Variant
+from blendhub.core.provenance import Provenance
 from blendhub.core.spans import NOWHERE, Span, total
 from blendhub.hub.embedded import HubInThread
 
@@ -82,8 +83,8 @@ class SmallServer(ThreadingHTTPServer):
         exact = self._client.preview(tokens, variant=variant).exact_tokens
         settings = body["kv_transfer_params"]["blendhub"]
         if settings["store"]:
-            movable_from = MIN_DONOR_CONTEXT if settings["donate"] else NOWHERE
-            reserved = self._client.reserve(tokens, Span(0, len(tokens)), variant, movable_from=movable_from)
+            provenance = Provenance(donates_from=MIN_DONOR_CONTEXT if settings["donate"] else NOWHERE)
+            reserved = self._client.reserve(tokens, Span(0, len(tokens)), variant, provenance)
             if reserved.right:
                 self._client.commit(reserved.right, reserved.span.end)
                 self.computed.append(prompt)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from blendhub.cli import main
-from blendhub.cli.warming.prompts import MOST_COMPANIES, companies_of
+from blendhub.cli.warming.prompts import MAX_COMPANIES, companies_of
 from blendhub.hub.config import HubConfig
 from blendhub.hub.embedded import HubInThread
 from tests.warm.small_server import SmallServer
@@ -81,7 +81,7 @@ def test_companies_are_large_enough_and_of_other_documents_and_most_are_shared()
     companies = companies_of(lengths, 256)
     for number, company in enumerate(companies):
         assert number not in company and 256 <= sum(lengths[other] for other in company) < 256 + 400
-    assert len(set(companies)) <= MOST_COMPANIES
+    assert len(set(companies)) <= MAX_COMPANIES
     assert companies_of(lengths[:300], 256) == companies[:300]
     assert companies_of(lengths, 0) == [()] * 500 and companies_of([300], 256) == [()]
 

@@ -18,7 +18,7 @@ BETWEEN = "\n\n"
 SPARE_TOKENS = 16
 """Room for an answer, and for the tokens that texts have more where they are joined."""
 
-MOST_COMPANIES = 8
+MAX_COMPANIES = 8
 """Companies are computed for this alone; all documents behind a single one would all lean on its texts."""
 
 
@@ -157,7 +157,7 @@ def companies_of(lengths: Sequence[int], least: int) -> list[tuple[int, ...]]:
     companies = []
     for number, n_starts in enumerate(numbers_of_starts):
         # What begins at an earlier start ends before the document.
-        earlier = min(n_starts - 1, MOST_COMPANIES)
+        earlier = min(n_starts - 1, MAX_COMPANIES)
         start = starts[random.Random(number).randrange(earlier)] if earlier else starts[:2][-1]
         company: list[int] = []
         for other in chain(range(start, len(lengths)), range(start)):

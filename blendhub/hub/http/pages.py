@@ -22,7 +22,7 @@ from blendhub.client.wire import Forget
 from blendhub.core.errors import BlendHubError, Busy, InvalidInput
 from blendhub.hub.http.metrics import exposition
 from blendhub.hub.http.owner import is_own
-from blendhub.hub.limits import MOST_KEPT_REPORTS
+from blendhub.hub.limits import MAX_KEPT_REPORTS
 from blendhub.hub.service import HubService
 from blendhub.outcome.fates import COLOURS, WHY, Fate, count, shortened
 from blendhub.outcome.reasons import SENTENCES, longest, not_reused
@@ -31,9 +31,9 @@ from blendhub.outcome.report import Outcome
 FILES = Path(__file__).parent / "page"
 EXPOSITION = "text/plain; version=0.0.4"
 JSON = "application/json"
-MOST_STRETCHES = 512
+MAX_STRETCHES = 512
 """The most stretches of a strip; a longer strip is shortened to equal parts."""
-MOST_ROWS = 64
+MAX_ROWS = 64
 """The most rows of a table."""
 FOR_MONITORING = ("/metrics", "/healthz")
 # A page loads nothing from elsewhere, and runs no script but its own.
@@ -99,7 +99,7 @@ def pages(service: HubService) -> Starlette:
     )
 
 
-@functools.lru_cache(2 * MOST_KEPT_REPORTS)
+@functools.lru_cache(2 * MAX_KEPT_REPORTS)
 def _as_shown(encoded: bytes) -> msgspec.Raw:
     """What the page shows of an outcome."""
     outcome = msgspec.json.decode(encoded, type=Outcome)
@@ -109,10 +109,10 @@ def _as_shown(encoded: bytes) -> msgspec.Raw:
         "request": outcome.request,
         "prompt_tokens": outcome.prompt_tokens,
         "tokens": {fate: n_tokens for fate, n_tokens in count(strip).items() if n_tokens},
-        "strip": shortened(strip, MOST_STRETCHES),
-        "sources": outcome.sources[:MOST_ROWS],
+        "strip": shortened(strip, MAX_STRETCHES),
+        "sources": outcome.sources[:MAX_ROWS],
         "n_sources": len(outcome.sources),
-        "not_reused": longest(computed, MOST_ROWS),
+        "not_reused": longest(computed, MAX_ROWS),
         "n_not_reused": len(computed),
         "reason": outcome.reason,
         "ended_at": outcome.ended_at,

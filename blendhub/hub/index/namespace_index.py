@@ -1,10 +1,9 @@
 """The index of stored KV: chunks in runs, runs in namespaces, and the matchers that find their tokens."""
 
-import contextlib
 import hashlib
+import logging
 import secrets
 from bisect import bisect_left, bisect_right, insort
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
@@ -12,16 +11,20 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from blendhub.contracts import Matcher, RunKey
-from blendhub.core.errors import BlendHubError, InvalidInput
+from blendhub.contracts import RunKey
+from blendhub.core.errors import InvalidInput
 from blendhub.core.layout import MIN_SAVED_TOKENS, Namespace
-from blendhub.core.spans import NOWHERE, Match, Span, combine, gaps, join_spans
+from blendhub.core.provenance import Provenance
+from blendhub.core.spans import Match, Span, combine, gaps
 from blendhub.core.tokens import Tokens
 from blendhub.framework.host import PluginHost
 from blendhub.hub.index.match_queues import MatchQueue, MatchThreads
-from blendhub.hub.index.settled import SettledMatches
-from blendhub.hub.limits import MOST_CHUNKS
+from blendhub.hub.index.matchers import Matchers, Use
+from blendhub.hub.limits import MAX_CHUNKS
 from blendhub.outcome.reasons import NotReused, Why
+from blendhub.system.recurring import RecurringWarnings
+
+warnings = RecurringWarnings(logging.getLogger(__name__))
 
 
 class Chunk:
@@ -29,32 +32,16 @@ class Chunk:
 
     __slots__ = ("content", "in_store", "offset", "pins", "run", "span")
 
-    def __init__(self, run: "Run", span: Span, offset: int | None, content: int) -> None:
+    def __init__(self, run: "Run", span: Span, content: int, *, in_store: bool) -> None:
         self.run = run
         self.span = span
-        self.offset = offset
+        self.offset: int | None = None
         """The offset of the chunk's slot in the arena; None while the chunk is only in the store."""
         self.pins = 0
         """The number of leases and transfers that use the chunk. A pinned chunk is not evicted."""
-        self.in_store = False
+        self.in_store = in_store
         self.content = content
-
-
-class Origin(NamedTuple):
-    """How the KV of a run came about."""
-
-    exact: bool = True
-    """Whether nothing before or in the run was blended."""
-    movable_from: int = 0
-    """The position from which on the KV may be moved. What lies before, such as KV that was computed with too little
-    context, is of use behind its whole prefix only; ``NOWHERE`` for blended KV, and for KV of requests that may not
-    donate."""
-    ratio: float = 0.0
-    """The share that was recomputed when inexact KV, or KV before it, was blended."""
-
-    @property
-    def is_movable(self) -> bool:
-        return self.movable_from < NOWHERE
+        """A hash of the tokens, by which an eviction policy recognises a chunk that is stored again."""
 
 
 class Run:
@@ -62,7 +49,7 @@ class Run:
 
     __slots__ = (
         *("_hash", "_hashed", "_starts", "chunks", "end", "foreign"),
-        *("id", "index", "key", "listed", "origin", "tokens"),
+        *("id", "index", "key", "listed", "provenance", "tokens"),
     )
 
     def __init__(
@@ -70,7 +57,7 @@ class Run:
         id: int,
         index: "NamespaceIndex",
         end: int,
-        origin: Origin,
+        provenance: Provenance,
         key: RunKey | None = None,
         *,
         foreign: bool = False,
@@ -80,7 +67,7 @@ class Run:
         self.end = end
         """The end of the last chunk that was ever published, or of the tokens that the store may have; the run may
         grow there."""
-        self.origin = origin
+        self.provenance = provenance
         self.key = key or RunKey(index.digest, secrets.token_hex(16))
         self.foreign = foreign
         """Whether another hub computed the run. Only that hub, which named the run, lets it grow."""
@@ -170,26 +157,17 @@ class NamespaceIndex:
         self._changed = changed or (lambda index: None)
         self.queue = MatchQueue(threads)
         """The queue, which does all work on the matchers."""
+        self._matchers = Matchers(namespace, host)
         self._nbytes = 0
-        made = [(choice, host.create("matcher", choice.name, choice.options)) for choice in namespace.matchers]
-        self._matchers: list[Matcher] = [matcher for _, matcher in made]
-        new_like = {  # the first of each
-            matcher.reach == "prefix": partial(host.create, "matcher", choice.name, choice.options)
-            for choice, matcher in reversed(made)
-        }
-        self._settled = SettledMatches(new_like.get(True))
-        self._staying: Matcher | None = None
-        """A matcher that finds text which may not move, so that a lookup can say so; made when it is needed."""
-        self._new_staying = new_like.get(False)
 
     @property
     def nbytes(self) -> int:
         """The memory that the matchers use; while a thread works on them, or if one fails, what they used before."""
         if self.queue.is_idle:
-            # The fault of one namespace's matcher, which the guard has logged, is none of what counts all namespaces.
-            with contextlib.suppress(BlendHubError):
-                self._nbytes = sum(matcher.nbytes for matcher in self._matchers) + self._settled.nbytes
-                self._nbytes += self._staying.nbytes if self._staying is not None else 0
+            try:
+                self._nbytes = self._matchers.nbytes
+            except Exception as error:  # of one namespace's matcher, and others ask for the sum of all
+                warnings.warn(type(error), f"a matcher does not tell its memory: {error}", error)
         return self._nbytes
 
     def chunks(self) -> Iterator[Chunk]:
@@ -217,10 +195,12 @@ class NamespaceIndex:
         used = [match.span for match in matches]
         left = [Span(whole.span.start, span.start) for whole, span in zip(found, used, strict=True)]
         staying = [NotReused(span, Why.SHALLOW) for span in left if len(span)]
-        if self._staying is not None and max(map(len, gaps(Span(0, len(tokens)), used)), default=0) >= MIN_SAVED_TOKENS:
-            stored = ((match.span, self.runs.get(match.run)) for match in self._staying.match(tokens))
-            whys = [(span, Why.SHALLOW if run.origin.is_movable else Why.NOT_DONATED) for span, run in stored if run]
-            staying += [NotReused(gap, why) for span, why in whys for gap in gaps(span, used)]
+        holes = gaps(Span(0, len(tokens)), used)
+        if self._matchers.has_any(Use.STAYING) and max(map(len, holes), default=0) >= MIN_SAVED_TOKENS:
+            for match in (match for answer in self._matchers.match(tokens, Use.STAYING) for match in answer):
+                if run := self.runs.get(match.run):
+                    why = Why.SHALLOW if run.provenance.is_movable else Why.NOT_DONATED
+                    staying += [NotReused(gap, why) for gap in gaps(match.span, used)]
         return StoredText(matches, staying)
 
     def match(self, tokens: Tokens, settled: float | None = None) -> list[Match]:
@@ -228,11 +208,14 @@ class NamespaceIndex:
 
         ``settled``: the least share that was recomputed in settled KV; None: none is found.
         """
-        answers = [matcher.match(tokens) for matcher in self._matchers]
-        if settled is not None:
-            answers.append(self._settled.match(tokens, settled))
         # A run may have been dropped since its matcher looked.
-        return combine([[m for m in answer if m.run in self.runs] for answer in answers])
+        answers = [[m for m in answer if m.run in self.runs] for answer in self._matchers.match(tokens, Use.REUSE)]
+        if settled is not None:
+            for answer in self._matchers.match(tokens, Use.SETTLED):
+                behind = [(m, self.runs.get(m.run)) for m in answer if m.exact]
+                kept = [m for m, run in behind if run and run.provenance.ratio >= settled]
+                answers.append([Match(m.span, m.run, m.source_start, False, settled=True) for m in kept])
+        return combine(answers)
 
     def _begin_later(self, matches: Iterable[Match]) -> Iterator[Match]:
         """Where only the first tokens of a text stay, they are a hole. If that is too short to be stored, the match
@@ -241,7 +224,7 @@ class NamespaceIndex:
         end = 0
         for match in matches:
             run = self.runs.get(match.run)
-            was_cut = run is not None and match.moved and 0 < match.source_start == run.origin.movable_from <= end
+            was_cut = run is not None and match.moved and 0 < match.source_start == run.provenance.movable_from <= end
             if was_cut and 0 < match.span.start - end < MIN_SAVED_TOKENS < len(match.span):
                 match = match.part(match.span.start + MIN_SAVED_TOKENS, match.span.end)
             yield match
@@ -261,60 +244,66 @@ class NamespaceIndex:
             start, end = max(match.span.start, skip_prefix), match.span.end
             if start >= end:
                 continue
-            for chunk in run.chunks_between(start + shift, end + shift, MOST_CHUNKS - len(chunk_matches)):
+            for chunk in run.chunks_between(start + shift, end + shift, MAX_CHUNKS - len(chunk_matches)):
                 first, last = chunk.span.start - shift, chunk.span.end - shift
                 # Not max() and min(): a long prompt has many, and these calls are slow.
                 chunk_matches.append(
                     ChunkMatch(match, first if first > start else start, last if last < end else end, chunk)
                 )
-            if len(chunk_matches) >= MOST_CHUNKS:
-                return chunk_matches[:MOST_CHUNKS]
+            if len(chunk_matches) >= MAX_CHUNKS:
+                return chunk_matches[:MAX_CHUNKS]
         return chunk_matches
 
-    def examine(self, tokens: Tokens, span: Span, run: Run | None, origin: Origin) -> tuple[int, bool]:
+    def examine(self, tokens: Tokens, span: Span, run: Run | None, provenance: Provenance) -> tuple[int, bool]:
         """How much of the span needs no second copy. Part of a queue's work.
 
         Returns the position up to which exact KV of the span is stored without a gap, as much of it movable as of
-        ``origin``, and whether ``run`` may grow: it has this origin, ends at that position, and has the same tokens.
+        ``provenance`` says, and whether ``run`` may grow: it has this provenance, ends at that position, and has the
+        same tokens.
         For KV that is neither exact nor movable, settled KV is as good as exact KV, however much of it was recomputed.
         """
         reached = span.start
-        for match in self.match(tokens[: span.end], None if origin.exact or origin.is_movable else 0.0):
+        for match in self.match(tokens[: span.end], None if provenance.is_exact or provenance.is_movable else 0.0):
             found = self.runs.get(match.run)
-            moves = found is not None and found.origin.movable_from <= origin.movable_from
+            moves = found is not None and found.provenance.movable_from <= provenance.movable_from
             if moves and not match.moved and match.span.start <= reached:
                 reached = max(reached, match.span.end)
         reached = min(reached, span.end)
-        return reached, run is not None and run.origin == origin and run.continues(tokens, reached)
+        return reached, run is not None and run.provenance == provenance and run.continues(tokens, reached)
 
     @property
     def finds_settled(self) -> bool:
         """Whether settled KV can be found: if one of the matchers finds prefixes."""
-        return self._settled.can_match
+        return self._matchers.can_find(Use.SETTLED)
 
-    def publish(self, run: Run, tokens: Tokens, chunks: list[Chunk]) -> None:
+    def publish(self, run: Run, tokens: Tokens, spans: Sequence[Span], *, in_store: bool = False) -> list[Chunk]:
         """Append chunks, ascending, to a run, and make them matchable: at once, or when the queue is done with that."""
-        span = Span(chunks[0].span.start, chunks[-1].span.end)
+        span = Span(spans[0].start, spans[-1].end)
         if run.end != span.start:
             raise InvalidInput(f"run {run.id} ends at {run.end}; it does not grow at {span.start}")
         # Matchers take runs without gaps, but a store may have lost some chunks.
-        missing = list(gaps(span, (chunk.span for chunk in chunks)))
+        missing = list(gaps(span, spans))
         # Before the matchers have it: what they name is looked up here.
         self.runs[run.id] = run
         self.queue.update(partial(self._store, run, tokens, span, missing), span.end)
         run.end = span.end
         if run not in (named := self._by_key.setdefault(run.key, [])):
             named.append(run)
+        chunks = [Chunk(run, part, self._content_of(tokens, part), in_store=in_store) for part in spans]
         for chunk in chunks:
             run.add(chunk)
             self.n_tokens += len(chunk.span)
         self.n_chunks += len(chunks)
         self._changed(self)
+        return chunks
+
+    def _content_of(self, tokens: Tokens, span: Span) -> int:
+        return hash((self.digest, np.ascontiguousarray(tokens[span.start : span.end]).tobytes()))
 
     def drop(self, chunk: Chunk) -> None:
         """Forget a chunk that is neither in the arena nor in the store."""
         run = chunk.run
-        self.queue.update(partial(self._discard, run, chunk.span), 0)
+        self.queue.update(partial(self._matchers.discard, run.id, run.provenance, chunk.span), 0)
         run.remove(chunk)
         chunk.in_store = False
         self.n_chunks -= 1
@@ -327,70 +316,17 @@ class NamespaceIndex:
         self._changed(self)
 
     def _store(self, run: Run, tokens: Tokens, span: Span, missing: list[Span]) -> None:
-        if run.origin.exact and self._new_staying and self._staying is None and span.start < run.origin.movable_from:
-            self._staying = self._new_staying()
-        for matcher, part in self._parts(run.origin, span):
-            matcher.add(run.id, tokens, part, run.origin.exact)
-        if not run.origin.exact:
-            self._settled.add(run.id, run.origin.ratio, tokens, span)
+        self._matchers.add(run.id, run.provenance, tokens, span)
         run.note_tokens(tokens, span.end)
         for gap in missing:
-            self._discard(run, gap)
-
-    def _discard(self, run: Run, span: Span) -> None:
-        for matcher, part in self._parts(run.origin, span):
-            matcher.discard(run.id, part)
-        self._settled.discard(run.id, span)
-
-    def _parts(self, origin: Origin, span: Span) -> Iterator[tuple[Matcher, Span]]:
-        """The matchers that find KV of this origin, and the part of the span that each finds."""
-        border = min(max(span.start, origin.movable_from), span.end)
-        for matcher in self._matchers:
-            start = span.start if matcher.reach == "prefix" and origin.exact else border
-            if start < span.end:
-                yield matcher, Span(start, span.end)
-        if self._staying is not None and origin.exact and span.start < border:
-            yield self._staying, Span(span.start, border)
+            self._matchers.discard(run.id, run.provenance, gap)
 
     def check_integrity(self) -> None:
         chunks = list(self.chunks())
         assert self.n_chunks == len(chunks)
         assert self.n_tokens == sum(len(chunk.span) for chunk in chunks)
         if self.queue.is_idle:
-            in_matchers = Counter[Matcher]()
-            for chunk in chunks:
-                for matcher, part in self._parts(chunk.run.origin, chunk.span):
-                    in_matchers[matcher] += len(part)
-            for matcher in [*self._matchers, *([] if self._staying is None else [self._staying])]:
-                assert len(matcher) == in_matchers[matcher], "a matcher knows other tokens than the index"
-            inexact = [run for run in self.runs.values() if not run.origin.exact]
-            self._settled.check_integrity(
-                {run.id: sum(len(chunk.span) for chunk in run.chunks.values()) for run in inexact}
-            )
+            self._matchers.check_integrity((chunk.run.provenance, chunk.span) for chunk in chunks)
         for run in self.runs.values():
             assert run.chunks, "the index keeps a run without chunks"
             assert all(chunk.run is run and run.chunks[start] is chunk for start, chunk in run.chunks.items())
-
-
-def whole_matches(chunk_matches: Sequence[ChunkMatch]) -> list[Match]:
-    """The matches that these parts came from, no longer cut at chunk borders."""
-    whole: list[Match] = []
-    first = last = None
-    for part in chunk_matches:
-        if first and last and (part.match is not first.match or part.start != last.end):
-            whole.append(first.match.part(first.start, last.end))
-            first = None
-        first, last = first or part, part
-    if first and last:
-        whole.append(first.match.part(first.start, last.end))
-    return whole
-
-
-def spans_of(chunk_matches: Sequence[ChunkMatch]) -> tuple[Span, ...]:
-    """The spans of the prompt that the matches cover; neighbours are joined."""
-    return tuple(join_spans(Span(part.start, part.end) for part in chunk_matches))
-
-
-def content_of(digest: str, tokens: Tokens, span: Span) -> int:
-    """A hash of a chunk's tokens, by which an eviction policy recognises a chunk that is stored again."""
-    return hash((digest, np.ascontiguousarray(tokens[span.start : span.end]).tobytes()))

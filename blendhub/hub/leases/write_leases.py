@@ -8,10 +8,10 @@ from blendhub.client.wire import Slot
 from blendhub.core.errors import ArenaFull, InvalidInput
 from blendhub.core.spans import Span
 from blendhub.core.tokens import Tokens, as_tokens
-from blendhub.hub.index.namespace_index import Chunk, Run, content_of
+from blendhub.hub.index.namespace_index import Run
 from blendhub.hub.leases.sessions import Session
 from blendhub.hub.leases.table import Lease, Leases
-from blendhub.hub.limits import MOST_CHUNKS, MOST_SLOTS
+from blendhub.hub.limits import MAX_CHUNKS, MAX_SLOTS
 from blendhub.hub.memory.arena import Arena
 from blendhub.hub.memory.cache import Cache
 from blendhub.hub.stores.store_tier import StoreTier
@@ -73,13 +73,13 @@ class WriteLeases:
         slots: list[Slot] = []
         evictions = self._cache.evictions
         size = namespace.chunk_tokens
-        reached = min(span.end, (span.start // size + MOST_SLOTS) * size)
+        reached = min(span.end, (span.start // size + MAX_SLOTS) * size)
         for chunk in namespace.chunks_of(Span(span.start, reached)):
             offset = self._cache.allocate(namespace.slot_bytes)
             if offset is None:
                 break
             slots.append(Slot(chunk, offset))
-            if self._cache.evictions - evictions >= MOST_CHUNKS:
+            if self._cache.evictions - evictions >= MAX_CHUNKS:
                 break
         if not slots:
             return None
@@ -132,14 +132,12 @@ class WriteLeases:
         ready = [slot for slot in lease.slots[lease.published :] if slot.span.end <= reached]
         if not ready:
             return
-        run, index = lease.run, lease.run.index
-        chunks = [Chunk(run, slot.span, None, content_of(index.digest, lease.tokens, slot.span)) for slot in ready]
-        index.publish(run, lease.tokens, chunks)
+        chunks = lease.run.index.publish(lease.run, lease.tokens, [slot.span for slot in ready])
         lease.published += len(ready)
         for chunk, slot in zip(chunks, ready, strict=True):
             self._cache.insert(chunk, slot.slot)
         if self._tier:
-            self._tier.writer.offer(run, lease.tokens, chunks)
+            self._tier.writer.offer(lease.run, lease.tokens, chunks)
         if lease.published == len(lease.slots):
             self._end(lease)
 

@@ -1,7 +1,7 @@
 """The chunks in the arena: allocates their slots, and evicts chunks to make room."""
 
 from blendhub.hub.index.namespace_index import Chunk
-from blendhub.hub.limits import MOST_TRIES
+from blendhub.hub.limits import MAX_TRIES
 from blendhub.hub.memory.arena import Arena
 from blendhub.hub.memory.eviction import EvictionOrder
 
@@ -105,7 +105,7 @@ class Cache:
         """
         tried: list[Chunk] = []
         in_the_way: list[Chunk] = []
-        while len(tried) < MOST_TRIES and (first := self.policy.evict()):
+        while len(tried) < MAX_TRIES and (first := self.policy.evict()):
             assert first.offset is not None
             room, starts = self._around(first.offset, size)
             if room >= size:

@@ -9,19 +9,19 @@ from blendhub.hub.memory.segments import free_shared_bytes, unreserved_bytes
 
 OF_AVAILABLE = 0.25
 OF_SHARED = 0.5
-MOST_BYTES = 64 * 2**30
+MAX_BYTES = 64 * 2**30
 """A larger arena takes minutes to reserve and to pin, so the hub makes one only if the configuration asks for it."""
 
 
 def default_arena_bytes(engines: int = 1) -> int:
-    """The least of a quarter of the free memory, half of the free shared memory, and ``MOST_BYTES``.
+    """The least of a quarter of the free memory, half of the free shared memory, and ``MAX_BYTES``.
 
     ``engines``: how many start together on this machine, each with a hub; the size is divided by their number. Memory
     that other hubs are going to reserve does not count as free.
     """
     taken = unreserved_bytes()
     shares = OF_AVAILABLE * (available_bytes() - taken), OF_SHARED * (free_shared_bytes() - taken)
-    return max(0, int(min(*shares, MOST_BYTES) / engines))
+    return max(0, int(min(*shares, MAX_BYTES) / engines))
 
 
 def available_bytes(root: Path = Path("/")) -> int:

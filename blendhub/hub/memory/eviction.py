@@ -22,7 +22,7 @@ class S3FIFO(Generic[K]):
     """
 
     SMALL = 0.1
-    MOST_USES = 3
+    MAX_USES = 3
 
     def __init__(self) -> None:
         self._small: OrderedDict[K, int] = OrderedDict()
@@ -45,10 +45,10 @@ class S3FIFO(Generic[K]):
         """Note that the key, held or not, was used."""
         if key in self._held:
             queue, uses = self._held[key]
-            self._held[key] = queue, min(uses + 1, self.MOST_USES)
+            self._held[key] = queue, min(uses + 1, self.MAX_USES)
         else:
             queue = self._small if key in self._small else self._main
-            queue[key] = min(queue[key] + 1, self.MOST_USES)
+            queue[key] = min(queue[key] + 1, self.MAX_USES)
 
     def hold(self, key: K) -> None:
         queue = self._small if key in self._small else self._main
@@ -86,7 +86,7 @@ class S3FIFO(Generic[K]):
         return None
 
     def _evict_main(self) -> K | None:
-        # In each round a key loses one use, so one without uses is found within MOST_USES rounds.
+        # In each round a key loses one use, so one without uses is found within MAX_USES rounds.
         while self._main:
             key, uses = self._main.popitem(last=False)
             if not uses:
@@ -120,7 +120,7 @@ class EvictionOrder:
 
     def of(self, chunk: Chunk) -> S3FIFO[Chunk]:
         """The order that a chunk belongs to."""
-        return self._others if chunk.run.origin.is_movable else self._staying
+        return self._others if chunk.run.provenance.is_movable else self._staying
 
     def evict(self) -> Chunk | None:
         orders = [self._others, self._staying]

@@ -3,7 +3,7 @@
 from bisect import bisect_left, insort
 
 from blendhub.core.errors import InvalidInput
-from blendhub.hub.limits import MOST_SLOTS_OF_AN_ARENA
+from blendhub.hub.limits import MAX_SLOTS_OF_AN_ARENA
 
 GRAIN = 64
 """Sizes are rounded up to whole cache lines."""
@@ -19,7 +19,7 @@ class Extents:
     def __init__(self, most: int) -> None:
         """``most`` is the size that the range may grow to; it is empty at first."""
         self.size = 0
-        self.least = -(-most // MOST_SLOTS_OF_AN_ARENA // GRAIN) * GRAIN
+        self.least = -(-most // MAX_SLOTS_OF_AN_ARENA // GRAIN) * GRAIN
         """The smallest size of an extent; smaller requests take as much."""
         self.free_bytes = 0
         self._sizes: dict[int, int] = {}

@@ -16,7 +16,7 @@ from blendhub.contracts import Deleted, Dropped, Published, SharedStore, StoredR
 from blendhub.core.errors import BlendHubError, CursorLost
 from blendhub.core.spans import Span
 from blendhub.core.tokens import Tokens, as_tokens
-from blendhub.hub.index.namespace_index import Chunk, NamespaceIndex, Run, content_of
+from blendhub.hub.index.namespace_index import NamespaceIndex, Run
 from blendhub.hub.index.table import IndexTable
 from blendhub.hub.limits import CHUNKS_A_PIECE
 from blendhub.hub.stores.store_tier import StoreTier, described
@@ -188,12 +188,10 @@ class Follower:
         start = spans[0].start
         run = next((run for run in index.named(stored.key) if run.end == start and run.foreign), None)
         if run is None:
-            run = Run(self._indexes.new_run_id(), index, start, arrival.description.origin, stored.key, foreign=True)
+            id, provenance = self._indexes.new_run_id(), arrival.description.provenance
+            run = Run(id, index, start, provenance, stored.key, foreign=True)
         run.listed = self._tier.writer.generation
-        chunks = [Chunk(run, span, None, content_of(index.digest, arrival.tokens, span)) for span in spans]
-        for chunk in chunks:
-            chunk.in_store = True
-        index.publish(run, arrival.tokens, chunks)
+        index.publish(run, arrival.tokens, spans, in_store=True)
 
     async def _let_others_work(self, index: NamespaceIndex | None = None) -> None:
         if time.perf_counter() - self._slice_began >= SLICE_S:

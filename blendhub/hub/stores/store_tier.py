@@ -15,7 +15,7 @@ from blendhub.contracts import RunKey, SharedStore, Store, StoredRun
 from blendhub.core.errors import BlendHubError, StoreFailed
 from blendhub.core.spans import Span
 from blendhub.core.tokens import as_tokens
-from blendhub.hub.index.namespace_index import Chunk, Run, content_of
+from blendhub.hub.index.namespace_index import Chunk, Run
 from blendhub.hub.index.table import IndexTable
 from blendhub.hub.limits import WAIT_FOR_STORE_S
 from blendhub.hub.memory.cache import Cache
@@ -98,13 +98,10 @@ class StoreTier:
             self._indexes.make(description.namespace)
         )
         id, start = self._indexes.new_run_id(), stored.chunks[0].start
-        run = Run(id, index, start, description.origin, stored.key)
-        chunks = [Chunk(run, span, None, content_of(index.digest, tokens, span)) for span in stored.chunks]
-        for chunk in chunks:
-            chunk.in_store = True
-        index.publish(run, tokens, chunks)
+        run = Run(id, index, start, description.provenance, stored.key)
+        index.publish(run, tokens, stored.chunks, in_store=True)
         run.end = len(tokens)
-        return len(chunks)
+        return len(stored.chunks)
 
     def _failed(self, doing: str, error: Exception) -> None:
         self.failures += 1
@@ -124,6 +121,7 @@ def described(stored: StoredRun) -> RunDescription:
     description = msgspec.msgpack.decode(stored.description, type=RunDescription)
     if description.namespace.digest != stored.key.namespace:
         raise StoreFailed("its description has another namespace than its key")
+    description.provenance.check_stored()
     reached = 0
     for span in stored.chunks:
         whole = description.namespace.chunks_of(span) == [span]

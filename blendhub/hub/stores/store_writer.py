@@ -17,10 +17,11 @@ import msgspec
 from blendhub.contracts import RunKey, SharedStore, Store, StoredRun
 from blendhub.core.errors import InvalidInput, StoreAway
 from blendhub.core.layout import Namespace
-from blendhub.core.spans import Position, Span
+from blendhub.core.provenance import Provenance
+from blendhub.core.spans import Span
 from blendhub.core.tokens import Tokens
-from blendhub.hub.index.namespace_index import Chunk, Origin, Run
-from blendhub.hub.limits import MOST_WAITING_SAVES
+from blendhub.hub.index.namespace_index import Chunk, Run
+from blendhub.hub.limits import MAX_WAITING_SAVES
 from blendhub.hub.memory.cache import Cache, slot_bytes
 
 Entries: TypeAlias = list[tuple[RunKey, Span]]
@@ -32,13 +33,7 @@ class RunDescription(msgspec.Struct, frozen=True):
     """The data that the store keeps of a run besides its tokens."""
 
     namespace: Namespace
-    exact: bool
-    movable_from: Position
-    ratio: float = 0.0
-
-    @property
-    def origin(self) -> Origin:
-        return Origin(self.exact, self.movable_from, self.ratio)
+    provenance: Provenance
 
 
 class StoreWriter:
@@ -109,7 +104,7 @@ class StoreWriter:
 
     def _queue(self, chunks: Mapping[Chunk, Tokens]) -> None:
         self._waiting.update((chunk, tokens) for chunk, tokens in chunks.items() if self._is_to_be_saved(chunk))
-        while len(self._waiting) > MOST_WAITING_SAVES:
+        while len(self._waiting) > MAX_WAITING_SAVES:
             self._waiting.popitem(last=False)
             self.skipped += 1
         if self._waiting and self._saving is None:
@@ -188,6 +183,6 @@ class StoreWriter:
         try:
             return self._store.save_chunks(run.key, chunks)
         except InvalidInput:  # the store does not have the run, or only a shorter version
-            description = msgspec.msgpack.encode(RunDescription(run.index.namespace, *run.origin))
+            description = msgspec.msgpack.encode(RunDescription(run.index.namespace, run.provenance))
             gone = self._store.save_run(StoredRun(run.key, tokens.tobytes(), description, ()))
             return gone + self._store.save_chunks(run.key, chunks)

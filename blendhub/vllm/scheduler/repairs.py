@@ -10,7 +10,7 @@ import numpy as np
 from vllm.v1.core.sched.output import SchedulerOutput
 
 from blendhub.core.spans import Span
-from blendhub.outcome.report import MOST_SPANS, RepairOutcome
+from blendhub.outcome.report import MAX_SPANS, RepairOutcome
 from blendhub.vllm.messages import NULL_BLOCK, RepairJob, RepairResult, StepPlan
 from blendhub.vllm.scheduler.audits import Audits
 from blendhub.vllm.scheduler.blocks.request_blocks import Tables
@@ -175,7 +175,7 @@ class Repairs:
                     self.audits.ended(state, result.audit)
                 # Behind these tokens of the answer one more was sampled, and the first one behind exact KV comes then.
                 n_answered = max(0, repair.exact_end - state.request.num_prompt_tokens)
-                differing = result.differing[:MOST_SPANS]
+                differing = result.differing[:MAX_SPANS]
                 state.repair = RepairOutcome(result.tokens, n_answered + 2, result.compared, differing)
                 state.repaired(self._scratch.blocks, tables, repair.computed_end)
                 yield state

@@ -10,7 +10,7 @@ import msgspec
 
 from blendhub.client.hub_client import HubClient
 from blendhub.framework.observers import Observers
-from blendhub.outcome.report import MOST_OUTCOMES, Outcome
+from blendhub.outcome.report import MAX_OUTCOMES, Outcome
 from blendhub.vllm.decision import Decision, Refusal
 from blendhub.vllm.hub_executor import RunCall
 from blendhub.vllm.messages import LoadResult, WorkerReport
@@ -99,7 +99,7 @@ class Reports:
         # Before it looks what waits: a request that ends from now on asks again.
         self._is_asked = False
         while self._waiting:
-            n_outcomes = min(MOST_OUTCOMES, len(self._waiting))
+            n_outcomes = min(MAX_OUTCOMES, len(self._waiting))
             client.report([self._waiting.popleft().bounded() for _ in range(n_outcomes)])
 
     def _answered(self, sent: "Future[None]") -> None:

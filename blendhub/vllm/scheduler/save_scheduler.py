@@ -14,7 +14,8 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from blendhub.client.hub_client import HubClient, Reservation
 from blendhub.core.errors import AdapterReplaced, BlendHubError, DeadlineExceeded
 from blendhub.core.layout import MIN_SAVED_TOKENS
-from blendhub.core.spans import NOWHERE, Span
+from blendhub.core.provenance import Provenance
+from blendhub.core.spans import Span
 from blendhub.vllm.hub_executor import HubExecutor
 from blendhub.vllm.messages import NULL_BLOCK, SaveJob, StepPlan
 from blendhub.vllm.scheduler.admission import Admission
@@ -274,14 +275,17 @@ class SaveScheduler:
 
     def _reserve(self, request: RequestState, saved: SavedSpan, run: int | None) -> ReservedSlots:
         span, kind = saved
+        provenance = Provenance(
+            "after_blended" if kind == "behind" else kind,
+            1.0 if kind == "exact" else request.ratio,
+            request.terms.movable_from,
+        )
         reserve = partial(
             HubClient.reserve,
             tokens=request.tokens()[: span.end],
             span=span,
             variant=request.terms.variant,
-            exact=kind == "exact",
-            movable_from=NOWHERE if kind == "blended" else request.terms.movable_from,
-            ratio=0.0 if kind == "exact" else request.ratio,
+            provenance=provenance,
             run=run,
         )
         future: Future[Reservation] = self._executor.run(reserve)

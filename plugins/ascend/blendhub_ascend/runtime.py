@@ -27,7 +27,7 @@ MAP_HOST_MEMORY = 0
 BATCH_ALIGNMENT = 64
 """Releases of CANN want addresses of copies in batches to be multiples of this."""
 TIMED_BYTES = 64 * 2**20
-LEAST_TIMED_BYTES = 4 * 2**20
+MIN_TIMED_BYTES = 4 * 2**20
 """The time that a smaller copy takes says nothing."""
 
 
@@ -49,7 +49,7 @@ class AscendRuntime(Runtime):
         address, nbytes = _whole_pages(memory)
         error = _call("aclrtHostRegister", address, nbytes, MAP_HOST_MEMORY, ctypes.byref(ctypes.c_void_p()))
         # Once is enough, and an engine that is at work distorts later measurements.
-        if error is None and not self._is_timed and memory.size >= LEAST_TIMED_BYTES:
+        if error is None and not self._is_timed and memory.size >= MIN_TIMED_BYTES:
             self._is_timed = self._copies_run_beside_the_host(memory)
             if not self._is_timed:
                 self.unregister(memory)

@@ -20,7 +20,7 @@ from blendhub_cpu.arena_pages import ArenaPages
 
 BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
 """Items are copied as integers of their size, so that no conversion can change the bits of a NaN."""
-MOST_COPIES = 4
+MAX_COPIES = 4
 """Tokens in more than so many separate ranges of a plane are copied by one index: each copy costs microseconds."""
 
 
@@ -150,7 +150,7 @@ def _parts(segment: Segment, block_ids: npt.NDArray[np.int64], block_size: int) 
     start, end = segment.span.start, segment.span.end
     parts: list[Part] = []
     at = start
-    while at < end and len(parts) < MOST_COPIES:
+    while at < end and len(parts) < MAX_COPIES:
         number, slot = divmod(at, block_size)
         block, n_blocks, n_slots = int(block_ids[number]), 1, min(block_size - slot, end - at)
         is_whole = n_slots == block_size

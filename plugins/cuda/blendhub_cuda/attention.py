@@ -21,7 +21,7 @@ ROWS, KEYS = 128, 64
 WIDE, ROWS_IF_WIDE, KEYS_OF_FLOAT32 = 256, 64, 16
 """Heads with more items than the first number leave room for fewer rows in a GPU's shared memory; and these and heads
 with as many for fewer keys, if items have 32 bits."""
-MOST_PARTS, PART_KEYS = 16, 1024
+MAX_PARTS, PART_KEYS = 16, 1024
 """Few tokens fill few programs. So keys that are readable in part are cut in so many parts at most, each with so many
 keys at least."""
 LEAST = 16
@@ -75,7 +75,7 @@ class CudaAttention(ChosenAttention):
         if tokens.readable is not None:
             n_keys = tokens.readable.shape[1]
             self._readable = self._sent(tokens.readable, np.int8)
-            self._n_parts = max(1, min(MOST_PARTS, n_keys // PART_KEYS))
+            self._n_parts = max(1, min(MAX_PARTS, n_keys // PART_KEYS))
             self._part_keys = -(-n_keys // self._n_parts // KEYS) * KEYS
         tiles = {shape: tiles_of(prompts, positions, shape.tokens, n_keys) for shape in shapes}
         self._tiles = {shape: self._sent(of_shape) for shape, of_shape in tiles.items()}

@@ -26,7 +26,7 @@ PUBLISHED, DROPPED, DELETED = b"p", b"d", b"x"
 RUNS_AT_ONCE = 8
 """Few: the hub's loop has Python's lock while the next ones are on their way."""
 SCAN_COUNT = 1000
-MOST_CHANGE_BYTES = 8 * scripts.MOST_CHUNKS
+MAX_CHANGE_BYTES = 8 * scripts.MAX_CHUNKS
 log = logging.getLogger(__name__)
 
 
@@ -126,10 +126,10 @@ class SharedCatalogue:
     def runs(self, names: Iterable[bytes]) -> Iterator[tuple[bytes, StoredRun]]:
         """The catalogued runs with these names, with all their chunks."""
         names = iter(names)
-        most = (4 * scripts.MOST_TOKENS, scripts.MOST_CHUNKS, scripts.MOST_DESCRIPTION_BYTES)
+        most = (4 * scripts.MAX_TOKENS, scripts.MAX_CHUNKS, scripts.MAX_DESCRIPTION_BYTES)
         asked: list[bytes] = []
         while asked := asked or list(islice(names, RUNS_AT_ONCE)):
-            answers = self._run("RUNS", "read", *most, scripts.MOST_ANSWERED_BYTES, *asked)
+            answers = self._run("RUNS", "read", *most, scripts.MAX_ANSWERED_BYTES, *asked)
             for name, answer in zip(asked, answers, strict=False):
                 run = _run_of(name, answer)
                 if run:
@@ -149,7 +149,7 @@ class SharedCatalogue:
     def records(self, wanted: Sequence[tuple[RunKey, Span]]) -> list[bytes | None]:
         """The records of chunks; None for those that are not catalogued. This is a use of their runs."""
         pairs = [part for key, span in wanted for part in (encode_name(key), encode_spans([span]))]
-        texts: list[bytes | None] = self._run("RECORDS", "read", self.seq, scripts.MOST_RECORD_BYTES, *pairs)
+        texts: list[bytes | None] = self._run("RECORDS", "read", self.seq, scripts.MAX_RECORD_BYTES, *pairs)
         return texts
 
     def publish(self, incarnation: str, run: StoredRun | None, key: RunKey, chunks: dict[Span, bytes]) -> list[bytes]:
@@ -178,7 +178,7 @@ class SharedCatalogue:
 
     def _follow(self, cursor: Cursor) -> Any:
         """The changes that Redis has after a cursor. A hub that is not among the live ones joins, under a new name."""
-        asked = (cursor.life, cursor.seq, CHANGES_AT_ONCE, int(1000 * MEMBER_S), MOST_CHANGE_BYTES)
+        asked = (cursor.life, cursor.seq, CHANGES_AT_ONCE, int(1000 * MEMBER_S), MAX_CHANGE_BYTES)
         answer = self._run("FOLLOW", "read", self.incarnation, 0, *asked, rests=False) if self.incarnation else None
         if answer is None or answer[0] == b"fenced":
             incarnation = secrets.token_hex(8)

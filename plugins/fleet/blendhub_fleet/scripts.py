@@ -17,11 +17,11 @@ Other programs may have written here too. No script fails at a run, a record or 
 none answers with more of it than the hubs write themselves.
 """
 
-MOST_TOKENS = 2**24
+MAX_TOKENS = 2**24
 """The most tokens of a run: as many as the longest prompt that a hub takes unless it is configured for more."""
-MOST_CHUNKS = 2**18
-MOST_DESCRIPTION_BYTES = MOST_RECORD_BYTES = 2**16
-MOST_ANSWERED_BYTES = 2**26
+MAX_CHUNKS = 2**18
+MAX_DESCRIPTION_BYTES = MAX_RECORD_BYTES = 2**16
+MAX_ANSWERED_BYTES = 2**26
 """The bytes of runs in one answer, after which the rest is asked for again."""
 
 COMMON = """

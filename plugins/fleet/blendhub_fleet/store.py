@@ -19,10 +19,10 @@ from blendhub_fleet.catalogue import DELETED, DROPPED, PUBLISHED, Cursor, Entry,
 from blendhub_fleet.moves import Fetched, Moves
 from blendhub_fleet.options import FleetOptions
 from blendhub_fleet.records import Record, decode, decode_record, encode_name, encode_record
-from blendhub_fleet.scripts import MOST_DESCRIPTION_BYTES, MOST_TOKENS
+from blendhub_fleet.scripts import MAX_DESCRIPTION_BYTES, MAX_TOKENS
 
 log = logging.getLogger(__name__)
-MOST_LENGTHS = 2**16
+MAX_LENGTHS = 2**16
 """Runs whose lengths are remembered; tokens of others are published once more."""
 
 
@@ -95,10 +95,10 @@ class FleetStore(SharedStore):
     def save_run(self, run: StoredRun) -> list[tuple[RunKey, Span]]:
         self._check_open()
         tokens, about = len(run.tokens) // 4, len(run.description)
-        if tokens > MOST_TOKENS or about > MOST_DESCRIPTION_BYTES:  # which no other hub reads
+        if tokens > MAX_TOKENS or about > MAX_DESCRIPTION_BYTES:  # which no other hub reads
             raise InvalidInput(
                 f"{run.key} has {tokens} tokens and a description of {about} bytes; a run that is shared has at most "
-                f"{MOST_TOKENS} and {MOST_DESCRIPTION_BYTES}, so this one stays with its hub"
+                f"{MAX_TOKENS} and {MAX_DESCRIPTION_BYTES}, so this one stays with its hub"
             )
         stored = next((published.chunks for _, published in self._catalogue.runs([encode_name(run.key)])), ())
         if stored and 4 * stored[-1].end > len(run.tokens):
@@ -160,7 +160,7 @@ class FleetStore(SharedStore):
             raise
         with self._lock:
             if unpublished:
-                put_last(self._lengths, run, len(unpublished.tokens) // 4, MOST_LENGTHS)
+                put_last(self._lengths, run, len(unpublished.tokens) // 4, MAX_LENGTHS)
         return replaced
 
     # Loading.

@@ -11,7 +11,7 @@ import pytest
 from blendhub_fleet.directory import DirectoryBytes, open_store
 from blendhub_fleet.options import DirectoryOptions
 from blendhub_fleet.records import encode_name, encode_spans
-from blendhub_fleet.scripts import MOST_TOKENS
+from blendhub_fleet.scripts import MAX_TOKENS
 
 from blendhub.core.errors import InvalidInput, OptionError, StoreFailed
 from blendhub.testing.shared_stores.base import Join, chunk, content, key, run
@@ -196,4 +196,4 @@ def test_what_a_stranger_wrote_makes_room_like_anything_else(redis: Any, join: J
     writer.save("b", 0, 9)
     assert writer.load("b", 0) == [content(9)], "its place can be used again"
     with pytest.raises(InvalidInput, match="tokens"):  # longer than what any other hub reads
-        writer.store.save_run(msgspec.structs.replace(run("a"), tokens=bytes(4 * (MOST_TOKENS + 1))))
+        writer.store.save_run(msgspec.structs.replace(run("a"), tokens=bytes(4 * (MAX_TOKENS + 1))))

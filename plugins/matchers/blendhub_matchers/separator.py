@@ -18,7 +18,7 @@ from blendhub.core.tokens import Tokens
 from blendhub_matchers.options import SeparatorOptions
 
 SEGMENT_BYTES = 450
-MOST_COMPARED = 16
+MAX_COMPARED = 16
 """How many of a segment's owners are compared, the newest ones; one that is exact is preferred."""
 OWNER_BYTES = 350
 """What CPython holds for a segment beyond its tokens, and for each of its owners, measured."""
@@ -116,7 +116,7 @@ class SeparatorMatcher(Matcher):
                 joined = Span(before.span.end, segment.end)
                 yield Match(joined, before.run, source, before.exact and self._is_exact(before.run, joined))
                 return
-        newest = islice(reversed(owners), MOST_COMPARED)
+        newest = islice(reversed(owners), MAX_COMPARED)
         run, source = min(newest, key=lambda owner: self._texts[owner[0]].inexact_from is not None)
         yield Match(segment, run, source, segment.start == source == 0 and self._is_exact(run, segment))
 

@@ -10,7 +10,7 @@ from blendhub_fleet.bytes import Extent
 from blendhub.contracts import ArenaFile
 
 Message = TypeVar("Message")
-MOST_BYTES = 2**18
+MAX_BYTES = 2**18
 """More than Linux lets a packet be; a call has some ten thousand bytes."""
 
 
@@ -59,7 +59,7 @@ def receive(line: socket.socket, kind: type[Message], deadline: float | None = N
     """
     line.settimeout(_left(deadline))
     try:
-        data = line.recv(MOST_BYTES)
+        data = line.recv(MAX_BYTES)
     except BlockingIOError:  # what a socket with a timeout of 0 raises
         raise TimeoutError("no answer by the deadline") from None
     if not data:

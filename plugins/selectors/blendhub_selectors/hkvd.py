@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from blendhub.contracts.selector import KeysAndValues
 
-LEAST_BLOCK = 16
+MIN_BLOCK_TOKENS = 16
 """Not all tokens are probed, so that fewer neighbours may have one score."""
 
 
@@ -43,7 +43,7 @@ class HkvdSelector(Selector):
     def _blocks(self, selection: Selection, scores: Scores) -> list[Span]:
         """``ceil(ratio * tokens)`` tokens in blocks, the best first."""
         spans = Blocks.of(selection.moved)
-        blocks = spans.split(self._block_tokens or max(LEAST_BLOCK, selection.block_tokens))
+        blocks = spans.split(self._block_tokens or max(MIN_BLOCK_TOKENS, selection.block_tokens))
         budget = ceil(selection.ratio * int(spans.lengths.sum()))
         return blocks.within(budget, np.argsort(-_means(blocks, scores), kind="stable")).joined()
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
 RATIOS = "0,0.05,0.15,0.3,0.5"
-MOST_TOKENS = 256
+MAX_TOKENS = 256
 """The most tokens of an answer that are compared."""
 
 
@@ -84,8 +84,8 @@ def _jobs(arguments: argparse.Namespace, settings: dict[str, Any]) -> list[Job]:
         raise OptionError(f"--agreement {arguments.agreement} should be above 0 and below 1, such as 0.95")
     if arguments.most < 1:
         raise OptionError(f"--most {arguments.most} should be at least 1")
-    if not 1 <= arguments.tokens <= MOST_TOKENS:
-        raise OptionError(f"--tokens {arguments.tokens} should be from 1 to {MOST_TOKENS}")
+    if not 1 <= arguments.tokens <= MAX_TOKENS:
+        raise OptionError(f"--tokens {arguments.tokens} should be from 1 to {MAX_TOKENS}")
     try:
         ratios = tuple(sorted({float(ratio) for ratio in arguments.ratios.split(",")}))
     except ValueError:

@@ -155,8 +155,8 @@ def test_broken_lines_of_any_number_take_bounded_memory():
     broken = lines.BrokenLines()
     for number in range(10_000):
         broken.note(lines.Place("log", number), f"reason {number}")
-    assert broken.reasons.total() == 10_000 and len(broken.first) == lines.MOST_NAMED
-    assert broken.reasons["other reasons"] == 10_000 - lines.MOST_REASONS
+    assert broken.reasons.total() == 10_000 and len(broken.first) == lines.MAX_NAMED
+    assert broken.reasons["other reasons"] == 10_000 - lines.MAX_REASONS
 
 
 def test_damaged_compressed_data_end_the_file(read):

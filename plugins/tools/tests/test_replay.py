@@ -3,13 +3,14 @@
 import numpy as np
 import pytest
 from blendhub_tools.analysis.analyzer import Analyzer
-from blendhub_tools.analysis.replay import BLOCK_TOKENS, MOST_SLOTS, PrefixCache, Replay
+from blendhub_tools.analysis.replay import BLOCK_TOKENS, MAX_SLOTS, PrefixCache, Replay
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from blendhub import PluginHost
 from blendhub.core.layout import MIN_DONOR_CONTEXT, MIN_SAVED_TOKENS
-from blendhub.core.spans import NOWHERE, Span, gaps
+from blendhub.core.provenance import Provenance
+from blendhub.core.spans import Span, gaps
 from blendhub.hub.config import HubConfig
 from blendhub.hub.embedded import HubInThread
 
@@ -74,7 +75,7 @@ LOGS = st.builds(
 @settings(max_examples=40, deadline=None)
 @given(LOGS)
 def test_what_was_seen_before_is_found_to_the_token_and_a_prefix_cache_has_the_common_beginning(prompts):
-    replay, prefix_cache = Replay(HOST, MOST_SLOTS, min_donor_context=0), PrefixCache(2**20)
+    replay, prefix_cache = Replay(HOST, MAX_SLOTS, min_donor_context=0), PrefixCache(2**20)
     assert [sum(reused_of(replay, prompt)) for prompt in prompts] == list(seen_before(prompts))
     in_blocks = [length // BLOCK_TOKENS * BLOCK_TOKENS for length in common_beginnings(prompts)]
     assert [prefix_cache.play(prompt) for prompt in prompts] == in_blocks
@@ -93,7 +94,7 @@ def test_the_analyzer_adds_up_what_was_played():
     for prompt in prompts:
         analyzer.add(prompt)
     assert analyzer.prompts == 20 and analyzer.tokens == sum(map(len, prompts))
-    replay = Replay(HOST, MOST_SLOTS)
+    replay = Replay(HOST, MAX_SLOTS)
     for prompt in prompts:
         replay.play(prompt)
     assert analyzer.arenas[-1].reused == replay.reused and sum(replay.reused) > 0.9 * sum(seen_before(prompts))
@@ -103,7 +104,7 @@ def test_the_analyzer_adds_up_what_was_played():
 def test_what_was_blended_is_settled_behind_the_same_prefix():
     random = np.random.default_rng(11)
     document, start, answer, question = (text(random, length) for length in (600, 70, 80, 90))
-    replay = Replay(HOST, MOST_SLOTS, min_donor_context=0)
+    replay = Replay(HOST, MAX_SLOTS, min_donor_context=0)
     seen = [
         reused_of(replay, np.concatenate(parts))
         for parts in ([document], [start, document], [start, document, answer, question])
@@ -141,8 +142,8 @@ def test_a_real_hub_finds_and_evicts_the_same(slots):
 def serve(engine, prompt, matches):
     """Store what an engine computes and blends of a prompt."""
 
-    def store(span, **origin):
-        reserved = engine.reserve(prompt, span, **{"movable_from": MIN_DONOR_CONTEXT, **origin})
+    def store(span, kind="exact"):
+        reserved = engine.reserve(prompt, span, provenance=Provenance(kind, donates_from=MIN_DONOR_CONTEXT))
         if reserved.right:
             engine.commit(reserved.right, reserved.span.end)
 
@@ -151,10 +152,10 @@ def serve(engine, prompt, matches):
         if gap.end <= approximate:
             store(gap)
         elif gap.end == len(prompt) or len(gap) >= MIN_SAVED_TOKENS:
-            store(gap, exact=False)
+            store(gap, "after_blended")
     moved = [match.span for match in matches if match.moved]
     if moved:
-        store(Span(moved[0].start, moved[-1].end), exact=False, movable_from=NOWHERE)
+        store(Span(moved[0].start, moved[-1].end), "blended")
 
 
 def test_a_prompt_larger_than_the_arena_is_played():

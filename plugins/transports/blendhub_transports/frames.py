@@ -24,7 +24,7 @@ REQUEST: Final = 0
 REPLY: Final = 1
 ERROR: Final = 2
 
-MOST_BYTES: Final = 2**26 + 2**20
+MAX_BYTES: Final = 2**26 + 2**20
 """The most of a message with its payload: the largest prompt that a hub takes, 2**24 tokens, and what is said of it."""
 LONGEST_SENTENCE: Final = 4000
 
@@ -97,8 +97,8 @@ def decode(header: Header, parts: Sequence[memoryview], codec: Codec, *, reader:
 
 
 def check_size(n_bytes: int, what: str) -> None:
-    if n_bytes > MOST_BYTES:
-        raise ProtocolError(f"a message of {n_bytes:,} bytes; at most {MOST_BYTES:,} are {what}")
+    if n_bytes > MAX_BYTES:
+        raise ProtocolError(f"a message of {n_bytes:,} bytes; at most {MAX_BYTES:,} are {what}")
 
 
 def _flat(buffer: Buffer) -> memoryview:

@@ -17,7 +17,7 @@ log = logging.getLogger("blendhub.transports")
 
 LINGER_MS = 200
 """How long a closing server waits until its last replies are read."""
-MOST_UNREAD = 1000
+MAX_UNREAD = 1000
 """Replies that wait for a client that does not read them. It loses those beyond."""
 BATCH = 64
 """Requests that are read in one turn before other callbacks of the loop run."""
@@ -39,8 +39,8 @@ class ZmqServer(Server):
         self._router = self._context.socket(zmq.ROUTER)
         try:
             for option, value in (
-                (zmq.LINGER, LINGER_MS), (zmq.SNDHWM, MOST_UNREAD), (zmq.RCVHWM, MOST_UNREAD),
-                (zmq.MAXMSGSIZE, frames.MOST_BYTES + frames.HEADER_BYTES), (zmq.USE_FD, self._file.socket.fileno()),
+                (zmq.LINGER, LINGER_MS), (zmq.SNDHWM, MAX_UNREAD), (zmq.RCVHWM, MAX_UNREAD),
+                (zmq.MAXMSGSIZE, frames.MAX_BYTES + frames.HEADER_BYTES), (zmq.USE_FD, self._file.socket.fileno()),
             ):  # fmt: skip
                 self._router.setsockopt(option, value)
             self._router.bind(endpoint)

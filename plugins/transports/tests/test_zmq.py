@@ -107,17 +107,17 @@ def test_a_server_that_stands_still_blocks_no_caller(path, connection):
 
 
 def test_a_client_that_does_not_read_loses_replies_and_blocks_no_other(running, connection, stranger):
-    for number in range(3 * server.MOST_UNREAD):
+    for number in range(3 * server.MAX_UNREAD):
         stranger.send_multipart(request(number, [bytes(2**12)]))
     check_echo(connection, "well served")
     until = time.monotonic() + 10
-    while running.service.started <= 3 * server.MOST_UNREAD and time.monotonic() < until:
+    while running.service.started <= 3 * server.MAX_UNREAD and time.monotonic() < until:
         check_echo(connection, "well served")
     received = 0
     while stranger.poll(500):
         stranger.recv_multipart()
         received += 1
-    assert 0 < received < 3 * server.MOST_UNREAD
+    assert 0 < received < 3 * server.MAX_UNREAD
 
 
 def test_a_client_that_sends_more_than_it_may_is_answered_busy(running, stranger):
@@ -131,7 +131,7 @@ def test_the_loop_goes_on_while_a_client_floods_the_server_or_nests_a_message_de
     nested = client_codec().encode(EchoRequest())[:1].replace(b"\x81", b"\x82") + b"\xa1x" + b"\x91" * 100_000
     stranger.send_multipart(frames.encode(1, frames.REQUEST, 1, time.monotonic() + 30, nested, []))
     assert frames.read_header(memoryview(stranger.recv())).kind == frames.ERROR
-    n_broken, refused = server.MOST_UNREAD, [1]
+    n_broken, refused = server.MAX_UNREAD, [1]
 
     def beat() -> None:
         refused.append(running.server.refused)
@@ -150,7 +150,7 @@ def test_the_loop_goes_on_while_a_client_floods_the_server_or_nests_a_message_de
 
 def test_what_is_too_large_or_no_buffer_is_sent_by_no_client_and_taken_from_none(running, connection, stranger):
     with pytest.raises(ProtocolError, match="at most 68,157,440"):
-        submit(connection, "", [bytes(frames.MOST_BYTES)])
+        submit(connection, "", [bytes(frames.MAX_BYTES)])
     unsuitable: list[Any] = ["text", memoryview(b"abcdef")[::2]]
     for buffer in unsuitable:
         with pytest.raises(InvalidInput, match="contiguous"):

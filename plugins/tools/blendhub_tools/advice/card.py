@@ -15,7 +15,7 @@ from blendhub_tools.advice.choice import agreed, agreement
 from blendhub_tools.advice.judge import FIRST, KL, NATS, RIGHT
 from blendhub_tools.advice.outcomes import Comparison, Outcome, accuracy, interval
 
-LEAST_LOSS = 0.001
+MIN_LOSS = 0.001
 
 
 class Measured(msgspec.Struct, frozen=True):
@@ -33,7 +33,7 @@ class Measured(msgspec.Struct, frozen=True):
         moved = [share for share, asked in zip(ours.recomputed, ours.asked, strict=True) if asked[KL]]
         low, high = wilson(*agreed(ours))
         most_lost, least_lost = interval(ours, NATS)
-        compared = Comparison(ours, self.full, self.reuse or ours, LEAST_LOSS)
+        compared = Comparison(ours, self.full, self.reuse or ours, MIN_LOSS)
         won_back, limits = compared.share([NATS]), compared.interval([NATS])
         first_token_s = statistics.median(ours.first_token_s)
         return _line(

@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-LEAST_LOSS = 0.05
+MIN_LOSS = 0.05
 """A smaller loss has no share won back: a few questions would decide it."""
 RESAMPLES = 400
 
@@ -56,7 +56,7 @@ def interval(outcome: Outcome, column: int) -> tuple[float, float]:
     return _middle(_means(outcome, [column], _draws(outcome)))
 
 
-def won_back(ours: float, full: float, reuse: float, least: float = LEAST_LOSS) -> float | None:
+def won_back(ours: float, full: float, reuse: float, least: float = MIN_LOSS) -> float | None:
     """The share of what reuse loses against full prefill; None where it loses next to nothing."""
     return (ours - reuse) / (full - reuse) if full - reuse >= least else None
 
@@ -67,7 +67,7 @@ class Comparison(msgspec.Struct):
     ours: Outcome
     full: Outcome
     reuse: Outcome
-    least: float = LEAST_LOSS
+    least: float = MIN_LOSS
 
     def share(self, columns: Sequence[int]) -> float | None:
         """What is won back of the mean score in these columns."""

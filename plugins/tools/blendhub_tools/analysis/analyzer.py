@@ -8,7 +8,7 @@ from blendhub.framework.host import PluginHost
 from blendhub_tools.analysis.formats import Prompt
 from blendhub_tools.analysis.lines import BrokenLine
 from blendhub_tools.analysis.logs import Logs
-from blendhub_tools.analysis.replay import CHUNK_TOKENS, MOST_SLOTS, PrefixCache, Replay
+from blendhub_tools.analysis.replay import CHUNK_TOKENS, MAX_SLOTS, PrefixCache, Replay
 from blendhub_tools.analysis.tokenizing import Encoder, encode
 
 
@@ -25,9 +25,9 @@ class Analyzer:
         """``arenas``: sizes in chunks; the largest that can be played is added. ``vllm_cache_tokens``: the size of
         vLLM's own cache; None: as large as the largest arena.
         """
-        sizes = sorted({*(size for size in arenas if size < MOST_SLOTS), MOST_SLOTS})
+        sizes = sorted({*(size for size in arenas if size < MAX_SLOTS), MAX_SLOTS})
         self.arenas = [Replay(host, size, min_donor_context) for size in sizes]
-        self.prefix_cache = PrefixCache(vllm_cache_tokens or MOST_SLOTS * CHUNK_TOKENS)
+        self.prefix_cache = PrefixCache(vllm_cache_tokens or MAX_SLOTS * CHUNK_TOKENS)
         self.prompts = self.tokens = self.prefix_tokens = 0
         """The prompts, their tokens, and those of them that a prefix cache alone reuses."""
 

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 from blendhub.core.errors import InvalidInput
 
-MOST_NAMED = 20
-MOST_REASONS = 50
+MAX_NAMED = 20
+MAX_REASONS = 50
 
 
 class BrokenLine(InvalidInput):
@@ -40,9 +40,9 @@ class BrokenLines:
         """The place of each of the first broken lines, and why it is broken."""
 
     def note(self, place: Place, reason: str) -> None:
-        is_counted = reason in self.reasons or len(self.reasons) < MOST_REASONS
+        is_counted = reason in self.reasons or len(self.reasons) < MAX_REASONS
         self.reasons[reason if is_counted else "other reasons"] += 1
-        if len(self.first) < MOST_NAMED:
+        if len(self.first) < MAX_NAMED:
             self.first.append(f"{place} {reason}")
 
 

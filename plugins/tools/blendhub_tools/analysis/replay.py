@@ -10,18 +10,19 @@ from typing import NamedTuple, cast
 
 from blendhub.contracts import RunKey
 from blendhub.core.layout import DEFAULT_MATCHERS, MIN_DONOR_CONTEXT, MIN_SAVED_TOKENS, KVLayout, Namespace
-from blendhub.core.spans import NOWHERE, Match, Span, gaps
+from blendhub.core.provenance import Provenance
+from blendhub.core.spans import Match, Span, gaps
 from blendhub.core.tokens import Tokens
 from blendhub.framework.host import PluginHost
 from blendhub.hub.index.match_queues import MatchThreads
-from blendhub.hub.index.namespace_index import Chunk, NamespaceIndex, Origin, Run, content_of
-from blendhub.hub.limits import MOST_SLOTS_OF_AN_ARENA
+from blendhub.hub.index.namespace_index import NamespaceIndex, Run
+from blendhub.hub.limits import MAX_SLOTS_OF_AN_ARENA
 from blendhub.hub.memory.arena import Arena
 from blendhub.hub.memory.cache import Cache
 from blendhub.hub.memory.extents import Extents
 
 CHUNK_TOKENS = 256
-MOST_SLOTS = MOST_SLOTS_OF_AN_ARENA
+MAX_SLOTS = MAX_SLOTS_OF_AN_ARENA
 """67 million tokens: with more than the largest arena that a hub can have, memory would not be bounded."""
 
 ALL_AT_ONCE = 2**62
@@ -86,28 +87,27 @@ class Replay:
         approximate = next((match.span.start for match in matches if not match.exact), n)
         for gap in gaps(Span(0, n), (match.span for match in matches)):
             if gap.end <= approximate:
-                self._store_run(tokens, gap, Origin(movable_from=self._movable_from))
+                self._store_run(tokens, gap, Provenance(donates_from=self._movable_from))
             elif gap.end == n or len(gap) >= MIN_SAVED_TOKENS:
-                self._store_run(tokens, gap, Origin(exact=False, movable_from=self._movable_from))
+                self._store_run(tokens, gap, Provenance("after_blended", donates_from=self._movable_from))
         moved = [match.span for match in matches if match.moved]
         if moved:
-            self._store_run(tokens, Span(moved[0].start, moved[-1].end), Origin(exact=False, movable_from=NOWHERE))
+            self._store_run(tokens, Span(moved[0].start, moved[-1].end), Provenance("blended"))
 
-    def _store_run(self, tokens: Tokens, span: Span, origin: Origin) -> None:
+    def _store_run(self, tokens: Tokens, span: Span, provenance: Provenance) -> None:
         namespace = self.index.namespace
         id = next(self._ids)
-        run = Run(id, self.index, span.start, origin, RunKey(self.index.digest, str(id)))
-        chunks, offsets = [], []
+        run = Run(id, self.index, span.start, provenance, RunKey(self.index.digest, str(id)))
+        parts, offsets = [], []
         for part in namespace.chunks_of(span):
             offset = self.cache.allocate(namespace.slot_bytes)
             if offset is None:
                 break
-            chunks.append(Chunk(run, part, None, content_of(self.index.digest, tokens, part)))
+            parts.append(part)
             offsets.append(offset)
-        if not chunks:
+        if not parts:
             return
-        self.index.publish(run, tokens, chunks)
-        for chunk, offset in zip(chunks, offsets, strict=True):
+        for chunk, offset in zip(self.index.publish(run, tokens, parts), offsets, strict=True):
             self.cache.insert(chunk, offset)
 
 

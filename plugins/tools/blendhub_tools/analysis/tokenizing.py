@@ -11,7 +11,7 @@ import numpy as np
 
 from blendhub.core.errors import BlendHubError, InvalidInput
 from blendhub.core.tokens import Tokens, as_tokens
-from blendhub.hub.limits import MOST_PROMPT_TOKENS
+from blendhub.hub.limits import MAX_PROMPT_TOKENS
 from blendhub_tools.analysis.formats import Prompt
 from blendhub_tools.analysis.lines import BrokenLine
 
@@ -35,8 +35,8 @@ def _checked(tokens: Encoded) -> Encoded:
         return tokens
     if not tokens.size:
         return BrokenLine("is empty")
-    if tokens.size > MOST_PROMPT_TOKENS:
-        return BrokenLine(f"has more than {MOST_PROMPT_TOKENS:,} tokens, which hubs refuse (max_prompt_tokens)")
+    if tokens.size > MAX_PROMPT_TOKENS:
+        return BrokenLine(f"has more than {MAX_PROMPT_TOKENS:,} tokens, which hubs refuse (max_prompt_tokens)")
     return tokens
 
 

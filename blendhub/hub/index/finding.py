@@ -1,0 +1,64 @@
+"""What is stored of a prompt, and where it is: the answer to a lookup and to a preview."""
+
+import asyncio
+from collections.abc import Awaitable
+from functools import partial
+
+from blendhub.core.spans import Match, Span, join_spans
+from blendhub.core.tokens import Tokens
+from blendhub.hub.index.namespace_index import NamespaceIndex, StoredText
+
+
+class Finding:
+    """The parts of a prompt's matches that lie in one chunk each, of which some are in the store only."""
+
+    __slots__ = ("_index", "_skip_prefix", "_stored", "in_arena", "in_store", "parts", "staying")
+
+    def __init__(self, index: NamespaceIndex, stored: StoredText, skip_prefix: int) -> None:
+        self._index = index
+        self._stored = stored
+        self._skip_prefix = skip_prefix
+        self.staying = stored.staying
+        self.locate()
+
+    def locate(self) -> None:
+        """Tell anew where it is. Chunks that were dropped meanwhile are left out."""
+        self.parts = self._index.cut_at_chunks(self._stored.matches, self._skip_prefix)
+        self.in_arena = [part for part in self.parts if part.chunk.offset is not None]
+        self.in_store = [part for part in self.parts if part.chunk.offset is None]
+
+    @property
+    def matches(self) -> tuple[Match, ...]:
+        """The matches that are in the arena, no longer cut at chunk borders."""
+        whole: list[Match] = []
+        first = last = None
+        for part in self.in_arena:
+            if first and last and (part.match is not first.match or part.start != last.end):
+                whole.append(first.match.part(first.start, last.end))
+                first = None
+            first, last = first or part, part
+        if first and last:
+            whole.append(first.match.part(first.start, last.end))
+        return tuple(whole)
+
+    @property
+    def on_the_way(self) -> tuple[Span, ...]:
+        """The spans of the prompt that only the store has; neighbours are joined."""
+        return tuple(join_spans(Span(part.start, part.end) for part in self.in_store))
+
+
+def find(
+    index: NamespaceIndex, tokens: Tokens, settled: float | None = None, skip_prefix: int = 0
+) -> Finding | Awaitable[Finding]:
+    """What is stored of these tokens; if the namespace's queue is not done with it at once, later.
+
+    ``settled``: the least share that was recomputed in settled KV; None: none is found.
+    """
+    stored = index.queue.ask(partial(index.look_up, tokens, settled), len(tokens))
+    if isinstance(stored, asyncio.Future):
+        return _find_later(index, stored, skip_prefix)
+    return Finding(index, stored, skip_prefix)
+
+
+async def _find_later(index: NamespaceIndex, stored: "asyncio.Future[StoredText]", skip_prefix: int) -> Finding:
+    return Finding(index, await stored, skip_prefix)
