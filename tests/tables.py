@@ -100,7 +100,7 @@ def tables() -> dict[tuple[str, str], Rows]:
         ("explain.md", "| letter | what | why |"): lambda _: [
             f"| `{LETTERS[fate]}` | {fate.label} | {WHY[fate]} |" for fate in Fate
         ],
-        ("explain.md", "| `--json` | why |"): lambda _: [f"| `{why}` | {why.sentence} |" for why in Why],
+        ("explain.md", "| `--json` | why |"): lambda _: [f"| `{why}` | {why.message} |" for why in Why],
         ("peers.md", "### What differs of vLLM's"): partial(rows_of_differences, "vllm"),
         ("peers.md", "### What differs of LMCache's"): partial(rows_of_differences, "lmcache"),
         ("watch.md", "## The hub's metrics"): lambda _: [

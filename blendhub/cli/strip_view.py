@@ -58,7 +58,7 @@ def _show_not_reused(computed: Sequence[NotReused]) -> None:
     print(f"{'tokens of the prompt':>25} {'tokens':>10}  why it was not reused")
     for stretch in longest(computed, LONGEST_LIST):
         place = f"{stretch.span.start:,} to {stretch.span.end:,}"
-        print(f"{place:>25} {len(stretch.span):>10,}  {stretch.why.sentence}")
+        print(f"{place:>25} {len(stretch.span):>10,}  {stretch.code.message}")
     if len(computed) > LONGEST_LIST:
         print(f"and {len(computed) - LONGEST_LIST:,} shorter ones")
 

@@ -157,8 +157,8 @@ class HubInProcess(EmbeddedHub):
             self.pid = int(lines.readline() or 0) or None
             line = lines.readline()
         except TimeoutError:
-            why = f"its process did not answer in {START_TIMEOUT_S:g} s"
-            raise HubError(f"the hub did not start: {why}") from None
+            text = f"the hub did not start: its process did not answer in {START_TIMEOUT_S:g} s"
+            raise HubError(text) from None
         except OSError:
             line = b""
         if not line:

@@ -11,7 +11,7 @@ from blendhub.outcome.fates import Fate, Stretch, stretches_of
 
 
 class Why(StrEnum):
-    """Why stored KV was not used, or that there was none: of a whole request, or of a stretch."""
+    """The code of why stored KV was not used, or that there was none: of a whole request, or of a stretch."""
 
     NOTHING_STORED = "nothing_stored"
     NOTHING_EXACT = "nothing_exact"
@@ -38,11 +38,11 @@ class Why(StrEnum):
     MODEL = "model"
 
     @property
-    def sentence(self) -> str:
-        return SENTENCES[self]
+    def message(self) -> str:
+        return MESSAGES[self]
 
 
-SENTENCES = {
+MESSAGES = {
     Why.NOTHING_STORED: "it is not stored, or not any more, or in pieces shorter than a matcher finds "
     "(min_match_tokens)",
     Why.NOTHING_EXACT: "it is stored elsewhere or behind other text, and this request moves no text",
@@ -71,26 +71,26 @@ SENTENCES = {
 }
 
 
-WHYS = list(Why)
-NO_REASON = -1
+CODES = list(Why)
+NO_CODE = -1
 
 
 class NotReused(msgspec.Struct, frozen=True, array_like=True):
     """A stretch of a prompt that was computed."""
 
     span: Span
-    why: Why
+    code: Why
 
 
 def not_reused(plan: Sequence[Stretch], unused: Iterable[NotReused]) -> list[NotReused]:
     """The stretches of a prompt that were computed, with the reasons. Where reasons overlap, the later one counts."""
-    reasons = np.full(plan[-1].span.end if plan else 0, NO_REASON, np.int8)
+    codes = np.full(plan[-1].span.end if plan else 0, NO_CODE, np.int8)
     for stretch in unused:
-        reasons[stretch.span.start : stretch.span.end] = WHYS.index(stretch.why)
+        codes[stretch.span.start : stretch.span.end] = CODES.index(stretch.code)
     for part in plan:
         if part.fate not in (Fate.HOLE, Fate.COMPUTED):
-            reasons[part.span.start : part.span.end] = NO_REASON
-    return [NotReused(span, WHYS[number]) for span, number in stretches_of(reasons) if number != NO_REASON]
+            codes[part.span.start : part.span.end] = NO_CODE
+    return [NotReused(span, CODES[number]) for span, number in stretches_of(codes) if number != NO_CODE]
 
 
 def longest(computed: Sequence[NotReused], most: int) -> list[NotReused]:

@@ -46,8 +46,8 @@ def check_found(
     used = positions([match.span for match in found.matches] + [*found.on_the_way])
     size = max(matcher.guaranteed_tokens for matcher in index._matchers.by_use[Use.REUSE])
     movable = (part for part in parts if len(part.span) >= size and part.source >= part.run.provenance.movable_from)
-    told = {(position, text.why) for text in found.staying for position in range(text.span.start, text.span.end)}
-    later = {position for position, why in told if why is Why.SHALLOW}
+    told = {(position, text.code) for text in found.staying for position in range(text.span.start, text.span.end)}
+    later = {position for position, code in told if code is Why.SHALLOW}
     assert positions(part.span for part in movable) - set(range(skip_prefix)) <= used | later, "what may move is hidden"
     if settled is None and not skip_prefix and not found.on_the_way:
         check_staying(parts, prompt, found, size, {position for position, _ in told})
@@ -75,7 +75,7 @@ def check_staying(parts: list[Stretch], prompt: Tokens, found: wire.Found, size:
     must_be_told = positions(part.span for part in staying if len(part.span) >= size) - positions(matches)
     assert must_be_told <= told, "a text that stays is no reason"
     for text in found.staying:
-        if text.why is Why.NOT_DONATED:
+        if text.code is Why.NOT_DONATED:
             held = positions(part.span for part in staying if not part.run.provenance.is_movable)
             assert positions([text.span]) <= held, "all that is stored of it was donated"
 

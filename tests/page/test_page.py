@@ -118,7 +118,7 @@ def test_a_request_opens_by_the_keyboard_with_a_strip_in_its_colours_its_sources
     assert cells == ["100 to 300", "11", "100 to 300", "exact", "340 to 900", "12", "40 to 600", "moved"]
     assert any("the selector chose to recompute" in text for text in texts(shown, "td.why"))
     cells = texts(shown, "#requests details[open] .wide:last-child td")
-    nothing, last = Why.NOTHING_STORED.sentence, Why.LAST.sentence
+    nothing, last = Why.NOTHING_STORED.message, Why.LAST.message
     assert cells == ["300 to 340", "40", nothing, "900 to 999", "99", nothing, "999 to 1,000", "1", last]
 
 

@@ -156,7 +156,7 @@ def test_what_is_sooner_computed_than_blended_is_computed(n_moved, pays):
     choice = timed([Match(Span(0, n_moved), 1, 900, False)], n_moved + 5)
     assert bool(choice.decision) is pays
     if not pays:
-        assert choice.refusal.why == "too_slow" and choice.unused[0].why == "too_slow"
+        assert choice.refusal.why == "too_slow" and choice.unused[0].code == "too_slow"
         expected = "about 65.9 ms with reuse up to token 39, and 43.0 ms without; policy.min_reused_tokens"
         assert expected in choice.refusal.reason
     # A number of tokens decides where times could not be measured, or it was asked for.
@@ -181,7 +181,7 @@ def test_text_that_is_sooner_computed_does_not_keep_exact_text_from_being_reused
 def test_exact_text_is_not_loaded_where_computing_it_is_sooner_done():
     exact = [Match(Span(0, 10), 1, 0, True)]
     choice = timed(exact)
-    assert choice.decision is None and choice.refusal.why == choice.unused[0].why == "too_slow"
+    assert choice.decision is None and choice.refusal.why == choice.unused[0].code == "too_slow"
     assert timed([Match(Span(0, 40), 1, 0, True)]).decision
 
 

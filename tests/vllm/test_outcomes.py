@@ -55,7 +55,7 @@ def looked_up(found):
 def reasons(outcome):
     """The stretches that were computed, as where each begins and why, and where the last one ends."""
     stretches = not_reused(outcome.strip(), outcome.unused)
-    return [(stretch.span.start, stretch.span.end, stretch.why) for stretch in stretches]
+    return [(stretch.span.start, stretch.span.end, stretch.code) for stretch in stretches]
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from blendhub.hub.http.owner import is_own
 from blendhub.hub.limits import MAX_KEPT_REPORTS
 from blendhub.hub.service import HubService
 from blendhub.outcome.fates import COLOURS, WHY, Fate, count, shortened
-from blendhub.outcome.reasons import SENTENCES, longest, not_reused
+from blendhub.outcome.reasons import MESSAGES, longest, not_reused
 from blendhub.outcome.report import Outcome
 
 FILES = Path(__file__).parent / "page"
@@ -67,7 +67,7 @@ def pages(service: HubService) -> Starlette:
             "engine": engine,
             "reports": await asyncio.to_thread(lambda encoded: list(map(_as_shown, encoded)), reports.encoded(engine)),
             "fates": [{"name": fate, "label": fate.label, "colour": COLOURS[fate], "why": WHY[fate]} for fate in Fate],
-            "whys": SENTENCES,
+            "messages": MESSAGES,
         }
         return Response(msgspec.json.encode(page), media_type=JSON)
 

@@ -199,8 +199,8 @@ class NamespaceIndex:
         if self._matchers.has_any(Use.STAYING) and max(map(len, holes), default=0) >= MIN_SAVED_TOKENS:
             for match in (match for answer in self._matchers.match(tokens, Use.STAYING) for match in answer):
                 if run := self.runs.get(match.run):
-                    why = Why.SHALLOW if run.provenance.is_movable else Why.NOT_DONATED
-                    staying += [NotReused(gap, why) for gap in gaps(match.span, used)]
+                    code = Why.SHALLOW if run.provenance.is_movable else Why.NOT_DONATED
+                    staying += [NotReused(gap, code) for gap in gaps(match.span, used)]
         return StoredText(matches, staying)
 
     def match(self, tokens: Tokens, settled: float | None = None) -> list[Match]:

@@ -94,7 +94,7 @@ def decide(
 def _reach(found: Found, n_positions: int | None, *, blend: bool) -> tuple[list[Match], list[NotReused]]:
     """The parts of matches that a request may use, and the reasons of all other text that is stored."""
     reachable: list[Match] = []
-    unused = [NotReused(text.span, text.why if blend else Why.NOTHING_EXACT) for text in found.staying]
+    unused = [NotReused(text.span, text.code if blend else Why.NOTHING_EXACT) for text in found.staying]
     for match in found.matches:
         if not (match.exact or blend):
             unused.append(NotReused(match.span, Why.NOTHING_EXACT))
@@ -128,8 +128,8 @@ def _too_little(found: Found, local: int, reused: int, least: int, *, blend: boo
     if found.staying and not found.matches:
         first, n_tokens = found.staying[0], total(text.span for text in found.staying)
         return Refusal(
-            Why.SHALLOW if first.why is Why.SHALLOW else Why.NOT_DONATED,
-            f"{n_tokens} tokens are not moved: {first.why.sentence}",
+            Why.SHALLOW if first.code is Why.SHALLOW else Why.NOT_DONATED,
+            f"{n_tokens} tokens are not moved: {first.code.message}",
         )
     beyond = f" beyond the {local} in vLLM's own cache" if local else ""
     limit = f"; policy.min_reused_tokens is {least}" if least > 1 else ""

@@ -146,7 +146,7 @@ class LoadScheduler:
             return None
         if not n_external:
             if state.stage is Stage.FOUND:
-                self._reports.refuse(state, Refusal(Why.OTHER_CONNECTOR, Why.OTHER_CONNECTOR.sentence))
+                self._reports.refuse(state, Refusal(Why.OTHER_CONNECTOR, Why.OTHER_CONNECTOR.message))
             return None
         claimed = decision.end - state.engine_tokens
         assert n_external == claimed, f"vLLM takes {n_external} of the {claimed} tokens that BlendHub has claimed"

@@ -144,8 +144,8 @@ function details(report) {
     parts.push(table(
       "Why stretches were not reused" + (more > 0 ? `, without ${number(more)} shorter ones` : ""),
       ["tokens of the prompt", "tokens", "why"],
-      computed.map(([[start, end], why]) => [
-        `${number(start)} to ${number(end)}`, number(end - start), page.whys[why] ?? why,
+      computed.map(([[start, end], code]) => [
+        `${number(start)} to ${number(end)}`, number(end - start), page.messages[code] ?? code,
       ]),
     ));
   }
