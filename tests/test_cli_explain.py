@@ -66,9 +66,9 @@ def test_a_request_is_shown_with_its_strip_its_counts_its_sources_and_why_it_was
     assert "8 to 24 11 8 to 24 exact" in words and "28 to 72 12 4 to 48 moved" in words
     at = next(number for number, line in enumerate(lines) if line.endswith("why it was not reused"))
     assert [re.split(r"  +", line.strip()) for line in lines[at + 1 :]] == [
-        ["24 to 28", "4", Why.NOTHING_STORED.sentence],
-        ["72 to 79", "7", Why.NOTHING_STORED.sentence],
-        ["79 to 80", "1", Why.LAST.sentence],
+        ["24 to 28", "4", Why.NOTHING_STORED.message],
+        ["72 to 79", "7", Why.NOTHING_STORED.message],
+        ["79 to 80", "1", Why.LAST.message],
     ]
     assert explain("cmpl-8").splitlines()[-1] == "why: the hub has too little of it"
     outcome = json.loads(explain("cmpl-9", "--json"))
@@ -105,8 +105,8 @@ def test_a_prompt_shows_what_would_be_reused_of_it_now(explain, tmp_path):
     (source,) = (line for line in lines if line.endswith("moved"))
     assert source.split()[:3] == ["64", "to", "320"] and source.endswith("0 to 256  moved")
     assert [re.split(r"  +", line.strip())[::2] for line in lines[-2:]] == [
-        ["0 to 64", Why.NOTHING_STORED.sentence],
-        ["320 to 384", Why.NOTHING_STORED.sentence],
+        ["0 to 64", Why.NOTHING_STORED.message],
+        ["320 to 384", Why.NOTHING_STORED.message],
     ]
 
 

@@ -44,7 +44,7 @@ def check_found(
     must_be_exact = positions(part.span for part in behind if part.run.provenance.is_exact)
     assert must_be_exact - set(range(skip_prefix)) <= positions(exact), "exact KV is hidden"
     used = positions([match.span for match in found.matches] + [*found.on_the_way])
-    size = max(matcher.guaranteed_tokens for matcher in index._matchers.by_use[Use.REUSE])
+    size = max(matcher.guaranteed_tokens for matcher in index.matchers.by_use[Use.REUSE])
     movable = (part for part in parts if len(part.span) >= size and part.source >= part.run.provenance.movable_from)
     told = {(position, text.code) for text in found.staying for position in range(text.span.start, text.span.end)}
     later = {position for position, code in told if code is Why.SHALLOW}

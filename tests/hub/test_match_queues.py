@@ -21,7 +21,7 @@ class SlowNamespace:
 
     def __init__(self, hub, member):
         self.hub, self.member = hub, member
-        self.queue, matcher = hub.index.queue, hub.index._matchers.by_use[Use.REUSE][1]
+        self.queue, matcher = hub.index.queue, hub.index.matchers.by_use[Use.REUSE][1]
         self.matched, self.begun, self.may_end = [], threading.Event(), threading.Event()
         find = matcher.match
 
@@ -99,7 +99,7 @@ def test_a_matcher_that_does_not_tell_its_memory_leaves_the_hubs_figures_as_they
     def fail(matcher):
         raise KeyError("a fault of the matcher")
 
-    monkeypatch.setattr(type(hub.index._matchers.by_use[Use.REUSE][1]), "nbytes", property(fail))
+    monkeypatch.setattr(type(hub.index.matchers.by_use[Use.REUSE][1]), "nbytes", property(fail))
     hub.join("other").store(tokens(2, CHUNK), variant=Variant(cache_salt="salt"))
     gauges = hub.ask(wire.Stats()).gauges
     assert gauges["matcher_bytes"] == before > 0 and gauges["chunks"] == 5
@@ -115,7 +115,7 @@ def test_a_matcher_that_cannot_discard_stops_no_eviction(make_hub, monkeypatch, 
         raise KeyError("a fault of the matcher")
 
     with monkeypatch.context() as trouble:
-        trouble.setattr(hub.index._matchers.by_use[Use.REUSE][1], "discard", fail)
+        trouble.setattr(hub.index.matchers.by_use[Use.REUSE][1], "discard", fail)
         assert len(member.store(tokens(2, 4 * CHUNK)).slots) == 4
     assert "did not reach a matcher: 'a fault of the matcher'" in caplog.text
     assert member.read(tokens(2, 4 * CHUNK)) == 4 * CHUNK

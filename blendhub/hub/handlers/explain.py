@@ -1,6 +1,7 @@
 """Answers requests about the fate of earlier prompts, and about what would be found of a prompt now."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from blendhub.client import wire
 from blendhub.contracts.transport import Buffer
@@ -13,26 +14,26 @@ from blendhub.hub.reports import ReportTable
 from blendhub.hub.state import HubState
 
 
+@dataclass(frozen=True)
 class ExplainHandlers:
-    def __init__(self, state: HubState, counters: Counters, reports: ReportTable) -> None:
-        self._state = state
-        self._counters = counters
-        self._reports = reports
+    state: HubState
+    counters: Counters
+    reports: ReportTable
 
     def reported(self, session: Session, message: wire.Reported, payload: Sequence[Buffer]) -> wire.Reply:
-        self._reports.add(session.engine.name, message.outcomes)
+        self.reports.add(session.engine.name, message.outcomes)
         for outcome in message.outcomes:
             if outcome.audit and outcome.is_sample:
-                self._counters.audits[session.engine.base].add(agrees=outcome.audit.agrees)
+                self.counters.audits[session.engine.base].add(agrees=outcome.audit.agrees)
         return wire.Done()
 
     def explain(self, message: wire.Explain, payload: Sequence[Buffer]) -> wire.Reply:
-        engine_and_report = self._reports.find(message.request)
+        engine_and_report = self.reports.find(message.request)
         return wire.Explained(*engine_and_report) if engine_and_report else wire.Explained()
 
     async def preview(self, message: wire.Preview, payload: Sequence[Buffer]) -> wire.Reply:
         tokens, engine = read_tokens(payload), self._engine(message.engine)
-        index = self._state.indexes.find(engine.base, message.variant)
+        index = self.state.indexes.find(engine.base, message.variant)
         if index is None:
             return wire.Previewed(engine.name, engine.namespace.model)
         finding = find(index, tokens)
@@ -47,10 +48,10 @@ class ExplainHandlers:
         )
 
     def _engine(self, name: str) -> EngineEntry:
-        engines = self._state.sessions.engines()
+        engines = self.state.sessions.engines()
         if not name and len(engines) == 1:
             return engines[0]
-        engine = self._state.sessions.engine(name)
+        engine = self.state.sessions.engine(name)
         if engine is None:
             names = ", ".join(engine.name for engine in engines) or "none: start vLLM with this hub"
             raise InvalidInput(

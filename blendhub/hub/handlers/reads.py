@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 
 from blendhub.client import wire
 from blendhub.contracts.transport import Buffer
@@ -17,22 +18,22 @@ from blendhub.outcome.fates import fate_of
 NOTHING = wire.Found()
 
 
+@dataclass(frozen=True)
 class ReadHandlers:
-    def __init__(self, state: HubState, tier: StoreTier | None, counters: Counters, clock: Callable[[], float]) -> None:
-        self._state = state
-        self._tier = tier
-        self._counters = counters
-        self._clock = clock
+    state: HubState
+    tier: StoreTier | None
+    counters: Counters
+    clock: Callable[[], float]
 
     def look_up(
         self, session: Session, message: wire.Lookup, payload: Sequence[Buffer]
     ) -> wire.Reply | Awaitable[wire.Reply]:
         tokens = read_tokens(payload)
-        index = self._state.indexes.find(session.engine.base, message.variant)
+        index = self.state.indexes.find(session.engine.base, message.variant)
         if index is None:
             return NOTHING
         finding = find(index, tokens, message.settled, message.skip_prefix_n_tokens)
-        if isinstance(finding, Finding) and not self._is_to_load(finding, message):
+        if isinstance(finding, Finding) and not (finding.in_store and message.wait_s):
             return self._found(session, message, finding)
         return self._look_up_later(session, message, finding)
 
@@ -40,44 +41,43 @@ class ReadHandlers:
         self, session: Session, message: wire.Lookup, finding: Finding | Awaitable[Finding]
     ) -> wire.Reply:
         """Wait for the matches, and for what only the store has of them."""
-        finding = finding if isinstance(finding, Finding) else await finding
-        if self._is_to_load(finding, message):
+        if isinstance(finding, Finding):
+            finding.locate()  # the loop may have had other work before this
+        else:
+            finding = await finding
+        if finding.in_store and message.wait_s:
             await self._load(finding, message.wait_s)
-        self._state.sessions.get(message.session, message.epoch, self._clock())  # it may have ended meanwhile
+        self.state.sessions.get(message.session, message.epoch, self.clock())  # it may have ended meanwhile
         return self._found(session, message, finding)
-
-    def _is_to_load(self, finding: Finding, message: wire.Lookup) -> bool:
-        """Whether the reply waits for what only the store has."""
-        return bool(message.wait_s and self._tier and finding.in_store)
 
     async def _load(self, finding: Finding, wait_s: float) -> None:
         # Pinned, so that loading chunks does not evict other chunks of the same answer.
         in_arena = {part.chunk for part in finding.in_arena}
         for chunk in in_arena:
-            self._state.cache.pin(chunk)
+            self.state.cache.pin(chunk)
         try:
             await asyncio.wait(self._begin_loads(finding), timeout=wait_s)
         finally:
             for chunk in in_arena:
-                self._state.cache.unpin(chunk)
+                self.state.cache.unpin(chunk)
         finding.locate()
 
     def _begin_loads(self, finding: Finding) -> list["asyncio.Future[None]"]:
         """Start to load what only the store has."""
         chunks = {part.chunk for part in finding.in_store}
-        return [self._tier.reader.begin(chunk) for chunk in chunks] if self._tier else []
+        return [self.tier.reader.begin(chunk) for chunk in chunks] if self.tier else []
 
     def _found(self, session: Session, message: wire.Lookup, finding: Finding) -> wire.Reply:
         """The reply to a lookup, with a lease if requested; chunks that are only in the store are fetched."""
         if finding.parts:
-            self._counters.totals["lookups_that_found"] += 1
+            self.counters.totals["lookups_that_found"] += 1
         for part in finding.parts:
-            self._counters.totals[f"tokens_{fate_of(part.match)}"] += part.end - part.start
+            self.counters.totals[f"tokens_{fate_of(part.match)}"] += part.end - part.start
         lease = None
         if message.lease is not None:
-            lease = self._state.reads.grant(message.lease, session, self._clock(), finding.in_arena)
-        if lease and self._tier:
-            self._tier.writer.reused(lease.chunks)
+            lease = self.state.reads.grant(message.lease, session, self.clock(), finding.in_arena)
+        if lease and self.tier:
+            self.tier.writer.reused(lease.chunks)
         self._begin_loads(finding)
         return wire.Found(
             matches=finding.matches,
@@ -88,9 +88,9 @@ class ReadHandlers:
         )
 
     def release(self, session: Session, message: wire.Release, payload: Sequence[Buffer]) -> wire.Reply:
-        lease = self._state.reads.leases.of_engine(message.lease, session.engine.name)
-        was_deleted = not self._state.cache.erased.isdisjoint(lease.chunks)
-        self._state.reads.end(lease)
+        lease = self.state.reads.leases.of_engine(message.lease, session.engine.name)
+        was_deleted = not self.state.cache.erased.isdisjoint(lease.chunks)
+        self.state.reads.end(lease)
         if was_deleted:
             raise LeaseError(f"what was read under lease {lease.id} was deleted meanwhile, so it must not be used")
         return wire.Done()

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from blendhub.client import wire
 from blendhub.contracts.transport import Buffer, Peer
@@ -14,36 +15,36 @@ SHORTEST_PING_S = 0.01
 PINGS_PER_SILENCE = 5
 
 
+@dataclass(frozen=True)
 class SessionHandlers:
-    def __init__(self, state: HubState, silence_s: float, clock: Callable[[], float]) -> None:
-        self._state = state
-        self._silence_s = silence_s
-        self._clock = clock
+    state: HubState
+    silence_s: float
+    clock: Callable[[], float]
 
     async def register(self, peer: Peer, message: wire.Register, watcher: ProcessWatcher) -> wire.Reply:
-        if self._state.sessions.engine(message.engine) is None:
+        if self.state.sessions.engine(message.engine) is None:
             # To refuse unknown matchers now, and to compile the others, which may take seconds, before the first store.
-            await asyncio.to_thread(self._state.indexes.make, message.namespace)
+            await asyncio.to_thread(self.state.indexes.make, message.namespace)
         # Without an await in between: a process that dies after this has a session that its death ends.
         watcher.watch(message.process)
-        session = self._state.join(message, peer, self._clock())
+        session = self.state.join(message, peer, self.clock())
         return wire.Registered(
             session=session.id,
-            epoch=self._state.sessions.epoch,
-            arena=self._state.cache.arena.name,
-            ping_every_s=max(self._silence_s / PINGS_PER_SILENCE, SHORTEST_PING_S),
+            epoch=self.state.sessions.epoch,
+            arena=self.state.cache.arena.name,
+            ping_every_s=max(self.silence_s / PINGS_PER_SILENCE, SHORTEST_PING_S),
         )
 
     def unregister(self, session: Session, message: wire.Unregister, payload: Sequence[Buffer]) -> wire.Reply:
-        self._state.end_session(session, may_still_write=False)
+        self.state.end_session(session, may_still_write=False)
         return wire.Done()
 
     def ping(self, session: Session, message: wire.Ping, payload: Sequence[Buffer]) -> wire.Reply:
-        self._state.ping(session, message.acknowledged, message.abandoned)
+        self.state.ping(session, message.acknowledged, message.abandoned)
         return wire.Pong(revoked=tuple(session.revoked)) if session.revoked else PONG
 
     def mapped(self, session: Session, message: wire.Mapped, payload: Sequence[Buffer]) -> wire.Reply:
-        if message.nonce != self._state.cache.arena.name.nonce:
+        if message.nonce != self.state.cache.arena.name.nonce:
             raise InvalidInput("the mapped segment is not this hub's arena; map the one that Registered names")
-        first, granted = self._state.attach(session, message.mapping)
+        first, granted = self.state.attach(session, message.mapping)
         return wire.MayWrite(first=first, granted=granted)

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 from blendhub.client import wire
@@ -14,13 +15,13 @@ from blendhub.hub.leases.write_leases import check_reservation
 from blendhub.hub.state import HubState
 
 
+@dataclass(frozen=True)
 class WriteHandlers:
-    def __init__(self, state: HubState, clock: Callable[[], float]) -> None:
-        self._state = state
-        self._clock = clock
+    state: HubState
+    clock: Callable[[], float]
 
     async def reserve(self, session: Session, message: wire.Reserve, payload: Sequence[Buffer]) -> wire.Reply:
-        state, provenance = self._state, message.provenance
+        state, provenance = self.state, message.provenance
         tokens, namespace = read_tokens(payload), session.engine.namespace.with_variant(message.variant)
         check_reservation(tokens, message.span, namespace.slot_bytes, state.cache.arena)
         provenance.check_stored()
@@ -33,9 +34,9 @@ class WriteHandlers:
             examined = index.queue.ask(partial(index.examine, tokens, message.span, named, provenance), len(tokens))
             start, continues = await examined if isinstance(examined, asyncio.Future) else examined
             run = named if continues else None
-        if start >= message.span.end or not (provenance.is_exact or provenance.is_movable or index.finds_settled):
+        if start >= message.span.end or not index.matchers.can_find(provenance):
             return wire.Reserved(span=Span(start, start))
-        now = self._clock()
+        now = self.clock()
         state.sessions.get(message.session, message.epoch, now)  # it may have ended meanwhile
         lease = state.reserve(session, index, tokens, Span(start, message.span.end), provenance, run, now)
         if lease is None:
@@ -46,10 +47,10 @@ class WriteHandlers:
         return wire.Reserved(span=lease.span, run=lease.run.id, lease=lease.id, slots=lease.slots)
 
     def commit(self, session: Session, message: wire.Commit, payload: Sequence[Buffer]) -> wire.Reply:
-        lease = self._state.writes.leases.of_engine(message.lease, session.engine.name)
-        self._state.writes.commit(lease, session, message.upto)
+        lease = self.state.writes.leases.of_engine(message.lease, session.engine.name)
+        self.state.writes.commit(lease, session, message.upto)
         return wire.Done()
 
     def abort(self, session: Session, message: wire.Abort, payload: Sequence[Buffer]) -> wire.Reply:
-        self._state.abort(session, message.lease)
+        self.state.abort(session, message.lease)
         return wire.Done()

@@ -44,9 +44,9 @@ class Matchers:
     def nbytes(self) -> int:
         return sum(matcher.nbytes for matcher in self._all())
 
-    def can_find(self, use: Use) -> bool:
-        """Whether one of the namespace's matchers reaches such KV."""
-        return use in self._make
+    def can_find(self, provenance: Provenance) -> bool:
+        """Whether any matcher finds such KV: what is neither exact nor may move, only one that finds prefixes does."""
+        return provenance.is_exact or provenance.is_movable or Use.SETTLED in self._make
 
     def has_any(self, use: Use) -> bool:
         """Whether KV of this use was ever added."""

@@ -6,6 +6,7 @@ import secrets
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from itertools import chain
 from typing import NamedTuple
 
 import msgspec
@@ -157,7 +158,7 @@ class NamespaceIndex:
         self._changed = changed or (lambda index: None)
         self.queue = MatchQueue(threads)
         """The queue, which does all work on the matchers."""
-        self._matchers = Matchers(namespace, host)
+        self.matchers = Matchers(namespace, host)
         self._nbytes = 0
 
     @property
@@ -165,9 +166,9 @@ class NamespaceIndex:
         """The memory that the matchers use; while a thread works on them, or if one fails, what they used before."""
         if self.queue.is_idle:
             try:
-                self._nbytes = self._matchers.nbytes
+                self._nbytes = self.matchers.nbytes
             except Exception as error:  # of one namespace's matcher, and others ask for the sum of all
-                warnings.warn(type(error), f"a matcher does not tell its memory: {error}", error)
+                warnings.warn(type(error).__name__, f"a matcher does not tell its memory: {error}", error)
         return self._nbytes
 
     def chunks(self) -> Iterator[Chunk]:
@@ -196,11 +197,10 @@ class NamespaceIndex:
         left = [Span(whole.span.start, span.start) for whole, span in zip(found, used, strict=True)]
         staying = [NotReused(span, Why.SHALLOW) for span in left if len(span)]
         holes = gaps(Span(0, len(tokens)), used)
-        if self._matchers.has_any(Use.STAYING) and max(map(len, holes), default=0) >= MIN_SAVED_TOKENS:
-            for match in (match for answer in self._matchers.match(tokens, Use.STAYING) for match in answer):
-                if run := self.runs.get(match.run):
-                    code = Why.SHALLOW if run.provenance.is_movable else Why.NOT_DONATED
-                    staying += [NotReused(gap, code) for gap in gaps(match.span, used)]
+        if self.matchers.has_any(Use.STAYING) and max(map(len, holes), default=0) >= MIN_SAVED_TOKENS:
+            for match, run in chain(*self._answers(tokens, Use.STAYING)):
+                code = Why.SHALLOW if run.provenance.is_movable else Why.NOT_DONATED
+                staying += [NotReused(gap, code) for gap in gaps(match.span, used)]
         return StoredText(matches, staying)
 
     def match(self, tokens: Tokens, settled: float | None = None) -> list[Match]:
@@ -208,14 +208,17 @@ class NamespaceIndex:
 
         ``settled``: the least share that was recomputed in settled KV; None: none is found.
         """
-        # A run may have been dropped since its matcher looked.
-        answers = [[m for m in answer if m.run in self.runs] for answer in self._matchers.match(tokens, Use.REUSE)]
+        answers = [[match for match, _ in answer] for answer in self._answers(tokens, Use.REUSE)]
         if settled is not None:
-            for answer in self._matchers.match(tokens, Use.SETTLED):
-                behind = [(m, self.runs.get(m.run)) for m in answer if m.exact]
-                kept = [m for m, run in behind if run and run.provenance.ratio >= settled]
-                answers.append([Match(m.span, m.run, m.source_start, False, settled=True) for m in kept])
+            for answer in self._answers(tokens, Use.SETTLED):
+                kept = [match for match, run in answer if match.exact and run.provenance.ratio >= settled]
+                answers.append([Match(match.span, match.run, match.source_start, False, True) for match in kept])
         return combine(answers)
+
+    def _answers(self, tokens: Tokens, use: Use) -> Iterator[list[tuple[Match, Run]]]:
+        """What each matcher of a use finds, with the runs, of which some may have been dropped since it looked."""
+        for answer in self.matchers.match(tokens, use):
+            yield [(match, run) for match in answer if (run := self.runs.get(match.run))]
 
     def _begin_later(self, matches: Iterable[Match]) -> Iterator[Match]:
         """Where only the first tokens of a text stay, they are a hole. If that is too short to be stored, the match
@@ -258,8 +261,7 @@ class NamespaceIndex:
         """How much of the span needs no second copy. Part of a queue's work.
 
         Returns the position up to which exact KV of the span is stored without a gap, as much of it movable as of
-        ``provenance`` says, and whether ``run`` may grow: it has this provenance, ends at that position, and has the
-        same tokens.
+        ``provenance`` says, and whether ``run`` ends at that position and has the same tokens.
         For KV that is neither exact nor movable, settled KV is as good as exact KV, however much of it was recomputed.
         """
         reached = span.start
@@ -269,12 +271,7 @@ class NamespaceIndex:
             if moves and not match.moved and match.span.start <= reached:
                 reached = max(reached, match.span.end)
         reached = min(reached, span.end)
-        return reached, run is not None and run.provenance == provenance and run.continues(tokens, reached)
-
-    @property
-    def finds_settled(self) -> bool:
-        """Whether settled KV can be found: if one of the matchers finds prefixes."""
-        return self._matchers.can_find(Use.SETTLED)
+        return reached, run is not None and run.continues(tokens, reached)
 
     def publish(self, run: Run, tokens: Tokens, spans: Sequence[Span], *, in_store: bool = False) -> list[Chunk]:
         """Append chunks, ascending, to a run, and make them matchable: at once, or when the queue is done with that."""
@@ -303,7 +300,7 @@ class NamespaceIndex:
     def drop(self, chunk: Chunk) -> None:
         """Forget a chunk that is neither in the arena nor in the store."""
         run = chunk.run
-        self.queue.update(partial(self._matchers.discard, run.id, run.provenance, chunk.span), 0)
+        self.queue.update(partial(self.matchers.discard, run.id, run.provenance, chunk.span), 0)
         run.remove(chunk)
         chunk.in_store = False
         self.n_chunks -= 1
@@ -316,17 +313,17 @@ class NamespaceIndex:
         self._changed(self)
 
     def _store(self, run: Run, tokens: Tokens, span: Span, missing: list[Span]) -> None:
-        self._matchers.add(run.id, run.provenance, tokens, span)
+        self.matchers.add(run.id, run.provenance, tokens, span)
         run.note_tokens(tokens, span.end)
         for gap in missing:
-            self._matchers.discard(run.id, run.provenance, gap)
+            self.matchers.discard(run.id, run.provenance, gap)
 
     def check_integrity(self) -> None:
         chunks = list(self.chunks())
         assert self.n_chunks == len(chunks)
         assert self.n_tokens == sum(len(chunk.span) for chunk in chunks)
         if self.queue.is_idle:
-            self._matchers.check_integrity((chunk.run.provenance, chunk.span) for chunk in chunks)
+            self.matchers.check_integrity((chunk.run.provenance, chunk.span) for chunk in chunks)
         for run in self.runs.values():
             assert run.chunks, "the index keeps a run without chunks"
             assert all(chunk.run is run and run.chunks[start] is chunk for start, chunk in run.chunks.items())

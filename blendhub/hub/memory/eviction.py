@@ -80,7 +80,9 @@ class S3FIFO(Generic[K]):
         while self._small:
             key, uses = self._small.popitem(last=False)
             if not uses:
-                self._remember(self._contents.pop(key))
+                self._ghosts[self._contents.pop(key)] = None
+                while len(self._ghosts) > max(len(self._main), 1):
+                    self._ghosts.popitem(last=False)
                 return key
             self._main[key] = 0
         return None
@@ -94,11 +96,6 @@ class S3FIFO(Generic[K]):
                 return key
             self._main[key] = uses - 1
         return None
-
-    def _remember(self, ghost: int) -> None:
-        self._ghosts[ghost] = None
-        while len(self._ghosts) > max(len(self._main), 1):
-            self._ghosts.popitem(last=False)
 
     def __len__(self) -> int:
         return len(self._contents)
