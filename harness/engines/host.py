@@ -22,7 +22,7 @@ class Host:
     def __init__(self, model: str, options: dict[str, Any]) -> None:
         from vllm import LLM
 
-        self._engine = LLM(model, skip_tokenizer_init=True, **options).llm_engine
+        self._engine = LLM(model, **{"skip_tokenizer_init": True} | options).llm_engine
         core: Any = getattr(self._engine.engine_core, "engine_core")  # noqa: B009  (only the client of this process has it)
         self._core = core
         self._scheduler = core.scheduler
