@@ -140,8 +140,8 @@ class HubSession:
 
     @property
     def is_up(self) -> bool:
-        """Whether the hub answered when it was last asked, and knows this session."""
-        return not self._is_down
+        """Whether requests can be sent: the hub answered when it was last asked, and knows this session."""
+        return not (self._is_down or self.is_clearing)
 
     @property
     def is_clearing(self) -> bool:
@@ -200,7 +200,7 @@ class HubSession:
         self._closed.set()
         self._rights.close()
         # If a write goes on, the hub waits for the end of this process's mapping instead.
-        if self._registered and self.is_up and self._rights.wait_until_idle(self._timeout):
+        if self._registered and not self._is_down and self._rights.wait_until_idle(self._timeout):
             leaving = self._ask(DONE, self._message(wire.Unregister), (), timeout, probing=True)
             leaving.done(timeout)
         self._is_down = True

@@ -14,7 +14,8 @@ from blendhub.core.layout import KVLayout, Namespace
 from blendhub.core.spans import NOWHERE
 from blendhub.vllm.model_support import ModelSupport
 from blendhub.vllm.plugin import register
-from blendhub.vllm.scheduler.admission import Admission, text_end
+from blendhub.vllm.scheduler.admission import Admission
+from blendhub.vllm.scheduler.request.terms import text_end
 from blendhub.vllm.settings import Settings
 
 register()

@@ -1,6 +1,7 @@
 """The time from vLLM's start until requests are served; tests play the worker."""
 
 import time
+from typing import Any
 
 import pytest
 import torch
@@ -106,7 +107,8 @@ def test_alone_workers_show_their_proof_before_vllm_is_ready_and_the_first_reque
     assert isinstance(connector._scheduler, SchedulerStart), "another connector's handshake says nothing"
     connector.set_xfer_handshake_metadata_pp_aware({(0, 0): worker.get_handshake_metadata()})
     connector.on_new_request(request())
-    assert list(connector._scheduler.requests.known) == ["r"] and worker.build_connector_worker_meta() is None
+    side: Any = connector._scheduler
+    assert list(side.requests.known) == ["r"] and worker.build_connector_worker_meta() is None
 
 
 def test_beside_others_workers_show_no_handshake_and_report_their_proof(monkeypatch):

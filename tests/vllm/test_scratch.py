@@ -68,7 +68,7 @@ class Engine:
         )
         blocks = EngineBlocks(block_tables_of(config))
         blocks.manager = self.manager
-        self.requests = []
+        self.requests: Any = []
         """Those of which the scheduler side knows."""
         self.scratch = Scratch(blocks, self.requests, patience_s=10.0)
         self.served = {}

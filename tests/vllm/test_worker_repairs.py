@@ -53,7 +53,8 @@ class Worker:
     """What a worker does with the repairs of one request."""
 
     def __init__(self, model: SummingModel) -> None:
-        self.repairs, self.repair = Repairs(context_of(model)), None
+        self.repairs = Repairs(context_of(model))
+        self.repair: repairs.Repair | None = None
 
     def step(self, job: RepairJob) -> None:
         if job.is_first:

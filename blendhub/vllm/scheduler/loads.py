@@ -7,6 +7,7 @@ from collections import deque
 import msgspec
 import numpy as np
 
+from blendhub.client.answer import Answer
 from blendhub.client.hub_client import HubClient
 from blendhub.client.wire import Found
 from blendhub.core.errors import BlendHubError, DeadlineExceeded
@@ -181,7 +182,9 @@ class LoadScheduler:
             if request.reuse.stage in (Stage.LOOKING_UP, Stage.FOUND):
                 request.reuse.look_up(None)
 
-    def _look_up(self, request: ServedRequest, local: int | None = None, *, waits_for_store: bool = True) -> None:
+    def _look_up(
+        self, request: ServedRequest, local: int | None = None, *, waits_for_store: bool = True
+    ) -> Answer[Found]:
         """Look up a request, or look it up again. What vLLM has is neither leased nor fetched from the store.
 
         ``local``: how many of the first tokens vLLM has; None: it is asked.
@@ -189,17 +192,17 @@ class LoadScheduler:
         engine_request, timeout_s = request.request, self._settings.lookup_timeout_s
         if local is None and not engine_request.skip_reading_prefix_cache:
             local = self._scratch.blocks.cached_tokens(engine_request.block_hashes, engine_request.num_tokens - 1)
-        request.repair.outcome = None
-        request.reuse.look_up(
-            self._client.lookup(
-                request.tokens(),
-                request.terms.variant,
-                skip_prefix=local or 0,
-                wait_s=timeout_s * STORE_SHARE if waits_for_store else 0.0,
-                settled=request.terms.settled_ratio,
-                timeout=timeout_s,
-            )
+        lookup = self._client.lookup(
+            request.tokens(),
+            request.terms.variant,
+            skip_prefix=local or 0,
+            wait_s=timeout_s * STORE_SHARE if waits_for_store else 0.0,
+            settled=request.terms.settled_ratio,
+            timeout=timeout_s,
         )
+        request.repair.outcome = None
+        request.reuse.look_up(lookup)
+        return lookup
 
     def _is_decided(self, request: ServedRequest, local: int) -> bool:
         """Whether it is known what a request reuses behind the first ``local`` tokens; if not, it must wait."""
@@ -224,22 +227,23 @@ class LoadScheduler:
         """
         reuse = request.reuse
         is_first, reuse.had_its_turn = not reuse.had_its_turn, True
+        lookup = reuse.lookup
         if (
-            reuse.lookup is None  # it was preempted and lost its blocks, or the cache was cleared
-            or reuse.lookup.has_ended
-            or local < reuse.lookup.request.skip_prefix_n_tokens  # vLLM has evicted what it had
-            or (is_first and reuse.lookup.error)  # the hub may answer by now
+            lookup is None  # it was preempted and lost its blocks, or the cache was cleared
+            or lookup.has_ended
+            or local < lookup.request.skip_prefix_n_tokens  # vLLM has evicted what it had
+            or (is_first and lookup.error)  # the hub may answer by now
         ):
-            self._look_up(request, local)
-        elif reuse.stage is Stage.LOOKING_UP and _lacks_some(reuse.lookup.reply):
-            self._look_up(request, local, waits_for_store=False)
+            lookup = self._look_up(request, local)
+        elif reuse.stage is Stage.LOOKING_UP and _lacks_some(lookup):
+            lookup = self._look_up(request, local, waits_for_store=False)
         if reuse.stage is not Stage.LOOKING_UP:
             return True
-        if not reuse.lookup.done(self.wait_left_s):
+        if not lookup.done(self.wait_left_s):
             self._client.check_up()
             return False
-        reuse.answered(reuse.lookup.result())
-        self._reports.times.add("lookup_seconds", time.monotonic() - reuse.lookup.sent_at)
+        reuse.answered(lookup.result())
+        self._reports.times.add("lookup_seconds", time.monotonic() - lookup.sent_at)
         return True
 
     def _decide(self, request: ServedRequest) -> bool:
@@ -273,6 +277,6 @@ class LoadScheduler:
         return decide(found, n_tokens, request.blocks.engine_tokens, limits)
 
 
-def _lacks_some(found: Found | None) -> bool:
-    """Whether the answer came before all was there that the hub has; more may be there by now."""
-    return found is not None and bool(found.on_the_way)
+def _lacks_some(lookup: Answer[Found]) -> bool:
+    """Whether the hub answered before all was there that it has, and more may be there by now."""
+    return lookup.request.wait_s > 0 and lookup.reply is not None and bool(lookup.reply.on_the_way)

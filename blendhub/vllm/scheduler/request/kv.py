@@ -46,8 +46,7 @@ class RequestKV:
 
     def of_computed(self, donates_from: int) -> Provenance:
         """The provenance of what the model computes now, behind all that the request has."""
-        kind = "exact" if self.first_approximate is None else "after_blended"
-        return Provenance(kind, self.ratio, donates_from)
+        return Provenance("exact" if self.first_approximate is None else "after_blended", self.ratio, donates_from)
 
     def came(self, span: Span, provenance: Provenance) -> None:
         """The KV of this span is there, and not computed for this request."""

@@ -1,0 +1,135 @@
+"""A process's session with real hubs that are down, come, stand still and go."""
+
+import logging
+import time
+
+import numpy as np
+import pytest
+
+from blendhub import PluginHost, Span
+from blendhub.client import session
+from blendhub.client.hub_client import HubClient
+from blendhub.core.errors import DeadlineExceeded, PeerGone
+from blendhub.core.layout import KVLayout, Namespace
+from blendhub.core.plugin_choice import PluginChoice
+from blendhub.hub.config import HubConfig
+from blendhub.hub.embedded import HubInThread
+from blendhub.vllm.hub_client import join_hub
+from blendhub.vllm.messages import HubAddress, HubPlace
+from tests.hub.processes import HubProcess
+from tests.vllm.standing_still import standing_still
+
+HOST = PluginHost.discover()
+LAYOUT = KVLayout(layers=1, kv_heads=1, key_dim=4, value_dim=4, dtype="float32", chunk_tokens=8)
+HOME = Namespace(model="m", layout=LAYOUT, matchers=(PluginChoice("prefix"),))
+TOKENS = np.arange(8, dtype=np.uint32)
+
+
+def start(address: HubAddress) -> HubClient:
+    client = join_hub(HubPlace(address, HOME), "engine", 0, HOST)
+    client.reach()
+    return client
+
+
+def eventually(holds, seconds: float = 10.0):
+    until = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def hub():
+    with HubInThread(HubConfig(arena_gib=0.001, metrics="", silence_s=2.0), HOST) as hub:
+        yield hub
+
+
+@pytest.fixture
+def client(hub):
+    """It has stored some tokens."""
+    client = start(HubAddress(hub.endpoint, hub.transport))
+    client.commit(client.reserve(TOKENS, Span(0, 8)).result().right, 8).result()
+    assert found(client)
+    yield client
+    client.close()
+
+
+def found(client) -> bool:
+    return bool(client.lookup(TOKENS, acquire=False).result().matches)
+
+
+def gauge(client, name: str) -> float:
+    return client.stats().result().gauges[name]
+
+
+def test_while_the_hub_stands_still_everything_fails_at_once_and_no_lease_is_left(hub, client):
+    with standing_still(hub):
+        client.lookup(TOKENS).close()  # nobody wants the reply
+        client.reserve(TOKENS + 50, Span(0, 8)).close()
+        with pytest.raises(DeadlineExceeded):
+            client.lookup(TOKENS, timeout=0.05).result()
+        started = time.monotonic()
+        assert not client.is_up
+        for answer in (client.lookup(TOKENS), client.reserve(TOKENS, Span(0, 8)), client.stats(), client.report([])):
+            assert answer.done() and isinstance(answer.error, PeerGone)
+        assert time.monotonic() - started < 1
+    eventually(lambda: client.is_up)
+    eventually(lambda: gauge(client, "read_leases") == gauge(client, "write_leases") == 0)
+
+
+def test_what_ends_a_lease_and_is_lost_while_the_hub_stands_still_ends_it_when_it_goes_on(hub, client):
+    with HubClient(hub.endpoint, hub.transport.name, hub.transport.options, host=HOST, timeout=0.1) as other:
+        other.register("another", HOME, 0)
+        written, unwritten = (other.reserve(TOKENS + first, Span(0, 8)).result().right for first in (100, 200))
+        sent, unsent = other.lookup(TOKENS), other.lookup(TOKENS)
+        assert sent.result().lease and unsent.result().lease
+        with standing_still(hub):
+            sent.close()
+            with pytest.raises(DeadlineExceeded):
+                other.commit(written, 8).result()
+            unsent.close()
+            other.abort(unwritten)
+        eventually(lambda: gauge(client, "read_leases") == gauge(client, "write_leases") == 0)
+        assert other.registrations == 1, "leases of its other requests were to end, too"
+
+
+def test_a_right_that_is_aborted_while_it_is_used_ends_in_the_hub_when_it_is_used_no_more(client):
+    right = client.reserve(TOKENS + 100, Span(0, 8)).result().right
+    with client.writing(right):
+        client.abort(right)
+        client.keep_alive()
+        assert gauge(client, "write_leases") == 1, "another process might write where this one does"
+        assert client.commit(right, 8).error, "what was aborted is vouched for"
+    eventually(lambda: gauge(client, "write_leases") == 0)
+
+
+def test_nothing_is_used_between_the_request_to_clear_and_the_clear_which_is_repeated_if_it_fails(
+    hub, client, monkeypatch, caplog
+):
+    monkeypatch.setattr(session, "CLEAR_RETRY_S", 0.05)
+    monkeypatch.setattr(client, "_timeout", 0.1)
+    with standing_still(hub):
+        client.clear_all()
+        assert client.is_clearing
+        with pytest.raises(PeerGone, match="not cleared"):  # a lookup would find what is to be forgotten
+            client.lookup(TOKENS).result()
+        eventually(lambda: "could not be cleared yet" in caplog.text)
+    eventually(lambda: client.is_up)
+    assert not found(client)
+
+
+@pytest.mark.slow
+def test_a_hub_that_comes_later_is_found_and_both_are_said_once(tmp_path, caplog):
+    away = HubProcess(tmp_path)
+    away.kill()
+    with caplog.at_level(logging.INFO, logger="blendhub"):
+        client = start(HubAddress(away.endpoint, PluginChoice("zmq")))
+        with pytest.raises(PeerGone, match=away.endpoint):
+            found(client)
+        time.sleep(1.0)
+        away.start()
+        eventually(lambda: client.is_up)
+        client.close()
+    away.kill()
+    said = [record for record in caplog.records if away.endpoint in record.message]
+    assert [record.levelname for record in said] == ["WARNING", "INFO"]
