@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from blendhub import PluginHost, Span
-from blendhub.client import session
+from blendhub.client import session, wire
 from blendhub.client.hub_client import HubClient
-from blendhub.core.errors import DeadlineExceeded, PeerGone
+from blendhub.core.errors import Busy, DeadlineExceeded, PeerGone
 from blendhub.core.layout import KVLayout, Namespace
 from blendhub.core.plugin_choice import PluginChoice
 from blendhub.hub.config import HubConfig
@@ -107,15 +107,22 @@ def test_nothing_is_used_between_the_request_to_clear_and_the_clear_which_is_rep
     hub, client, monkeypatch, caplog
 ):
     monkeypatch.setattr(session, "CLEAR_RETRY_S", 0.05)
-    monkeypatch.setattr(client, "_timeout", 0.1)
+    clear, tries = hub.hub.service.clear, []
+
+    async def fails_once(*request):
+        tries.append(request)
+        if len(tries) == 1:
+            raise Busy("not now")
+        return await clear(*request)
+
+    monkeypatch.setitem(hub.hub.service._handlers, wire.Clear, fails_once)
     with standing_still(hub):
         client.clear_all()
         assert client.is_clearing
         with pytest.raises(PeerGone, match="not cleared"):  # a lookup would find what is to be forgotten
             client.lookup(TOKENS).result()
-        eventually(lambda: "could not be cleared yet" in caplog.text)
     eventually(lambda: client.is_up)
-    assert not found(client)
+    assert not found(client) and len(tries) == 2 and "could not be cleared yet" in caplog.text
 
 
 @pytest.mark.slow
