@@ -11,7 +11,7 @@ import torch
 
 from blendhub.contracts import AttentionRules
 
-LEAST, TINY = torch.finfo(torch.float32).min, torch.finfo(torch.float32).tiny
+LOWEST, TINY = torch.finfo(torch.float32).min, torch.finfo(torch.float32).tiny
 """In place of minus infinity, and of 0, where a token sees no key: of these, differences and quotients are numbers."""
 SLICE_BYTES = 2**26
 """The most memory for the products of queries and keys that are computed at a time."""
@@ -43,7 +43,7 @@ def attend(queries: torch.Tensor, positions: torch.Tensor, keys: Keys, rules: At
     taken = queries.new_empty((n, heads, width), dtype=torch.float32)
     log_sums = queries.new_empty((n, heads), dtype=torch.float32)
     for rows, columns, served, products in _products(queries, positions, keys.positions, keys.keys, rules):
-        highest = products.amax(-1).clamp_min(LEAST)
+        highest = products.amax(-1).clamp_min(LOWEST)
         if rules.sinks is not None:
             sinks = rules.sinks[columns].float().view(len(products), 1, -1)
             highest = torch.maximum(highest, sinks)
@@ -73,13 +73,13 @@ def received(
     weights = torch.zeros(len(key_positions), device=queries.device)
     for rows, columns, _, products in _products(queries, positions, key_positions, keys, rules):
         sums = log_sums[rows, columns].reshape(products.shape[1], len(products), -1).transpose(0, 1)
-        weights += (products - sums.clamp_min(LEAST)[..., None]).exp().sum((0, 1, 2))
+        weights += (products - sums.clamp_min(LOWEST)[..., None]).exp().sum((0, 1, 2))
     return weights
 
 
 def merged(parts: Attended) -> Attended:
     """What the tokens take from all keys, of which each part, on the first axis, had some."""
-    highest = parts.log_sums.amax(0).clamp_min(LEAST)
+    highest = parts.log_sums.amax(0).clamp_min(LOWEST)
     shares = (parts.log_sums - highest).exp()
     sums = shares.sum(0)
     taken = (parts.taken * shares[..., None]).sum(0) / sums.clamp_min(TINY)[..., None]

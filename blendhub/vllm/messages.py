@@ -188,7 +188,7 @@ class Handshake(KVConnectorHandshakeMetadata):
     proof: WorkerProof
 
 
-def _tells(result: LoadResult) -> tuple[bool, bool]:
+def _severity(result: LoadResult) -> tuple[bool, bool]:
     """How much a rank's result tells: an error more than success, and the rank that failed more than the others."""
     return bool(result.error), not result.another_failed
 
@@ -218,7 +218,7 @@ class WorkerReport(KVConnectorWorkerMetadata):
         assert isinstance(other, WorkerReport)
         loads = dict(self.loads)
         for request, result in other.loads.items():
-            loads[request] = max(loads.get(request, result), result, key=_tells)
+            loads[request] = max(loads.get(request, result), result, key=_severity)
         # Every rank saves its shard of the same tokens.
         saved_tokens = max(self.saved_tokens, other.saved_tokens)
         return WorkerReport(

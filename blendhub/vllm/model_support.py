@@ -65,7 +65,7 @@ class Neighbours(NamedTuple):
             return f"text is not moved beside {others[0]}, which may store what was blended as exact; {exact}"
         if early := [name for name in self.before if name in BY_HASH]:
             return (
-                f"text is not moved behind {early[0]}, which then takes what will be blended for exact; name "
+                f"text is not moved behind {early[0]}, which then mistakes what will be blended for exact; name "
                 f"BlendHubConnector before it in connectors; {exact}"
             )
         return ""

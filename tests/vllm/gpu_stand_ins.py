@@ -149,7 +149,8 @@ def put_device_in_place(attends):
 
     GridExecutor.__call__ = interpret_alone
     if attends:  # over a few tokens, because both ways take seconds in the interpreter
-        attention_choice.is_faster = lambda ours, theirs: True
+        compared = attention_choice._compared
+        attention_choice._compared = lambda *given: (compared(*given), (0.0, 1.0))[1]
         attention_choice.PROMPT_TOKENS, attention_choice.CHOSEN_TOKENS = 64, 8
     else:
         device.attention = Device.attention

@@ -16,7 +16,7 @@ from blendhub.outcome.report import AuditOutcome
 from blendhub.vllm.costs import Cost, Costs
 from blendhub.vllm.messages import RepairResult, WorkerReport
 from blendhub.vllm.scheduler import repair_pace, repairs
-from blendhub.vllm.scheduler.repair_pace import LEAST, LONGEST_S, WORTH, RepairPace
+from blendhub.vllm.scheduler.repair_pace import MAX_IDLE_REPAIR_S, MIN_TOKENS, SAVED_UP_FORWARDS, RepairPace
 from blendhub.vllm.scheduler.repairs import is_greedy
 from blendhub.vllm.watching.stats import AuditRecord
 from tests.vllm.played_engine import NAMESPACE, SETTINGS, played_engine, text
@@ -32,8 +32,8 @@ FIRST = 32
 @pytest.fixture
 def at_once(monkeypatch):
     """A step repairs as much as is left, and if nothing is computed, the second one."""
-    monkeypatch.setattr(repair_pace, "LEAST", 4096)
-    monkeypatch.setattr(repair_pace, "LONGEST_S", 0.0)
+    monkeypatch.setattr(repair_pace, "MIN_TOKENS", 4096)
+    monkeypatch.setattr(repair_pace, "MAX_IDLE_REPAIR_S", 0.0)
 
 
 @pytest.fixture
@@ -252,8 +252,8 @@ def test_answers_are_slowed_down_by_the_share_on_average_and_no_step_by_much_mor
         durations.append(running.pop(0))
         now += durations[-1]
     late = durations[200:]
-    least_s = factor * (fixed_s + LEAST * token_s)
-    longest = max(share, WORTH * least_s / step_s if least_s > 0.9 * share * step_s else 0.0)
+    least_s = factor * (fixed_s + MIN_TOKENS * token_s)
+    longest = max(share, SAVED_UP_FORWARDS * least_s / step_s if least_s > 0.9 * share * step_s else 0.0)
     assert sum(late) / len(late) / step_s < 1 + 1.2 * share
     assert max(late) / step_s < 1 + 1.2 * longest
     assert sum(late) / len(late) / step_s > 1 + 0.7 * min(share, 1.0)
@@ -269,12 +269,14 @@ def test_steps_without_answers_are_as_long_as_the_next_request_may_wait():
         pace.begin_step(n_answers)
         return pace.take(Span(0, 5000), 4096)
 
-    assert take(pace, 7.0) == 0 and take(pace, 7.0 + 1.1 * LONGEST_S) == pytest.approx(LONGEST_S / 1e-4, abs=1)
+    assert take(pace, 7.0) == 0 and take(pace, 7.0 + 1.1 * MAX_IDLE_REPAIR_S) == pytest.approx(
+        MAX_IDLE_REPAIR_S / 1e-4, abs=1
+    )
     assert pace.take(Span(0, 500), 4096) == 500 and pace.take(Span(0, 5000), 300) == 300
     # Nor does one begin before the engine has been idle for as long, which is anew after each step with an answer.
     assert not any([take(slow_pace, 8.0), take(slow_pace, 8.1), take(slow_pace, 8.3, 1), take(slow_pace, 8.4)])
     assert slow_pace.take(Span(0, 5000), 4096, at_once=True) > 0, "an audit waits for no idle time"
-    assert take(slow_pace, 8.7) == pytest.approx(100 + WORTH * LEAST, abs=2)
+    assert take(slow_pace, 8.7) == pytest.approx(100 + SAVED_UP_FORWARDS * MIN_TOKENS, abs=2)
 
 
 def test_a_repair_saves_up_for_a_forward_that_is_worth_it():
@@ -286,12 +288,12 @@ def test_a_repair_saves_up_for_a_forward_that_is_worth_it():
         taken.append(pace.take(Span(0, 10**9), 4096))
         now += step_s + (fixed_s + token_s * taken[-1] if taken[-1] else 0.0)
     late = [n for n in taken[50:] if n]
-    assert 10 <= len(late) <= 13 and min(late) > 12 * LEAST
+    assert 10 <= len(late) <= 13 and min(late) > 12 * MIN_TOKENS
     # The last tokens of a repair wait for no more than they take themselves.
     for _ in range(3):
         now += step_s
         pace.begin_step(1)
-        taken.append(pace.take(Span(0, LEAST), 4096))
+        taken.append(pace.take(Span(0, MIN_TOKENS), 4096))
     assert any(taken[-3:])
 
 

@@ -55,9 +55,9 @@ class AttentionMetadata:
         starts_here, ends_here = torch.from_numpy(starts), torch.from_numpy(ends)
         tables = [self._table(chosen, number, int(ends.max())) for number in range(len(self._block_sizes))]
         common = CommonAttentionMetadata(
-            query_start_loc=self._platform.sent(starts, self._device),
+            query_start_loc=self._platform.to_device(starts, self._device),
             query_start_loc_cpu=starts_here,
-            seq_lens=self._platform.sent(ends, self._device),
+            seq_lens=self._platform.to_device(ends, self._device),
             seq_lens_cpu_upper_bound=ends_here,
             num_reqs=len(spans),
             num_actual_tokens=int(starts[-1]),
@@ -83,8 +83,8 @@ class AttentionMetadata:
         rows = np.zeros((len(chosen.parts), self._platform.table_width(needed, size)), np.int32)
         rows[:, :needed] = chosen.table(needed, number)
         # Rows are long and spans are many: a row of each prompt is sent, and repeated there.
-        owners = self._platform.sent(chosen.owners, self._device)
-        return self._platform.sent(rows, self._device).index_select(0, owners)
+        owners = self._platform.to_device(chosen.owners, self._device)
+        return self._platform.to_device(rows, self._device).index_select(0, owners)
 
 
 NewEvent = Callable[[], Any]

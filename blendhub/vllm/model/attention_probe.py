@@ -147,8 +147,8 @@ class _Prompt:
     def __init__(self, model: EngineModel, query: AttentionQuery, chosen: RecomputeSet, number: int) -> None:
         places = chosen.places(number)
         # The tokens of the only prompt need no index, which would be a copy in each layer.
-        self.places = slice(len(chosen)) if len(chosen.parts) == 1 else model.sent(places)
-        self.positions = model.sent(chosen.positions[places])
+        self.places = slice(len(chosen)) if len(chosen.parts) == 1 else model.to_device(places)
+        self.positions = model.to_device(chosen.positions[places])
         stored = RecomputeSet([query.asking._replace(spans=query.stored)])
-        self.stored = model.sent(stored.positions)
+        self.stored = model.to_device(stored.positions)
         self.slots = model.slots_of_tables(stored)

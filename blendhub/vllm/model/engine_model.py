@@ -132,9 +132,9 @@ class EngineModel:
         sizes = enumerate(self.block_sizes)
         return [self._platform.slots(chosen.slots(size, table), self.device) for table, size in sizes]
 
-    def sent(self, numbers: npt.NDArray[Any]) -> torch.Tensor:
+    def to_device(self, numbers: npt.NDArray[Any]) -> torch.Tensor:
         """The numbers on the model's device, without waiting for it."""
-        return self._platform.sent(numbers, self.device)
+        return self._platform.to_device(numbers, self.device)
 
     def forward(self, chosen: RecomputeSet, *, positions: torch.Tensor | None = None) -> torch.Tensor:
         """Compute tokens anew, each with everything before it in its prompt as context, and write their KV.
@@ -147,7 +147,7 @@ class EngineModel:
         """
         with torch.inference_mode():
             slots = self.slots_of_tables(chosen)
-            pretended = self.sent(chosen.positions) if positions is None else positions.to(self.device)
+            pretended = self.to_device(chosen.positions) if positions is None else positions.to(self.device)
             by_layer = {name: slots[self.tables[name]] for name in self._metadata.layer_names}
             own: AbstractContextManager[None] = nullcontext()
             metadata: dict[str, Any] = {}
@@ -194,7 +194,7 @@ class EngineModel:
         ``attend`` raises StopForward at the last of them.
         """
         with torch.inference_mode(), suppress(StopForward):
-            positions = self.sent(chosen.positions)
+            positions = self.to_device(chosen.positions)
             with self._forward_context(chosen, positions, {}, {}) as inputs, own_attention(layers, attend):
                 self._runner.forward(**inputs)
 
@@ -211,7 +211,7 @@ class EngineModel:
         ``metadata``: by layer; those that are left out have none.
         """
         # int32 like the runner's own buffer: compiled models do not check, and read garbage from int64.
-        ids = self.sent(chosen.ids)
+        ids = self.to_device(chosen.ids)
         of_layers = dict.fromkeys(self._metadata.layer_names) | metadata
         context = self._platform.forward_context(of_layers, self.config, ids, positions, slots)
         with self._without_adapters(len(chosen)), context:

@@ -22,7 +22,7 @@ class Platform(ABC):
     """Chosen once, when the model is loaded."""
 
     @abstractmethod
-    def sent(self, numbers: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
+    def to_device(self, numbers: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
         """The numbers on the model's device, without waiting for it."""
 
     @abstractmethod

@@ -16,7 +16,7 @@ from blendhub.vllm.model.platform import Platform, Tensors, WriteHook, keeps_lat
 
 
 class Upstream(Platform):
-    def sent(self, numbers: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
+    def to_device(self, numbers: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
         return async_tensor_h2d(numbers, device)
 
     def slots(self, slots: npt.NDArray[Any], device: torch.device) -> torch.Tensor:

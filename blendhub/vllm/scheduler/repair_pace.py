@@ -10,18 +10,18 @@ from typing import NamedTuple
 from blendhub.core.spans import Span
 from blendhub.vllm.costs import Cost, Costs
 
-LEAST = 8
+MIN_TOKENS = 8
 """Fewer tokens take about as long."""
-LONGEST_S = 0.05
-"""The longest repair in a step without an answer, unless ``WORTH`` of the least forwards take longer: the next request
-may come at any moment. None begins before the engine has been idle for as long: a client that asks again at once waits
-for none.
+MAX_IDLE_REPAIR_S = 0.05
+"""The longest repair in a step without an answer, unless ``SAVED_UP_FORWARDS`` of the least forwards take longer: the
+next request may come at any moment. None begins before the engine has been idle for as long: a client that asks again
+at once waits for none.
 """
-WORTH = 2
+SAVED_UP_FORWARDS = 2
 """Steps save up for a forward that takes so many times as long as the least one, and computes far more tokens."""
-GUESS = Cost(1e-3, measured=((0.016, 0.016),))
+GUESSED_COST = Cost(1e-3, measured=((0.016, 0.016),))
 """Where costs were not measured at the start, steps show how far this one is off; 8 tokens take as long as 16."""
-MEASURED = 8
+MEASURED_STEPS = 8
 """The steps without a repair that tell how long one takes."""
 
 
@@ -38,14 +38,14 @@ class RepairPace:
     """Limits by how much repairs make steps longer that compute answers: on average by ``share``.
 
     Each step becomes longer by ``share`` at most. Where even the least forward takes longer than that, some steps
-    become longer by ``WORTH`` of the least forwards, and the others do not.
+    become longer by ``SAVED_UP_FORWARDS`` of the least forwards, and the others do not.
     """
 
     def __init__(
         self, costs: Costs | None, share: float, lag: int = 0, clock: Callable[[], float] = time.monotonic
     ) -> None:
         """``lag``: how many steps vLLM plans ahead of the one that it computes."""
-        self._cost = costs.recompute if costs else GUESS
+        self._cost = costs.recompute if costs else GUESSED_COST
         self._share = share
         self._clock = clock
         self._steps = deque([Step(0)] * (lag + 1))
@@ -53,7 +53,7 @@ class RepairPace:
         self._begun_at = clock()
         self._idle_since: float | None = None
         """Since when steps have computed nothing."""
-        self._plain: deque[float] = deque(maxlen=MEASURED)
+        self._plain: deque[float] = deque(maxlen=MEASURED_STEPS)
         """How long the last steps took that computed so many answers, and repaired nothing."""
         self._n_answers = 0
         self._factor = 1.0
@@ -62,7 +62,7 @@ class RepairPace:
         """The seconds by which answers may still be slowed down."""
         self._most = 0.0
         """The most seconds that one step's repair may take; credit is saved up to this."""
-        self._n_last = LEAST
+        self._n_last = MIN_TOKENS
         """How many tokens were repaired beside answers at a time; the next ones are at most twice as many, because what
         few tokens take says little about many.
         """
@@ -80,8 +80,8 @@ class RepairPace:
         if n_answers and self._plain:
             step = median(self._plain)
             share = self._share * step
-            least = self._seconds(Span(0, LEAST))
-            self._most = share if least <= share else WORTH * least
+            least = self._seconds(Span(0, MIN_TOKENS))
+            self._most = share if least <= share else SAVED_UP_FORWARDS * least
             self._credit = min(self._credit, self._most) + share
 
     def take(self, left: Span, most: int, *, at_once: bool = False) -> int:
@@ -90,9 +90,9 @@ class RepairPace:
         ``at_once``: also before the engine has been idle for long.
         """
         answers, longest = self._steps[-1].n_answers, min(most, len(left))
-        least = min(LEAST, longest)
+        least = min(MIN_TOKENS, longest)
         if not answers:
-            limit = max(LONGEST_S, WORTH * self._seconds(Span(0, LEAST)))
+            limit = max(MAX_IDLE_REPAIR_S, SAVED_UP_FORWARDS * self._seconds(Span(0, MIN_TOKENS)))
             if not at_once and (self._idle_since is None or self._begun_at - self._idle_since < limit):
                 return 0
         elif self._plain:
@@ -106,7 +106,7 @@ class RepairPace:
         seconds = self._seconds(Span(left.start, left.start + n))
         if answers:
             self._credit -= seconds
-            self._n_last = max(n, self._n_last if n == len(left) else LEAST)
+            self._n_last = max(n, self._n_last if n == len(left) else MIN_TOKENS)
         self._steps[-1] = self._steps[-1]._replace(estimated_s=seconds / self._factor)
         return n
 

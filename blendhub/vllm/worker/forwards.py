@@ -38,7 +38,7 @@ class Forwards:
             if waiting := [blend for blend in blends if blend.is_waiting]:
                 have_scores = self._context.ranks.least([blend.has_scores for blend in waiting])
                 for blend in itertools.compress(waiting, have_scores):
-                    with fails(self._context.ranks, [blend]):
+                    with fail_on_error(self._context.ranks, [blend]):
                         blend.go_on()
             ready = [blend for blend in blends if blend.is_ready]
             if not ready or spent >= budget:
@@ -75,7 +75,7 @@ class Forwards:
         blends = [blend for blend, _ in batches]
         chosen = RecomputeSet([RequestTokens(blend.job.tokens, blend.job.blocks, spans) for blend, spans in batches])
         scores, started = None, time.perf_counter()
-        with fails(self._context.ranks, blends):
+        with fail_on_error(self._context.ranks, blends):
             if layer:
                 scores = HostCopy(self._score(chosen, layer))
             else:
@@ -83,7 +83,7 @@ class Forwards:
         second = (time.perf_counter() - started) / len(chosen)
         for number, (blend, spans) in enumerate(batches):
             if not blend.error:
-                with fails(self._context.ranks, [blend]):
+                with fail_on_error(self._context.ranks, [blend]):
                     blend.go_on(Computed(spans, chosen, number, total(spans) * second, scores))
 
     def _score(self, chosen: RecomputeSet, layer: int) -> torch.Tensor:
@@ -113,11 +113,11 @@ class Forwards:
             spent += cost
         weights: list[HostCopy] = []
         chosen, started = RecomputeSet([query.asking for _, query in taken]), time.perf_counter()
-        with fails(self._context.ranks, [blend for blend, _ in taken]):
+        with fail_on_error(self._context.ranks, [blend for blend, _ in taken]):
             weights = [HostCopy(received) for received in self._received([query for _, query in taken])]
         second = (time.perf_counter() - started) / len(chosen)
         for number, ((blend, query), received) in enumerate(zip(taken, weights, strict=False)):
-            with fails(self._context.ranks, [blend]):
+            with fail_on_error(self._context.ranks, [blend]):
                 spans = query.asking.spans
                 blend.go_on(Computed(spans, chosen, number, total(spans) * second, received))
         return spent
@@ -147,7 +147,7 @@ class CanFail(Protocol):
 
 
 @contextmanager
-def fails(ranks: Ranks, works: Sequence[CanFail]) -> Iterator[None]:
+def fail_on_error(ranks: Ranks, works: Sequence[CanFail]) -> Iterator[None]:
     """An error fails this work and nothing else; where ranks would part for ever, the engine ends."""
     try:
         yield

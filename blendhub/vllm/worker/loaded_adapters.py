@@ -35,7 +35,7 @@ class LoadedAdapters:
             return
         for number, model in models.items():
             if model is not self._models.get(number):
-                self._name(number, model, step)
+                self._fingerprint(number, model, step)
         self._models, self._has_changed = models, True
 
     def check(self, adapter: Adapter | None, *, is_loaded: bool) -> None:
@@ -58,7 +58,7 @@ class LoadedAdapters:
         self._has_changed = False
         return {number: self._known[number] for number in self._models if number in self._known}
 
-    def _name(self, number: int, model: Any, step: int) -> None:
+    def _fingerprint(self, number: int, model: Any, step: int) -> None:
         loaded = self._known.pop(number, None)
         try:
             weights = adapter_fingerprint(model)

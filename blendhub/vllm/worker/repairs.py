@@ -9,7 +9,7 @@ from blendhub.outcome.report import AuditOutcome
 from blendhub.vllm.messages import RepairJob, RepairResult
 from blendhub.vllm.model.recompute_set import RecomputeSet, RequestTokens
 from blendhub.vllm.worker.audit import compared
-from blendhub.vllm.worker.forwards import fails
+from blendhub.vllm.worker.forwards import fail_on_error
 from blendhub.vllm.worker.recompute import BlendContext, HostCopy
 
 ROWS = 32
@@ -70,7 +70,7 @@ class Repairs:
         if repair.error:
             return None
         computed = None
-        with fails(self._context.ranks, [repair]):
+        with fail_on_error(self._context.ranks, [repair]):
             last = Span(job.prompt_tokens - 1, job.prompt_tokens)
             if job.asks is not None:
                 asked = self._context.model.logits(self._hidden(job, last, np.array([job.asks], np.uint32)))
@@ -90,7 +90,7 @@ class Repairs:
                 if begin == last.start and repair.blended is not None:
                     repair.audit = HostCopy(compared(repair.blended, predicted[0]))
                 if job.compares:
-                    said = self._context.model.sent(behind[at : at + ROWS].astype(np.int64))
+                    said = self._context.model.to_device(behind[at : at + ROWS].astype(np.int64))
                     repair.same.append((begin - last.start, HostCopy(predicted.argmax(1) == said)))
         return computed
 

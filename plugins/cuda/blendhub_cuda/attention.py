@@ -24,7 +24,7 @@ with as many for fewer keys, if items have 32 bits."""
 MAX_PARTS, PART_KEYS = 16, 1024
 """Few tokens fill few programs. So keys that are readable in part are cut in so many parts at most, each with so many
 keys at least."""
-LEAST = 16
+MIN_TILE = 16
 """The least rows and columns of a product in Triton."""
 NOTHING = ChosenTokens(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros((1, 1), np.int32))
 
@@ -142,7 +142,7 @@ def tile_shape(group: int, width: int) -> TileShape:
     most = ROWS_IF_WIDE if width > WIDE else ROWS
     heads = min(group, most)
     tokens = most // heads
-    return TileShape(tokens, heads, max(LEAST, next_power_of_2(tokens * heads)))
+    return TileShape(tokens, heads, max(MIN_TILE, next_power_of_2(tokens * heads)))
 
 
 def _layer(
@@ -169,7 +169,7 @@ def _layer(
         "MAIN": main,
         "REST": rest,
         "VALUE_WIDTH": value_width,
-        "VALUE_COLUMNS": max(LEAST, next_power_of_2(value_width)),
+        "VALUE_COLUMNS": max(MIN_TILE, next_power_of_2(value_width)),
         "LATENT": rules.latent > 0,
         "DTYPE": dtype if is_float8 else "",
         "WINDOW": rules.window or 0,
@@ -194,6 +194,6 @@ def _split(width: int) -> tuple[int, int]:
     """The items of a key as two powers of 2, of which the second may be 0: so 576 items take no room of 1,024."""
     main = 1 << (width.bit_length() - 1)
     rest = width - main
-    if main >= LEAST and (rest == 0 or (rest >= LEAST and rest & (rest - 1) == 0)):
+    if main >= MIN_TILE and (rest == 0 or (rest >= MIN_TILE and rest & (rest - 1) == 0)):
         return main, rest
-    return max(LEAST, next_power_of_2(width)), 0
+    return max(MIN_TILE, next_power_of_2(width)), 0

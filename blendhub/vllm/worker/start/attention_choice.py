@@ -45,17 +45,13 @@ def choose_attention(
     except Exception as error:
         log.warning("chosen tokens attend by the engine's attention, not by the device: %s", error)
         return
-    if is_faster(ours, theirs):
+    if ours < theirs:
         model.attention = attention
     log.info(
         "chosen tokens attend by %s: %d of them take %.1f ms by the device, and %.1f ms by the engine",
         "the device" if model.attention else "the engine's attention",
         len(chosen), 1000 * ours, 1000 * theirs,
     )  # fmt: skip
-
-
-def is_faster(ours: float, theirs: float) -> bool:
-    return ours < theirs
 
 
 def _compared(

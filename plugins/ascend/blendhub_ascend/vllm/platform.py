@@ -33,12 +33,12 @@ class Ascend(Platform):
         self._runner = runner
         self._scratch: dict[str, torch.Tensor] = {}
 
-    def sent(self, numbers: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
+    def to_device(self, numbers: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
         return torch.from_numpy(numbers).pin_memory().to(device, non_blocking=True)
 
     def slots(self, slots: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
         # The operators that write take no int64.
-        return self.sent(slots.astype(np.int32), device)
+        return self.to_device(slots.astype(np.int32), device)
 
     def table_width(self, n_blocks: int, block_size: int) -> int:
         return n_blocks
