@@ -30,6 +30,8 @@ class ConnectorWorker:
     runners ``load`` comes before the forward. ``begin_step`` begins the copies of new loads. The device has them run
     beside the step's forward and not after it. That is safe: blocks that vLLM gives to a load are used by no forward
     that is still to come, and by none under way, because its scheduler keeps freed blocks until those have ended.
+    Forwards of our own were submitted before ``begin_step``. Copies of other connectors follow nothing, so beside
+    them a load ends when its own forwards have.
     """
 
     def __init__(self, context: BlendContext, host: PluginHost, engine_id: str, timeout_s: float) -> None:

@@ -80,6 +80,11 @@ class Forwards:
                 scores = HostCopy(self._score(chosen, layer))
             else:
                 self._context.model.forward(chosen)
+        if self._context.is_beside_others:  # also behind a forward that has failed in the middle
+            with failing(self._context.ranks, blends):
+                written = HostCopy(torch.zeros(1, device=self._context.model.device))
+                for blend in blends:
+                    blend.written = written
         second = (time.perf_counter() - started) / len(chosen)
         for number, (blend, spans) in enumerate(batches):
             if not blend.error:

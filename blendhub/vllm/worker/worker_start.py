@@ -123,7 +123,7 @@ class WorkerStart:
             choose_attention(model, device, groups, tolerance(layers[0]), ranks)
             if attention:
                 self._memory.probe_bytes = attention.memory(model.config.model_config.max_model_len)
-        context = BlendContext(model, layers, groups, device, selector, ranks, attention)
+        context = BlendContext(model, layers, groups, device, selector, ranks, attention, neighbours is not None)
         if check.support.blends:
             costs = measure_costs(context)
             check = check._replace(support=msgspec.structs.replace(check.support, costs=costs))
