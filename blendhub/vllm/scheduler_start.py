@@ -178,6 +178,7 @@ class SchedulerStart(SchedulerSide):
             max_model_len=config.model_config.max_model_len,
             namespace=namespace,
             finds_prefixes=finds_prefixes(self._host, settings),
+            looks_ahead=bool(config.speculative_config and config.speculative_config.use_eagle()),
         )
         endpoint = settings.endpoint
         if not endpoint:

@@ -10,7 +10,7 @@ from blendhub.core.tokens import Tokens
 from blendhub.vllm.decision import Decision
 from blendhub.vllm.messages import LoadJob, LoadSource
 from blendhub.vllm.model.layer_groups import layer_groups, pages_of
-from blendhub.vllm.model.ranks import Ranks
+from blendhub.vllm.ranks import Ranks
 from blendhub.vllm.worker.forwards import Forwards
 from blendhub.vllm.worker.recompute import Blend, BlendContext
 from tests.stand_in import StandIn

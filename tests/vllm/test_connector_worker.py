@@ -5,6 +5,7 @@ import time
 import msgspec
 import numpy as np
 import pytest
+import torch
 from msgspec.structs import replace
 
 from blendhub import Span
@@ -13,7 +14,9 @@ from blendhub.client.wire import Slot
 from blendhub.client.write_rights import WriteRight
 from blendhub.core.plugin_choice import PluginChoice
 from blendhub.vllm.messages import Adapter, HubAddress, SaveJob, StepPlan
+from blendhub.vllm.worker import forwards
 from blendhub.vllm.worker.load_task import LoadProgress
+from blendhub.vllm.worker.recompute import HostCopy
 from tests.hub.processes import HubProcess
 from tests.slow_registration import SlowRegistration
 from tests.vllm.played_engine import HOST, NAMESPACE, SETTINGS, PlayedEngine, text
@@ -97,6 +100,45 @@ def test_an_aborted_load_holds_up_no_step_and_keeps_its_blocks_and_lease_until_i
     worker.engine.settle()
     assert worker.engine.gauge("read_leases") == 0
     assert worker.engine.report("other")["exact_tokens"] == 96 and worker.failed() == []
+
+
+class Late(HostCopy):
+    """A number that arrives when the device has computed, which is when the test says so."""
+
+    has_computed = False
+
+    def numbers(self):
+        return super().numbers() if Late.has_computed else None
+
+
+@pytest.mark.parametrize("ends", ["aborted", "failed", "served"])
+@pytest.mark.parametrize("is_beside_others", [False, True], ids=["alone", "beside another connector"])
+def test_beside_another_connector_a_load_ends_when_forwards_have_that_write_its_blocks(
+    worker, monkeypatch, is_beside_others, ends
+):
+    """Another connector writes freed blocks at once; BlendHub's own copies follow the forwards."""
+    launched = []
+
+    def forward(chosen):
+        launched.append(chosen)
+        if ends == "failed":
+            raise torch.OutOfMemoryError("in the last layer")
+
+    monkeypatch.setattr(forwards, "HostCopy", Late)
+    monkeypatch.setattr(Late, "has_computed", False)
+    monkeypatch.setattr(worker.model, "forward", forward)
+    worker.worker._context.is_beside_others = is_beside_others
+    request, loaded = worker.arrive("r", text(3, 32) + STORED + text(1, 32)), set()
+    until = time.monotonic() + 30
+    while not launched and time.monotonic() < until:
+        loaded |= worker.step()
+    if ends == "aborted" and not loaded:
+        worker.engine.side.ended(request, (list(range(1, 9)),))
+    for _ in range(5):
+        loaded |= worker.step()
+    assert launched and loaded == (set() if is_beside_others else {"r"})
+    Late.has_computed = True
+    assert loaded | worker.step() == {"r"}
 
 
 def test_a_copy_that_fails_keeps_its_blocks_until_it_has_ended_and_one_that_does_not_end_is_said_once(

@@ -107,12 +107,13 @@ def test_layers_that_a_selector_probes_are_attached_apart_where_copies_run_besid
     ],
 )
 def test_text_is_moved_beside_connectors_that_take_no_blended_kv_for_exact(monkeypatch, before, behind, sentence):
-    alone, _ = Start(monkeypatch).started()
+    alone, worker_alone = Start(monkeypatch).started()
     beside, worker = Start(monkeypatch).started(Neighbours("recompute", before, behind))
     assert alone.support.blends and not alone.support.shows_hashes and worker
     assert beside.support.blends is not bool(sentence)
     assert not sentence or re.search(sentence, beside.support.reasons[0])
     assert beside.support.shows_hashes == ("OffloadingConnector" in behind)
+    assert worker._context.is_beside_others and worker_alone and not worker_alone._context.is_beside_others
     # Engines that differ in their neighbours share what is stored.
     assert (alone.support.layouts, alone.rotary) == (beside.support.layouts, beside.rotary) and alone.rotary
 

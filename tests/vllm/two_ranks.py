@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from blendhub.vllm.model.ranks import Ranks
+from blendhub.vllm.ranks import Ranks
 
 ENDED = "the engine ended"
 LIMIT_S = 60.0
@@ -56,7 +56,7 @@ def _run(rank: int, place: str, work: Callable[[Ranks], Any], answer: Any, patie
     group = SimpleNamespace(rank_in_group=rank, world_size=2, cpu_group=cpu_group, all_reduce=forward_together)
     last_words = logging.Handler(logging.CRITICAL)
     last_words.emit = lambda record: answer.send((ENDED, record.getMessage()))
-    logging.getLogger("blendhub.vllm.model.ranks").addHandler(last_words)
+    logging.getLogger("blendhub.vllm.ranks").addHandler(last_words)
     try:
         answer.send(("returned", work(Ranks(group, timedelta(seconds=patience_s)))))
     except BaseException as error:

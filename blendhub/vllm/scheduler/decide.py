@@ -36,6 +36,8 @@ class Limits(NamedTuple):
     """None if reuse and prefill are not compared by time."""
     has_scratch: bool = True
     """Whether there are blocks for the tokens that recomputation needs and vLLM does not keep."""
+    looks_ahead: bool = False
+    """Whether a token's KV depends on the one behind it, as that of drafters on hidden states does."""
 
 
 def decide(found: Found, n_tokens: int, local: int, limits: Limits) -> Choice:
@@ -51,7 +53,7 @@ def decide(found: Found, n_tokens: int, local: int, limits: Limits) -> Choice:
     refusal: Refusal | None = None
     # Without holes and moved text, nothing is recomputed; and without text, nothing is loaded.
     texts: Sequence[Sequence[Match]] = (usable, unmoved, _unbroken(unmoved, whole.start), [])
-    claims = [_claim(text, whole.start, ratio, holes) for text in texts]
+    claims = [_claim(text, whole.start, limits) for text in texts]
     seconds = [costs.seconds(claim, n_tokens, judged) if costs else 0.0 for claim in claims]
     for number, best in enumerate(claims):
         fewer = min(range(number, len(claims)), key=seconds.__getitem__)
@@ -79,6 +81,8 @@ def decide(found: Found, n_tokens: int, local: int, limits: Limits) -> Choice:
             is_dear = refusal.code in (Why.TOO_MUCH, Why.TOO_SLOW, Why.NO_SCRATCH) and (match.moved or is_enough)
             why = refusal.code if is_dear or refusal.code is Why.TOO_SLOW else Why.TOO_LITTLE
             unused.append(NotReused(match.span, why))
+    if limits.looks_ahead and is_enough:
+        unused.append(NotReused(Span(best.end, best.end + 1), Why.LAST))
     if found.matches and found.matches[-1].span.end >= n_tokens:
         unused.append(NotReused(Span(n_tokens - 1, n_tokens), Why.LAST))
     return Choice(best if is_enough else None, refusal, tuple(unused))
@@ -170,11 +174,24 @@ def movable(match: Match, n_positions: int | None) -> Match:
     return match.part(match.span.start, min(match.span.end, end))
 
 
-def _claim(matches: Sequence[Match], start: int, ratio: float, holes: bool) -> Decision:
-    if not holes:
+def _claim(matches: Sequence[Match], start: int, limits: Limits) -> Decision:
+    if not limits.holes:
         matches = _unbroken(matches, start)
+    if limits.looks_ahead:
+        matches = _without_end(matches)
     end = matches[-1].span.end if matches else start
-    return Decision(start, end, tuple(matches), ratio)
+    return Decision(start, end, tuple(matches), limits.ratio)
+
+
+def _without_end(matches: Sequence[Match]) -> Sequence[Match]:
+    """All but the last token, behind which another one stood where it was stored. vLLM, too, computes the end of a
+    cached prefix anew for such drafters: a whole block."""
+    while matches:
+        *before, last = matches
+        if len(last.span) > 1:
+            return [*before, last.part(last.span.start, last.span.end - 1)]
+        matches = before
+    return matches
 
 
 def _unbroken(matches: Sequence[Match], at: int) -> list[Match]:

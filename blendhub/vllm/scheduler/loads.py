@@ -59,6 +59,7 @@ class LoadScheduler:
         self._costs = facts.support.costs if facts.settings.policy.min_reused_tokens is None else None
         self._n_positions = facts.max_model_len
         """Keys that were stored for this position or a later one cannot be moved: tables of rotations are as long."""
+        self._looks_ahead = facts.looks_ahead
         self._shows_hashes = facts.support.shows_hashes
         """Whether another connector, which vLLM asks next, may keep a request's block hashes.
 
@@ -272,6 +273,7 @@ class LoadScheduler:
             n_positions=self._n_positions,
             costs=self._costs,
             has_scratch=has_scratch,
+            looks_ahead=self._looks_ahead,
         )
         found, n_tokens = request.reuse.found or Found(), request.request.num_tokens
         return decide(found, n_tokens, request.blocks.engine_tokens, limits)

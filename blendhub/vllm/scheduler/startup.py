@@ -34,6 +34,8 @@ class StartupFacts(msgspec.Struct, frozen=True, kw_only=True):
     namespace: Namespace
     finds_prefixes: bool
     """Whether a matcher finds whole prefixes again."""
+    looks_ahead: bool = False
+    """Whether vLLM has a drafter on hidden states: its KV of a token depends on the next one."""
 
 
 class Line(msgspec.Struct, frozen=True):

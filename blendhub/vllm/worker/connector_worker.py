@@ -32,7 +32,8 @@ class ConnectorWorker(WorkerSide):
 
     ``begin_step`` begins the copies of new loads. The device has them run beside the step's forward and not after it.
     That is safe: blocks that vLLM gives to a load are used by no forward that is still to come, and by none under way,
-    because its scheduler keeps freed blocks until those have ended.
+    because its scheduler keeps freed blocks until those have ended. Forwards of our own were submitted before it.
+    Copies of other connectors follow nothing, so beside them a load ends when its own forwards have.
     """
 
     def __init__(self, context: BlendContext, host: PluginHost, engine_id: str, timeout_s: float) -> None:
@@ -47,7 +48,7 @@ class ConnectorWorker(WorkerSide):
         """Whether the first attempt to reach the hub and to pin its arena is over."""
         self._pinned: str | None = None
         """The nonce of the arena that the device uses."""
-        self.weights = fingerprint(context.model.module)
+        self.weights = fingerprint(*context.model.modules)
         """What stored KV was computed with."""
         self._is_detached = False
         """Whether vLLM's KV cache is unmapped."""
@@ -159,7 +160,7 @@ class ConnectorWorker(WorkerSide):
     def _check_weights(self) -> None:
         if self._must_check_weights:
             self._must_check_weights = False
-            self._has_other_weights = fingerprint(self._context.model.module) != self.weights
+            self._has_other_weights = fingerprint(*self._context.model.modules) != self.weights
 
     def _reach_hub(self, plan: StepPlan) -> None:
         """The arena is pinned as soon as it is known, at the start and after a restart of the hub."""

@@ -13,8 +13,8 @@ from blendhub.core.errors import BlendHubError
 from blendhub.core.spans import Span, total
 from blendhub.vllm.model.attention_probe import AttentionQuery
 from blendhub.vllm.model.pages import read_as_computed
-from blendhub.vllm.model.ranks import RankFailure, Ranks
 from blendhub.vllm.model.recompute_set import RecomputeSet, RequestTokens
+from blendhub.vllm.ranks import RankFailure, Ranks
 from blendhub.vllm.spans import cut
 from blendhub.vllm.worker.recompute import Blend, BlendContext, Computed, HostCopy
 
@@ -80,6 +80,11 @@ class Forwards:
                 scores = HostCopy(self._score(chosen, layer))
             else:
                 self._context.model.forward(chosen)
+        if self._context.is_beside_others:  # also behind a forward that has failed in the middle
+            with fail_on_error(self._context.ranks, blends):
+                written = HostCopy(torch.zeros(1, device=self._context.model.device))
+                for blend in blends:
+                    blend.written = written
         second = (time.perf_counter() - started) / len(chosen)
         for number, (blend, spans) in enumerate(batches):
             if not blend.error:
@@ -139,7 +144,7 @@ class Forwards:
 
     def _weight(self, layer: int) -> tuple[int, int]:
         """The cost of a token, as a fraction: of the probed layer it goes through one half."""
-        return (2 * layer + 1, 2 * len(self._context.layers)) if layer else (1, 1)
+        return (2 * layer + 1, 2 * self._context.model.n_own_layers) if layer else (1, 1)
 
 
 class CanFail(Protocol):

@@ -46,7 +46,8 @@ class LoadProgress(IntEnum):
     COPIED = 3
     """Recomputation may begin; the proof that the lease held is still missing."""
     PROVEN = 4
-    """The lease held until all ranks had copied, so the copied bytes are those that were found."""
+    """The lease held until all ranks had copied, so the copied bytes are those that were found; and nothing is written
+    any more that another connector may write, too."""
 
 
 class LoadTask:
@@ -89,10 +90,12 @@ class LoadTask:
 
     @property
     def progress(self) -> LoadProgress:
+        is_writing = self.blend is not None and self.blend.is_writing
         if self.error:
-            return LoadProgress.PENDING if self._load else LoadProgress.FAILED
+            return LoadProgress.PENDING if self._load or is_writing else LoadProgress.FAILED
         if self._is_copied:
-            return LoadProgress.PROVEN if self._is_proven or not self._releases else LoadProgress.COPIED
+            is_proven = self._is_proven or not self._releases
+            return LoadProgress.PROVEN if is_proven and not is_writing else LoadProgress.COPIED
         return LoadProgress.PROBEABLE if self._is_probeable else LoadProgress.PENDING
 
     def cancel(self) -> None:

@@ -17,8 +17,8 @@ from blendhub.vllm.model.attention_probe import AttentionProbe, AttentionQuery
 from blendhub.vllm.model.engine_model import EngineModel
 from blendhub.vllm.model.layer_groups import LayerGroup
 from blendhub.vllm.model.pages import LayerPages
-from blendhub.vllm.model.ranks import Ranks
 from blendhub.vllm.model.recompute_set import RecomputeSet, positions_of
+from blendhub.vllm.ranks import Ranks
 from blendhub.vllm.spans import behind, sampled, spread
 from blendhub.vllm.worker.attention_query import attention_query
 
@@ -38,6 +38,8 @@ class BlendContext:
     ranks: Ranks
     attention: AttentionProbe | None = None
     """None if the selector does not ask what is attended to, or the model cannot be asked."""
+    is_beside_others: bool = False
+    """Whether other connectors may write blocks that vLLM has freed: in no order with the engine's work."""
 
 
 class HostCopy:
@@ -105,6 +107,8 @@ class Blend:
         self.work: Work | None = None
         self.is_loaded = True
         """Whether the KV of all layers is there, on all ranks."""
+        self.written: HostCopy | None = None
+        """Beside other connectors: what arrives when the last forward has written its KV."""
         self._context = context
         self._probed: list[Computed] = []
         self._seconds = dict.fromkeys(("probe", "recompute"), 0.0)
@@ -122,6 +126,11 @@ class Blend:
     def is_ready(self) -> bool:
         """Whether it has work, and the layers that this needs."""
         return self.work is not None and (self.is_loaded or self.work.layer > 0 or self.work.query is not None)
+
+    @property
+    def is_writing(self) -> bool:
+        """Whether the device may still write blocks that another connector would get when the load ends."""
+        return self.written is not None and self.written.numbers() is None
 
     @property
     def has_scores(self) -> bool:

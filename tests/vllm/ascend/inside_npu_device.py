@@ -35,7 +35,7 @@ from vllm_ascend.attention.attention_v1 import AscendAttentionBackend, AscendAtt
 from blendhub.vllm.model.checks.model_check import check_model, groups_and_rotations
 from blendhub.vllm.model.engine_model import EngineModel
 from blendhub.vllm.model.fingerprint import fingerprint
-from blendhub.vllm.model.ranks import Ranks
+from blendhub.vllm.ranks import Ranks
 from harness.engines.tiny_model import make_tiny_model
 
 aten = torch.ops.aten

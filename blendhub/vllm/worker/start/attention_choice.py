@@ -13,8 +13,8 @@ from blendhub.core.spans import Span
 from blendhub.vllm.model.engine_model import EngineModel, GroupAttention
 from blendhub.vllm.model.layer_groups import LayerGroup, attention_of
 from blendhub.vllm.model.page_trial import error_of
-from blendhub.vllm.model.ranks import Ranks
 from blendhub.vllm.model.recompute_set import RecomputeSet, RequestTokens
+from blendhub.vllm.ranks import Ranks
 
 log = logging.getLogger(__name__)
 PROMPT_TOKENS, COMPUTED_TOKENS, CHOSEN_TOKENS = 32_768, 4096, 2048

@@ -20,10 +20,10 @@ from blendhub.vllm.model.device_memory import DeviceMemory
 from blendhub.vllm.model.engine_model import EngineModel
 from blendhub.vllm.model.layer_groups import LayerGroup, attach, attention_of, pages_of, split
 from blendhub.vllm.model.platform import Platform
-from blendhub.vllm.model.ranks import Ranks
 from blendhub.vllm.model.rotary import digest
 from blendhub.vllm.model.runner import find_caller
 from blendhub.vllm.model_support import ModelSupport, Neighbours, beside, unsupported
+from blendhub.vllm.ranks import Ranks
 from blendhub.vllm.settings import Settings
 from blendhub.vllm.worker.audit import check_predictions
 from blendhub.vllm.worker.connector_worker import ConnectorWorker
@@ -123,7 +123,7 @@ class WorkerStart:
             choose_attention(model, device, groups, tolerance(layers[0]), ranks)
             if attention:
                 self._memory.probe_bytes = attention.memory(model.config.model_config.max_model_len)
-        context = BlendContext(model, layers, groups, device, selector, ranks, attention)
+        context = BlendContext(model, layers, groups, device, selector, ranks, attention, neighbours is not None)
         if check.support.blends:
             costs = measure_costs(context)
             check = check._replace(support=msgspec.structs.replace(check.support, costs=costs))
