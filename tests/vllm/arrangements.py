@@ -107,7 +107,7 @@ def unfinished_repairs() -> int:
     from vllm.distributed.kv_transfer import get_kv_transfer_group
 
     connector: Any = get_kv_transfer_group()
-    return len(connector._worker._repairs._computed)
+    return sum(record.repair is not None or record.is_repairing for record in connector._worker._requests.values())
 
 
 def fail_builders() -> None:

@@ -21,11 +21,12 @@ SETTINGS: dict[str, Any] = {
     "audit_share": 0.0,
     "repair": "off",
     "repair_share": 20.0,
+    "repair_after_s": 30.0,
 }
 """The settings of tests: all text is moved, also what was computed first, whether it pays with a tiny model or not, and
 however busy the machine is.
 
-No request is repaired or audited unless a test asks; its repair takes few steps then.
+No request is repaired or audited unless a test asks; its repair takes few steps then, and has time behind its answer.
 """
 
 PROBING: dict[str, Any] = {"selector": {"name": "hkvd"}}

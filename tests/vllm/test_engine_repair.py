@@ -89,7 +89,7 @@ def test_what_ended_too_early_or_was_aborted_is_repaired_after_its_end(engine, p
     assert next_turn(engine, plain, [*prompt, *answer.tokens], texts)["engine_tokens"] >= len(prompt) // BLOCK * BLOCK
     engine.forget()
     before = engine.call("counts")["requests_repaired"]
-    engine.ask(prompt, tokens=1000, repair=repair, store=False, abort_after=0.5)
+    engine.ask(prompt, tokens=1000, repair=repair, store=False, abort_after=2.0)
     assert engine.call("counts")["requests_repaired"] == before + 1
     engine.forget()
 
