@@ -24,7 +24,8 @@ class Answer(Generic[R]):
         self.request = request
         self.reply: R | None = None
         self.error: BlendHubError | None = None
-        self.sent_at = time.monotonic()
+        self.sent_at = 0.0
+        """When the request was sent; 0 if it could not be."""
         self.pending: Pending | None = None
         """The transport's request, until its outcome is known here."""
         self._session = session
@@ -46,12 +47,14 @@ class Answer(Generic[R]):
             raise self.error
         return cast(R, self.reply)
 
+    def sent(self, pending: Pending) -> None:
+        self.sent_at, self.pending = time.monotonic(), pending
+
     def fail(self, error: BlendHubError) -> None:
         """The request could not be sent, or was answered with an error."""
         self.error, self.pending = error, None
         if self._ends is not None and isinstance(error, TransportError):
             self._session.abandon(self._ends)
-        self._session.notice(error, self.request)
 
     @property
     def has_ended(self) -> bool:
@@ -68,6 +71,7 @@ class Answer(Generic[R]):
             self.pending = None
         except BlendHubError as error:
             self.fail(error)
+            self._session.notice(error, self.request)
 
 
 def expecting(kind: type[R]) -> Callable[[Any], R]:

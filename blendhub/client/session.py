@@ -243,7 +243,7 @@ class HubSession:
         elif isinstance(answer.reply, wire.Found):
             if answer.reply.lease is not None:
                 self.release(answer.reply.lease)
-        elif isinstance(answer.request, wire.Lookup) and answer.request.lease is not None:
+        elif answer.sent_at and isinstance(answer.request, wire.Lookup) and answer.request.lease is not None:
             self.abandon(answer.request.lease)  # the hub may have granted it to a reply that was lost
 
     def keep_alive(self) -> None:
@@ -292,10 +292,15 @@ class HubSession:
                 self.check_up()
             if isinstance(message, wire.FromSession):
                 assert self.registered  # raises if there has been none
+        except BlendHubError as error:  # of which the session knows
+            answer.fail(error)
+            return answer
+        try:
             timeout = self._timeout if timeout is None else timeout
-            answer.pending = self._connection.submit(Envelope(message, payload), timeout)
+            answer.sent(self._connection.submit(Envelope(message, payload), timeout))
         except BlendHubError as error:
             answer.fail(error)
+            self.notice(error, message)
         return answer
 
     def notice(self, error: BlendHubError, request: Any) -> None:
