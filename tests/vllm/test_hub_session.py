@@ -77,6 +77,17 @@ def test_while_the_hub_stands_still_everything_fails_at_once_and_no_lease_is_lef
     eventually(lambda: gauge(client, "read_leases") == gauge(client, "write_leases") == 0)
 
 
+def test_requests_that_cannot_be_sent_leave_nothing_behind_and_all_say_what_is_the_matter(hub, client):
+    """An engine may ask thousands of times before its hub comes back."""
+    hub.close()
+    eventually(lambda: not client.is_up)
+    for _ in range(3):
+        answer = client.lookup(TOKENS)
+        answer.close()
+        assert str(answer.error).count("no session with the hub") == 1
+    assert not client._abandoned and not client._closing
+
+
 def test_what_ends_a_lease_and_is_lost_while_the_hub_stands_still_ends_it_when_it_goes_on(hub, client):
     with HubClient(hub.endpoint, hub.transport.name, hub.transport.options, host=HOST, timeout=0.1) as other:
         other.register("another", HOME, 0)
