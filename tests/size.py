@@ -9,13 +9,13 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 
 BOUNDS = {
-    "blendhub/": 20_900,
-    "blendhub/testing/": 5_100,
-    "plugins/": 9_750,
-    "tests/, plugins/*/tests/": 23_800,
-    "benchmarks/, harness/, examples/": 7_850,
+    "blendhub/, plugins/": 32_400,
+    "blendhub/testing/": 5_450,
+    "tests/, plugins/*/tests/": 25_500,
+    "benchmarks/, harness/, examples/": 7_200,
 }
-"""The most lines of Python in these folders. A folder's files count in the row that names it most closely."""
+"""The most lines of Python in these folders: 4% more than there are. A folder's files count in the row that names it
+most closely; ``research/`` counts in none."""
 
 
 def row_of(file: Path) -> str | None:
