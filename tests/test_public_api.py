@@ -17,6 +17,7 @@ PLUGINS = [
 PARTS_OF_BLENDHUB = {
     "plugins/tools/blendhub_tools/": (
         "blendhub.cli",
+        "blendhub.core.provenance",
         "blendhub.hub",
         "blendhub.outcome",
         "blendhub.system",
