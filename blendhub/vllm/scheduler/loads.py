@@ -7,6 +7,7 @@ from collections import deque
 import msgspec
 import numpy as np
 
+from blendhub.client.answer import Answer
 from blendhub.client.hub_client import HubClient
 from blendhub.client.wire import Found
 from blendhub.core.errors import BlendHubError, DeadlineExceeded
@@ -231,7 +232,7 @@ class LoadScheduler:
             or (is_first and reuse.lookup.error)  # the hub may answer by now
         ):
             self._look_up(request, local)
-        elif reuse.stage is Stage.LOOKING_UP and _lacks_some(reuse.lookup.reply):
+        elif reuse.stage is Stage.LOOKING_UP and _lacks_some(reuse.lookup):
             self._look_up(request, local, waits_for_store=False)
         if reuse.stage is not Stage.LOOKING_UP:
             return True
@@ -273,6 +274,6 @@ class LoadScheduler:
         return decide(found, n_tokens, request.blocks.engine_tokens, limits)
 
 
-def _lacks_some(found: Found | None) -> bool:
-    """Whether the answer came before all was there that the hub has; more may be there by now."""
-    return found is not None and bool(found.on_the_way)
+def _lacks_some(lookup: Answer[Found]) -> bool:
+    """Whether the first answer came before all was there that the hub has; more may be there by now."""
+    return lookup.request.wait_s > 0 and lookup.reply is not None and bool(lookup.reply.on_the_way)
