@@ -165,6 +165,24 @@ def test_a_clear_drops_matches_and_saves_those_that_workers_do_too_and_nothing_i
     assert not engine.leases()
 
 
+def test_a_clear_drops_what_was_computed_and_nothing_that_comes_after_it(engine):
+    waiting, computing = engine.arrived("b", text(3, 64)), engine.arrived("c", text(2, 64))
+    engine.load(computing)
+    engine.step(c=(0, 32))
+    engine.side.clear()
+    engine.settle()
+    engine.step(c=(32, 32))
+    engine.load(waiting)
+    engine.step(b=(0, 64))
+    engine.end(waiting, 64)
+    assert engine.found(text(3, 64), exact=True) == set(range(64)) and not engine.found(text(2, 64), exact=True)
+    # The workers may still copy what they were told to save, although it will not be stored.
+    computing.append_output_token_ids(1)
+    computing.num_computed_tokens = 64
+    assert engine.side.ended(computing, ([1, 2, 3, 4],))[0]
+    assert engine.side.plan(SchedulerOutput.make_empty()).ending == {"c"}
+
+
 def test_a_clear_that_waits_for_the_hub_has_not_failed(engine):
     """vLLM 0.33 would stay paused, and not sleep. Nothing is reused until the hub has cleared its cache."""
     engine.hub.close()
