@@ -6,6 +6,7 @@ import time
 import numpy as np
 import pytest
 from msgspec.structs import replace
+from vllm.v1.core.sched.output import SchedulerOutput
 
 from blendhub import Span
 from blendhub.contracts import Transfer
@@ -83,6 +84,9 @@ class Scene:
         """The worker's report once every commit is done."""
         self.worker.begin_step(StepPlan(preempted={"r"}))
         self.wait_until_saved()
+        return self.committed_by_now()
+
+    def committed_by_now(self):
         until, reports = time.monotonic() + 20, []
         while not any(report.committed_ranks for report in reports):
             assert time.monotonic() < until
@@ -128,6 +132,20 @@ def test_what_is_copied_can_be_read_but_nothing_at_or_behind_a_save_that_failed(
     assert sum(report.saved_tokens for report in reports) == min(32 * failing, 96)
     assert any("LeaseError" in report.failed_saves for report in reports) == (failing < 3)
     scene.played.engine.eventually(lambda: scene.write_leases() == 0)  # a failed right is given back
+
+
+def test_a_request_whose_name_comes_again_is_not_forgotten_with_the_one_before(scene):
+    """Whose blocks are free, while the hub has yet to answer its commits."""
+    scene.played.arrive("r", text(0, 128))
+    plan = scene.played.engine.side.plan(SchedulerOutput.make_empty())
+    scene.begin()
+    scene.copies_end.set()
+    with standing_still(scene.played.engine.hub):
+        scene.wait_until_saved()
+        scene.worker.begin_step(plan)
+        assert scene.worker.take_report() is None
+    scene.committed_by_now()
+    scene.played.until_loaded("r")
 
 
 def test_a_request_s_blocks_are_free_when_its_copies_have_ended_whether_the_hub_answers_or_not(scene):

@@ -3,6 +3,7 @@
 import time
 from contextlib import nullcontext
 
+import msgspec
 import numpy as np
 import pytest
 from vllm.v1.core.sched.output import SchedulerOutput
@@ -10,6 +11,7 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from blendhub import Span
 from blendhub.core.errors import DeadlineExceeded, LeaseError
 from blendhub.vllm.messages import LoadResult, WorkerReport
+from blendhub.vllm.scheduler.loads import LoadScheduler
 from tests.vllm.played_engine import NAMESPACE, SETTINGS, played_engine, text
 from tests.vllm.standing_still import standing_still
 
@@ -72,6 +74,27 @@ def test_a_lookup_that_failed_while_the_request_waited_is_sent_again(engine):
     engine.answer_within(30.0)
     engine.eventually(lambda: engine.side.client.is_up and engine.client.is_up)
     assert engine.load(request) == 96
+
+
+def test_a_request_asks_a_second_time_for_what_the_store_is_still_reading_and_no_more(engine, monkeypatch):
+    """Also where no step has time left to wait for the answer."""
+    lookup, waits = engine.side.client.lookup, []
+
+    def while_the_store_reads(*arguments, **options):
+        answer = lookup(*arguments, **options)
+        read, waits[len(waits) :] = answer._read, [options["wait_s"] > 0]
+        answer._read = lambda reply: msgspec.structs.replace(read(reply), on_the_way=(Span(96, 112),))
+        return answer
+
+    monkeypatch.setattr(engine.side.client, "lookup", while_the_store_reads)
+    monkeypatch.setattr(LoadScheduler, "wait_left_s", 0.0)
+    request, turns = engine.arrived("r", PROMPT), [(None, False)]
+    while turns[-1][0] is None:
+        assert len(turns) < 10
+        engine.settle()
+        engine.step()
+        turns.append(engine.turn(request))
+    assert turns[-1] == (96, True) and waits == [True, False]
 
 
 @pytest.mark.slow
@@ -140,6 +163,24 @@ def test_a_clear_drops_matches_and_saves_those_that_workers_do_too_and_nothing_i
         engine.client.commit(plan.saves[-1].right, 64).result()
     assert engine.found(DOCUMENT, exact=True) == set() == engine.found(text(2, 64), exact=True)
     assert not engine.leases()
+
+
+def test_a_clear_drops_what_was_computed_and_nothing_that_comes_after_it(engine):
+    waiting, computing = engine.arrived("b", text(3, 64)), engine.arrived("c", text(2, 64))
+    engine.load(computing)
+    engine.step(c=(0, 32))
+    engine.side.clear()
+    engine.settle()
+    engine.step(c=(32, 32))
+    engine.load(waiting)
+    engine.step(b=(0, 64))
+    engine.end(waiting, 64)
+    assert engine.found(text(3, 64), exact=True) == set(range(64)) and not engine.found(text(2, 64), exact=True)
+    # The workers may still copy what they were told to save, although it will not be stored.
+    computing.append_output_token_ids(1)
+    computing.num_computed_tokens = 64
+    assert engine.side.ended(computing, ([1, 2, 3, 4],))[0]
+    assert engine.side.plan(SchedulerOutput.make_empty()).ending == {"c"}
 
 
 def test_a_clear_that_waits_for_the_hub_has_not_failed(engine):

@@ -169,6 +169,9 @@ def test_what_has_a_window_of_the_prompt_alone_is_not_stored(windowed, n_cached)
         assert not engine.step()
     assert [job.slot.span for job in engine.step(a=(96, 64))] == [Span(96, 128), Span(128, 160)]
     assert not any("failed" in name for name in engine.counters)
+    served = engine.side.requests.known["a"]
+    assert served.first_approximate is None, "nothing of it is approximate, and nothing has to be repaired"
+    assert served.kv.of_computed(0).is_exact
 
 
 def calls_of_a_decode_step(engine, n_running):

@@ -89,7 +89,8 @@ class SaveScheduler:
     def end(self, request: ServedRequest) -> bool:
         """A request has ended, and is repaired no more; returns whether its blocks are still needed to store it."""
         saves = request.saves
-        is_over = not saves.begun_in or (not saves.is_planned and (saves.is_dropped or not request.lacks_adapter))
+        # Of what was dropped, workers may have copies under way.
+        is_over = not (saves.begun_in and (saves.is_planned or saves.is_dropped or request.lacks_adapter))
         if is_over:
             saves.close()
             self._scratch.give_back(request.blocks)
@@ -110,7 +111,7 @@ class SaveScheduler:
     def drop_all(self) -> None:
         """Store nothing that was computed until now, nor what the workers are saving."""
         for request in (*self._requests.known.values(), *self._requests.ended.values()):
-            request.saves.is_dropped = True
+            request.saves.is_dropped |= request.blocks.are_allocated
             request.saves.close()
 
     def _needs_blocks(self, request: ServedRequest) -> bool:

@@ -125,8 +125,8 @@ class ConnectorWorker(WorkerSide):
                 repaired[record.name], record.repair = result, None
             if record.ending is Ending.COMMITTING and not record.saves:
                 report.committed_ranks[record.name] = 1
-                del self._requests[record.name]
-            elif record.is_over:
+                record.ending, record.failed_rights = None, set()
+            if record.is_over:  # another request may have the same name by now
                 del self._requests[record.name]
         report.repairs = repaired if self._ranks.number == 0 else {}
         adapters = self._adapters.take_changes()

@@ -20,6 +20,7 @@ class RequestKV:
 
     def __init__(self) -> None:
         self._spans: list[KVSpan] = []
+        self._lacking: list[Span] = []
         self._before_load: list[KVSpan] = []
 
     @property
@@ -41,8 +42,8 @@ class RequestKV:
 
     @property
     def not_computed(self) -> list[Span]:
-        """The spans whose KV was blended, or loaded by another connector."""
-        return [span for span, _ in self._spans]
+        """The spans whose KV was blended, or loaded by another connector, perhaps of some layers only."""
+        return [*(span for span, _ in self._spans), *self._lacking]
 
     def of_computed(self, donates_from: int) -> Provenance:
         """The provenance of what the model computes now, behind all that the request has."""
@@ -52,6 +53,10 @@ class RequestKV:
         """The KV of this span is there, and not computed for this request."""
         if len(span):
             self._spans.append(KVSpan(span, provenance))
+
+    def lacks(self, span: Span) -> None:
+        """Layers with windows have no KV of some tokens of this span; what there is may be exact."""
+        self._lacking.append(span)
 
     def begin_load(self, decision: Decision) -> None:
         """What was decided is being loaded. A preempted request may keep blocks of what it had before."""

@@ -37,11 +37,6 @@ class ReservedSlots:
         """Store nothing that is not stored yet."""
         self._is_dropped = True
 
-    def close(self) -> None:
-        """End the right to write, unless the workers use it to its end."""
-        if self._is_dropped or not self.is_done:
-            self.answer.close()
-
     def take_complete(self, computed: int) -> Iterator[tuple[WriteRight, Slot]]:
         """The slots that are complete now that tokens up to ``computed`` are, each once and in order."""
         reserved = self.reservation
@@ -99,4 +94,4 @@ class RequestSaves:
         self.drop()
         reserved, self.reserved = self.reserved, []
         for slots in reserved:
-            slots.close()
+            slots.answer.close()

@@ -95,8 +95,10 @@ class ServedRequest:
     def loaded_by_other(self, span: Span, *, is_whole: bool) -> None:
         """Another connector has loaded this span, ``is_whole``: with the KV of all of its tokens. What is approximate
         of it, or lacks KV, is not stored again."""
-        first = self.first_approximate if is_whole else span.start
-        if first is not None and first < span.end:
+        first = self.first_approximate
+        if not is_whole:
+            self.kv.lacks(span)
+        elif first is not None and first < span.end:
             self.kv.came(Span(max(first, span.start), span.end), Provenance("by_other"))
 
     def identify(self, adapter: Adapter) -> None:
