@@ -1,7 +1,7 @@
 """The index of stored KV: chunks in runs, runs in namespaces, and the matchers that find their tokens."""
 
-import contextlib
 import hashlib
+import logging
 import secrets
 from bisect import bisect_left, bisect_right, insort
 from collections import Counter
@@ -13,15 +13,17 @@ import msgspec
 import numpy as np
 
 from blendhub.contracts import Matcher, RunKey
-from blendhub.core.errors import BlendHubError, InvalidInput
+from blendhub.core.errors import InvalidInput
 from blendhub.core.layout import MIN_SAVED_TOKENS, Namespace
-from blendhub.core.spans import NOWHERE, Match, Span, combine, gaps, join_spans
+from blendhub.core.spans import NOWHERE, Match, Span, combine, gaps, join_spans, touching
 from blendhub.core.tokens import Tokens
 from blendhub.framework.host import PluginHost
 from blendhub.hub.index.match_queues import MatchQueue, MatchThreads
 from blendhub.hub.index.settled import SettledMatches
 from blendhub.hub.limits import MOST_CHUNKS
 from blendhub.outcome.reasons import NotReused, Why
+
+log = logging.getLogger(__name__)
 
 
 class Chunk:
@@ -171,6 +173,7 @@ class NamespaceIndex:
         self.queue = MatchQueue(threads)
         """The queue, which does all work on the matchers."""
         self._nbytes = 0
+        self._is_measured = True
         made = [(choice, host.create("matcher", choice.name, choice.options)) for choice in namespace.matchers]
         self._matchers: list[Matcher] = [matcher for _, matcher in made]
         new_like = {  # the first of each
@@ -186,10 +189,15 @@ class NamespaceIndex:
     def nbytes(self) -> int:
         """The memory that the matchers use; while a thread works on them, or if one fails, what they used before."""
         if self.queue.is_idle:
-            # The fault of one namespace's matcher, which the guard has logged, is none of what counts all namespaces.
-            with contextlib.suppress(BlendHubError):
-                self._nbytes = sum(matcher.nbytes for matcher in self._matchers) + self._settled.nbytes
-                self._nbytes += self._staying.nbytes if self._staying is not None else 0
+            try:
+                used = sum(matcher.nbytes for matcher in self._matchers) + self._settled.nbytes
+                used += self._staying.nbytes if self._staying is not None else 0
+            except Exception:  # the fault of a plugin in one namespace is none of what counts all namespaces
+                if self._is_measured:
+                    log.warning("a matcher does not say how much memory it uses", exc_info=True)
+                self._is_measured = False
+            else:
+                self._nbytes, self._is_measured = used, True
         return self._nbytes
 
     def chunks(self) -> Iterator[Chunk]:
@@ -220,7 +228,7 @@ class NamespaceIndex:
         if self._staying is not None and max(map(len, gaps(Span(0, len(tokens)), used)), default=0) >= MIN_SAVED_TOKENS:
             stored = ((match.span, self.runs.get(match.run)) for match in self._staying.match(tokens))
             whys = [(span, Why.SHALLOW if run.origin.is_movable else Why.NOT_DONATED) for span, run in stored if run]
-            staying += [NotReused(gap, why) for span, why in whys for gap in gaps(span, used)]
+            staying += [NotReused(gap, why) for span, why in whys for gap in gaps(span, touching(span, used))]
         return StoredText(matches, staying)
 
     def match(self, tokens: Tokens, settled: float | None = None) -> list[Match]:
