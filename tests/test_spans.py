@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from blendhub import Match, Span, combine
 from blendhub.core.errors import InvalidInput
-from blendhub.core.spans import check_tiling, gaps, join, join_spans
+from blendhub.core.spans import check_tiling, gaps, join, join_spans, touching
 from blendhub.outcome.agreement import wilson
 from blendhub.vllm.spans import behind, cut, overlaps
 from tests.spans import KINDS, matches_of, positions, spans_in, tokens_of
@@ -52,6 +52,11 @@ def test_gaps_are_what_no_span_covers(whole, covered):
     result = list(gaps(whole, covered))
     assert positions(result) == sorted(set(positions([whole])) - set(positions(covered)))
     assert result == join_spans(result)
+
+
+@given(spans.filter(len), joined)
+def test_spans_that_touch_another_one_share_a_position_with_it(whole, some):
+    assert touching(whole, some) == [span for span in some if set(positions([span])) & set(positions([whole]))]
 
 
 @given(joined, joined, st.integers(0, LENGTH + 5))

@@ -1,5 +1,6 @@
 """Spans and matches: the arithmetic of tiling a prompt."""
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated
 
@@ -94,6 +95,12 @@ def gaps(whole: Span, covered: Iterable[Span]) -> Iterator[Span]:
         yield Span(at, whole.end)
 
 
+def touching(whole: Span, spans: Sequence[Span]) -> Sequence[Span]:
+    """Those of the ``spans`` (ascending, disjoint) that share a position with ``whole``."""
+    first = bisect_right(spans, whole.start, key=lambda span: span.end)
+    return spans[first : bisect_left(spans, whole.end, first, key=lambda span: span.start)]
+
+
 def join_spans(spans: Iterable[Span]) -> list[Span]:
     """Join spans into disjoint, ascending ones that do not touch."""
     joined: list[Span] = []
@@ -129,6 +136,7 @@ def combine(answers: Sequence[Sequence[Match]]) -> list[Match]:
             taken = [match.span for match in chosen]
             for match in answer:
                 if getattr(match, kind):
-                    chosen += [match.part(gap.start, gap.end) for gap in gaps(match.span, taken)]
+                    open_spans = gaps(match.span, touching(match.span, taken))
+                    chosen += [match.part(gap.start, gap.end) for gap in open_spans]
             chosen.sort(key=lambda match: match.span)
     return join(chosen)

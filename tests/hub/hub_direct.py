@@ -115,11 +115,11 @@ class Member:
             self.commit(reserved)
         return reserved
 
-    def store_all(self, text: Tokens) -> None:
+    def store_all(self, text: Tokens, **more: Any) -> None:
         """With as many reservations as a long text needs."""
         run, at = None, 0
         while at < len(text):
-            reserved = self.store(text, Span(at, len(text)), run=run)
+            reserved = self.store(text, Span(at, len(text)), run=run, **more)
             run, at = reserved.run, reserved.span.end
 
     def check(self, found: wire.Found, prompt: Tokens) -> None:

@@ -1,5 +1,7 @@
 """Which stored KV may move. Text that stays is found behind its whole prefix only; a lookup says where it stands."""
 
+import time
+
 import msgspec
 import numpy as np
 import pytest
@@ -122,3 +124,23 @@ def test_a_short_beginning_that_stays_is_computed_once_with_what_is_behind_it(me
     member.store(prompt, Span(0, begins), provenance=DEEP)
     matches = member.lookup(np.concatenate([other, document])).matches
     assert [(match.span.start, match.moved) for match in matches[:2]] == [(0, False), (len(other), True)]
+
+
+@pytest.mark.slow
+@pytest.mark.alone
+def test_a_prompt_of_thousands_of_texts_half_of_which_stay_is_looked_up_in_linear_time(make_hub):
+    """Each text that stays was compared with all that move."""
+    n_texts, length = 8000, 2 * CHUNK
+    hub = make_hub(2 * 2 * n_texts)
+    member, stored = hub.join(), [tokens(seed, n_texts * length) for seed in (1, 2)]
+    for text, donates_from in zip(stored, (0, NOWHERE), strict=True):
+        member.store_all(text, provenance=Provenance(donates_from=donates_from))
+    while not hub.index.queue.is_idle:
+        time.sleep(0.01)
+    texts = np.stack([text.reshape(n_texts, length) for text in stored], axis=1)
+    prompt = np.ascontiguousarray(texts[np.random.default_rng(3).permutation(n_texts)].ravel())
+    begun = time.process_time()
+    found = hub.index.look_up(prompt)
+    assert time.process_time() - begun < 0.5
+    assert sum(len(match.span) for match in found.matches) == sum(len(text.span) for text in found.staying)
+    assert sum(len(match.span) for match in found.matches) == n_texts * length

@@ -16,7 +16,7 @@ from blendhub.contracts import RunKey
 from blendhub.core.errors import InvalidInput
 from blendhub.core.layout import MIN_SAVED_TOKENS, Namespace
 from blendhub.core.provenance import Provenance
-from blendhub.core.spans import Match, Span, combine, gaps
+from blendhub.core.spans import Match, Span, combine, gaps, touching
 from blendhub.core.tokens import Tokens
 from blendhub.framework.host import PluginHost
 from blendhub.hub.index.match_queues import MatchQueue, MatchThreads
@@ -200,7 +200,7 @@ class NamespaceIndex:
         if self.matchers.has_any(Use.STAYING) and max(map(len, holes), default=0) >= MIN_SAVED_TOKENS:
             for match, run in chain(*self._answers(tokens, Use.STAYING)):
                 code = Why.SHALLOW if run.provenance.is_movable else Why.NOT_DONATED
-                staying += [NotReused(gap, code) for gap in gaps(match.span, used)]
+                staying += [NotReused(gap, code) for gap in gaps(match.span, touching(match.span, used))]
         return StoredText(matches, staying)
 
     def match(self, tokens: Tokens, settled: float | None = None) -> list[Match]:

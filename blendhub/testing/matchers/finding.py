@@ -42,6 +42,22 @@ class FindingTests(MatcherTests):
         for prompt in (writer.text(), text[:0]):
             assert checked.match(prompt) == []
 
+    @holds("The length from which reuse within reach is certain to be found; shorter reuse may be.")
+    def test_newer_runs_that_share_its_parts_hide_no_text(self, checked: MatcherWithOracle, writer: Writer) -> None:
+        """Each part stands where it stands in the text, and is too short to be found for certain by itself."""
+        certain, random = checked.matcher.guaranteed_tokens, np.random.default_rng(6)
+        texts = [writer.text(certain), writer.text(11 * certain)]
+        for run, text in enumerate(texts):
+            checked.add(run, text)
+        for run in range(2, 402):
+            text, start = texts[run % 2], int(random.integers(1 - certain, len(texts[run % 2])))
+            shared = slice(max(start, 0), start + certain - 1)
+            tokens = writer.text(len(text)).copy()
+            tokens[shared] = text[shared]
+            checked.add(run, tokens)
+        for text in texts:
+            assert covers(checked.match(text), Span(0, len(text)))
+
     @holds("*Matches* are verified token by token: hashes may find candidates, they never")
     def test_texts_crafted_to_collide_are_told_apart(self, checked: MatcherWithOracle, writer: Writer) -> None:
         random, middle = np.random.default_rng(4), writer.length // 2

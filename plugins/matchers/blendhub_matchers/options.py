@@ -17,6 +17,3 @@ class SeparatorOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class RollingHashOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     min_match_tokens: Annotated[int, Meta(ge=1, description="shorter stretches are not worth a transfer")] = 64
-    max_candidates: Annotated[
-        int, Meta(ge=1, le=1024, description="owners of one anchor that a match compares, newest first")
-    ] = 16

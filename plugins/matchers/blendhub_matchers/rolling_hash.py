@@ -15,6 +15,7 @@ from blendhub.core.spans import Match, Span, join
 from blendhub.core.tokens import Tokens, as_tokens
 from blendhub_matchers import rolling_kernels as kernels
 from blendhub_matchers.options import RollingHashOptions
+from blendhub_matchers.rolling_crowds import CROWDS_RECORD, FEW, NODE_RECORD, REACH
 from blendhub_matchers.rolling_hashing import MODULUS, PAGE
 from blendhub_matchers.rolling_pages import (
     CONTEXT,
@@ -28,6 +29,7 @@ from blendhub_matchers.rolling_pages import (
     Index,
 )
 from blendhub_matchers.rolling_search import COLUMNS, START
+from blendhub_matchers.rolling_updates import REFUSED
 
 HUGE_PAGE = 1 << 21
 
@@ -51,7 +53,7 @@ class GrowingArray:
 
     @property
     def nbytes(self) -> int:
-        return len(self._memory)
+        return len(self._memory) if len(self.view) else 0  # memory that is not touched is not held
 
     def grow(self, rows: int) -> None:
         """Make room for at least this many rows; what is there stays."""
@@ -75,6 +77,7 @@ MAX_POSITION = 2**63 - 1
 FIRST_PAGES = 128
 FIRST_PLACES = 256
 FIRST_RUNS = 16
+MORE_NODES = 1024
 BOXED_INT = 32
 """Bytes of a Python int: the dictionary of runs holds two of them for each run."""
 
@@ -83,13 +86,15 @@ class RollingHashMatcher(Matcher):
     """Stored tokens lie in pages of 32; a table leads from the hash of a page's tokens to the page.
 
     A prompt is hashed at every position, and wherever a window equals a stored page the match is
-    extended token by token both ways. ``hash_bits`` below 32 makes collisions common, for tests.
+    extended token by token both ways. ``hash_bits`` below 32 makes collisions common, ``few`` below 16 makes crowds so,
+    for tests.
     """
 
     reach = "anywhere"
 
-    def __init__(self, options: RollingHashOptions, hash_bits: int = HASH_BITS) -> None:
+    def __init__(self, options: RollingHashOptions, hash_bits: int = HASH_BITS, few: int = FEW) -> None:
         self._options = options
+        self._few = few
         # Secret, and at least 2**32, so that no two tokens differ by a multiple of the base.
         self._base = np.uint64(2**32 + secrets.randbelow(MODULUS - 2**33))
         self._tag_mask = np.uint64((1 << hash_bits) - 1)
@@ -110,9 +115,14 @@ class RollingHashMatcher(Matcher):
             if slot is None:
                 slot = self._open_run(run, tokens[: span.start])
             added = tokens[span.start : span.end]
-            if not kernels.store(*self._index, slot, added, span.start, not exact, self._base, self._tag_mask):
+            page = kernels.store(*self._index, slot, added, span.start, not exact, self._base, self._tag_mask)
+            if page == REFUSED:
                 end = self._runs.view[slot]["end"]
                 raise InvalidInput(f"run {run} grows at its end only, at {end}, not at {span.start}")
+            while page != NONE:
+                page = kernels.join_crowds(*self._index, page)
+                if page != NONE:
+                    self._grow_trie()
             self._stored += len(span)
 
     def discard(self, run: int, span: Span) -> None:
@@ -132,14 +142,13 @@ class RollingHashMatcher(Matcher):
         tokens = as_tokens(tokens)
         if tokens.size < PAGE:
             return []
-        candidates = np.empty((tokens.size + 2, COLUMNS), np.int64)
+        candidates = np.empty((2 * tokens.size + 2, COLUMNS), np.int64)
         with self._lock:
             n_found = kernels.find_candidates(
                 *self._index,
                 tokens,
                 self._base,
                 self._tag_mask,
-                self._options.max_candidates,
                 self._options.min_match_tokens,
                 candidates,
             )
@@ -151,7 +160,7 @@ class RollingHashMatcher(Matcher):
     @property
     def nbytes(self) -> int:
         with self._lock:
-            arrays = (self._tokens, self._pages, self._table, self._homes, self._runs)
+            arrays = (self._tokens, self._pages, self._table, self._homes, self._runs, self._crowded, self._nodes)
             boxed = sys.getsizeof(self._slots) + 2 * BOXED_INT * len(self._slots)
             return sum(array.nbytes for array in arrays) + boxed + sys.getsizeof(self._free_slots)
 
@@ -175,6 +184,9 @@ class RollingHashMatcher(Matcher):
         self._table = GrowingArray(np.uint64, FIRST_PLACES)
         self._homes = GrowingArray(np.uint8, FIRST_PLACES)
         self._runs = GrowingArray(RUN_RECORD, FIRST_RUNS)
+        self._crowded = np.zeros(FIRST_PAGES // 8, np.uint8)  # a bit for each page
+        self._nodes = GrowingArray(NODE_RECORD, 0)
+        self._crowds = np.array([(self._few, max(REACH, self.guaranteed_tokens), 0, NONE, NONE, 0)], CROWDS_RECORD)
         self._counters = np.zeros(COUNTERS, np.int64)
         self._counters[FREE_PAGE] = NONE
         kernels.free_new_pages(self._pages.view, self._counters, 0, FIRST_PAGES)
@@ -190,6 +202,9 @@ class RollingHashMatcher(Matcher):
             self._homes.view,
             self._counters,
             self._runs.view,
+            self._crowded,
+            self._nodes.view,
+            self._crowds,
         )
 
     def _make_room(self, new_pages: int) -> None:
@@ -199,6 +214,9 @@ class RollingHashMatcher(Matcher):
             capacity = self._capacity + max(missing, self._capacity // 64)
             self._grow(self._tokens, capacity)
             self._grow(self._pages, capacity)
+            more = np.zeros(capacity // 8 + 1 - len(self._crowded), np.uint8)
+            self._crowded = np.concatenate([self._crowded, more])
+            self._collect_views()
             kernels.free_new_pages(self._pages.view, self._counters, self._capacity, capacity)
             self._capacity = capacity
         places = len(self._table)
@@ -210,6 +228,12 @@ class RollingHashMatcher(Matcher):
             self._homes = GrowingArray(np.uint8, places)
             kernels.move_entries(smaller.view, self._table.view, self._homes.view)
             self._collect_views()
+
+    def _grow_trie(self) -> None:
+        nodes = len(self._nodes)
+        more = nodes + max(nodes // 32, MORE_NODES)
+        self._grow(self._nodes, more)
+        kernels.free_new_nodes(self._nodes.view, self._crowds, nodes, more)
 
     def _grow(self, array: GrowingArray, rows: int) -> None:
         # An array that is still viewed cannot grow.
@@ -229,14 +253,16 @@ class RollingHashMatcher(Matcher):
         context = np.zeros(CONTEXT, np.uint32)
         last = before[-CONTEXT:]
         context[CONTEXT - last.size :] = last
-        self._runs.view[slot] = (run, before.size, before.size, MAX_POSITION, 0, NONE, NONE, self._begun, 0, context)
+        self._runs.view[slot] = (run, before.size, before.size, MAX_POSITION, 0, NONE, NONE, self._begun, 0, 0, context)
         self._begun += 1
         return slot
 
     def _warm_up(self) -> None:
         """Compile every kernel now, so that the first request does not wait for it."""
         tokens = np.arange(3 * PAGE, dtype=np.uint32)
-        self.add(0, tokens, Span(0, tokens.size))
+        for run in range(self._few + 1):  # a crowd
+            self.add(run, tokens, Span(0, tokens.size))
         kernels.move_entries(self._table.view, np.zeros(FIRST_PLACES, np.uint64), np.zeros(FIRST_PLACES, np.uint8))
         self.match(tokens)
-        self.discard(0, Span(0, tokens.size))
+        for run in range(self._few + 1):
+            self.discard(run, Span(0, tokens.size))

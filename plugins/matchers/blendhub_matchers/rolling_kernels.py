@@ -9,10 +9,17 @@ from typing import Any
 
 from numba import njit
 
-from blendhub_matchers import rolling_hashing, rolling_pages, rolling_search, rolling_table, rolling_updates
+from blendhub_matchers import (
+    rolling_crowds,
+    rolling_hashing,
+    rolling_pages,
+    rolling_search,
+    rolling_table,
+    rolling_updates,
+)
 from blendhub_matchers.rolling_pages import Index
 
-MODULES = (rolling_hashing, rolling_pages, rolling_table, rolling_updates, rolling_search)
+MODULES = (rolling_hashing, rolling_pages, rolling_table, rolling_crowds, rolling_updates, rolling_search)
 
 
 def digest_of_sources() -> str:
@@ -27,24 +34,59 @@ def _compiled(sources: str) -> tuple[Any, ...]:
     kernel = njit(nogil=True, cache=True)
 
     @kernel
-    def store(tokens, pages, table, homes, counters, runs, slot, sequence, start, approximate, base, tag_mask):
+    def store(
+        tokens,
+        pages,
+        table,
+        homes,
+        counters,
+        runs,
+        crowded,
+        nodes,
+        crowds,
+        slot,
+        sequence,
+        start,
+        approximate,
+        base,
+        tag_mask,
+    ):
         sources  # noqa: B018
-        index = Index(tokens, pages, table, homes, counters, runs)
+        index = Index(tokens, pages, table, homes, counters, runs, crowded, nodes, crowds)
         return rolling_updates.store(index, slot, sequence, start, approximate, base, tag_mask)
 
     @kernel
-    def forget(tokens, pages, table, homes, counters, runs, slot, start, end):
+    def join_crowds(tokens, pages, table, homes, counters, runs, crowded, nodes, crowds, page):
         sources  # noqa: B018
-        index = Index(tokens, pages, table, homes, counters, runs)
+        index = Index(tokens, pages, table, homes, counters, runs, crowded, nodes, crowds)
+        return rolling_crowds.join_crowds(index, page)
+
+    @kernel
+    def forget(tokens, pages, table, homes, counters, runs, crowded, nodes, crowds, slot, start, end):
+        sources  # noqa: B018
+        index = Index(tokens, pages, table, homes, counters, runs, crowded, nodes, crowds)
         return rolling_updates.forget(index, slot, start, end)
 
     @kernel
     def find_candidates(
-        tokens, pages, table, homes, counters, runs, prompt, base, tag_mask, max_owners, min_tokens, candidates
+        tokens,
+        pages,
+        table,
+        homes,
+        counters,
+        runs,
+        crowded,
+        nodes,
+        crowds,
+        prompt,
+        base,
+        tag_mask,
+        min_tokens,
+        candidates,
     ):
         sources  # noqa: B018
-        index = Index(tokens, pages, table, homes, counters, runs)
-        return rolling_search.find_candidates(index, prompt, base, tag_mask, max_owners, min_tokens, candidates)
+        index = Index(tokens, pages, table, homes, counters, runs, crowded, nodes, crowds)
+        return rolling_search.find_candidates(index, prompt, base, tag_mask, min_tokens, candidates)
 
     @kernel
     def choose(candidates, min_tokens, chosen):
@@ -61,8 +103,13 @@ def _compiled(sources: str) -> tuple[Any, ...]:
         sources  # noqa: B018
         rolling_pages.free_new_pages(pages, counters, first, end)
 
-    return store, forget, find_candidates, choose, move_entries, free_new_pages
+    @kernel
+    def free_new_nodes(nodes, crowds, first, end):
+        sources  # noqa: B018
+        rolling_crowds.free_new_nodes(nodes, crowds, first, end)
+
+    return store, join_crowds, forget, find_candidates, choose, move_entries, free_new_pages, free_new_nodes
 
 
 KERNELS = _compiled(digest_of_sources())
-store, forget, find_candidates, choose, move_entries, free_new_pages = KERNELS
+store, join_crowds, forget, find_candidates, choose, move_entries, free_new_pages, free_new_nodes = KERNELS

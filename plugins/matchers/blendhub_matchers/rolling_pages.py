@@ -35,7 +35,8 @@ RUN_RECORD = np.dtype(
         ("first", np.int32),
         ("last", np.int32),
         ("begun", np.int64),  # how many runs were begun before
-        ("approximate", np.int64),  # 1 once anything was added that is not exact
+        ("approximate", np.int32),  # 1 once anything was added that is not exact
+        ("crowded", np.int32),  # how many of its pages are crowded
         ("before", np.uint32, (CONTEXT,)),  # the tokens before the start, as many as there are, the last one last
     ]
 )
@@ -43,9 +44,11 @@ COUNTERS = 3
 FREE_PAGE, FREE_PAGES, ENTRIES = range(COUNTERS)
 """What ``counters`` holds: the head of the list of free pages, its length, and the table's entries."""
 
-Index = namedtuple("Index", "tokens pages table homes counters runs")
+Index = namedtuple("Index", "tokens pages table homes counters runs crowded nodes crowds")
 """The arrays of an index: ``tokens[page, 32]``, ``pages[page]`` of PAGE_RECORD, the table and its homes (see
-:mod:`blendhub_matchers.rolling_table`), the counters above, and ``runs[slot]`` of RUN_RECORD."""
+:mod:`blendhub_matchers.rolling_table`), the counters above, ``runs[slot]`` of RUN_RECORD, a bit for each page that is
+crowded, and the nodes of the trie of these and an array of one with the rest of it (see
+:mod:`blendhub_matchers.rolling_crowds`)."""
 
 
 @inlined
@@ -148,9 +151,9 @@ def extend_before(run, prompt, at, floor):
 
 
 @inlined
-def extend_right(tokens, pages, page, prompt, at):
-    """``prompt[:at]`` ends as the page does; how far do both go on alike?"""
-    while at < prompt.size:
+def extend_right(tokens, pages, page, prompt, at, stop):
+    """``prompt[:at]`` ends as the page does; how far, at most to ``stop``, do both go on alike?"""
+    while at < stop:
         following = pages[page].next
         if following == NONE or pages[following].ordinal != pages[page].ordinal + 1:
             return at
@@ -159,7 +162,7 @@ def extend_right(tokens, pages, page, prompt, at):
         prefetch(pages, page + FOLLOWING)
         prefetch(tokens, page + FOLLOWING)
         stored = pages[page].stored
-        for k in range(min(PAGE, prompt.size - at)):
+        for k in range(min(PAGE, stop - at)):
             if not (stored >> np.uint32(k)) & np.uint32(1) or tokens[page, k] != prompt[at]:
                 return at
             at += 1

@@ -2,23 +2,26 @@
 
 import numpy as np
 
+from blendhub_matchers.rolling_crowds import leave_crowd, list_places_between
 from blendhub_matchers.rolling_hashing import PAGE, hash_of, inlined, prefetch, tag_of
 from blendhub_matchers.rolling_pages import FULL, NONE, append_page, bits, drop_page, is_stored, page_at
 from blendhub_matchers.rolling_table import anchor, fetch_place, release
 
 AHEAD = 16  # pages whose places in the table are fetched before they are needed
+REFUSED = -2
 
 
 @inlined
 def store(index, slot, sequence, start, approximate, base, tag_mask):
-    """Append ``sequence``, which starts at position ``start``, to a run; False if the run does not end there.
+    """Append ``sequence``, which starts at position ``start``, to a run; REFUSED if the run does not end there.
 
-    There must be free pages and free places in the table.
+    There must be free pages and free places in the table. Returns the page from which on the run has to join crowds, or
+    NONE.
     """
-    tokens, pages, table, homes, counters, runs = index
-    run = runs[slot]
+    tokens, pages, table, homes, counters = index.tokens, index.pages, index.table, index.homes, index.counters
+    run = index.runs[slot]
     if run.end != start:
-        return False
+        return REFUSED
     if approximate:
         run.exact_until = min(run.exact_until, start)
         run.approximate = 1
@@ -39,21 +42,23 @@ def store(index, slot, sequence, start, approximate, base, tag_mask):
             pages[page].tag = tag
             prefetch(table, np.int64(tag & np.uint64(table.size - 1)))
     # In a second pass, when the places of the table have arrived.
-    page = run.first if first_new == NONE else first_new
+    page = np.int64(run.first if first_new == NONE else first_new)
+    first_shared = page if run.crowded else NONE
     while page != NONE:
         if pages[page].stored == FULL and (pages[page].ordinal + 1) * PAGE > start - run.start:
             anchor(tokens, pages, table, homes, counters, page)
-        page = pages[page].next
+            if first_shared == NONE and pages[page].older != NONE:
+                first_shared = page
+        page = np.int64(pages[page].next)
     run.count += sequence.size
     run.end += sequence.size
-    return True
+    return first_shared
 
 
 @inlined
 def forget(index, slot, start, end):
     """Drop the tokens ``[start, end)`` of a run; returns how many it has left, or -1 if not all of them are stored."""
-    _, pages, table, homes, counters, runs = index
-    run = runs[slot]
+    pages, table, homes, counters, run = index.pages, index.table, index.homes, index.counters, index.runs[slot]
     at = start - run.start
     stop = end - run.start
     if at < 0 or end > run.end:
@@ -61,6 +66,9 @@ def forget(index, slot, start, end):
     page = np.int64(page_at(pages, run, at // PAGE))
     if not is_stored(pages, run, page, at, stop):
         return -1
+    was_crowded, before = run.crowded > 0, np.int64(pages[page].previous)
+    if was_crowded:
+        list_places_between(index, page, stop + index.crowds[0].reach, False)
     ahead = page
     for _ in range(AHEAD):
         ahead = fetch_place(pages, table, ahead)
@@ -68,11 +76,15 @@ def forget(index, slot, start, end):
         ahead = fetch_place(pages, table, ahead)
         if pages[page].stored == FULL:
             release(pages, table, homes, counters, page)
+            leave_crowd(index.crowded, run, page)
         pages[page].stored &= ~bits(at % PAGE, min(PAGE, at % PAGE + stop - at))
         following = np.int64(pages[page].next)
         if not pages[page].stored:
             drop_page(pages, counters, run, page)
         at += PAGE - at % PAGE
         page = following
+    if was_crowded:
+        page = np.int64(run.first if before == NONE else before)
+        list_places_between(index, page, stop + index.crowds[0].reach, True)
     run.count -= end - start
     return run.count

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from blendhub import Span
 from blendhub.contracts import Matcher
+from blendhub.core.spans import gaps
 from blendhub.testing.matchers.finding import FindingTests
 from blendhub.testing.matchers.machine import MatcherHistoryTests
 
@@ -33,6 +34,14 @@ class TestWithFewTags(MatcherHistoryTests):
 
     def create(self) -> Matcher:
         return RollingHashMatcher(RollingHashOptions(min_match_tokens=1), hash_bits=4)
+
+
+@pytest.mark.slow
+class TestWithCrowds(FindingTests, MatcherHistoryTests):
+    """Two pages with the same tokens are a crowd, and only the newest is compared."""
+
+    def create(self) -> Matcher:
+        return RollingHashMatcher(RollingHashOptions(min_match_tokens=1), few=1)
 
 
 def best_cover(candidates: np.ndarray) -> tuple[int, int]:
@@ -108,6 +117,52 @@ def test_every_module_that_kernels_call_is_among_their_sources():
         assert {name for name in names if name.startswith("blendhub_matchers")} <= called
 
 
+def a_matcher_with_a_hidden_document(newer: int) -> tuple[Matcher, np.ndarray]:
+    """Its oldest run holds a document; all pages of that stand in newer runs too, in parts of it."""
+    random = np.random.default_rng(8)
+    matcher = RollingHashMatcher(RollingHashOptions())
+    document = random.integers(0, 2**32, 1500, dtype=np.uint32)
+    matcher.add(0, document, Span(0, len(document)))
+    for run in range(1, newer + 1):
+        tokens = random.integers(0, 2**32, len(document), dtype=np.uint32)
+        part = slice(0, 900) if run % 2 else slice(600, 1500)
+        tokens[part] = document[part]
+        matcher.add(run, tokens, Span(0, len(tokens)))
+    return matcher, document
+
+
+@pytest.mark.parametrize("newer", [40, 600])
+def test_a_document_is_one_match_although_newer_runs_hold_all_its_parts(newer):
+    matcher, document = a_matcher_with_a_hidden_document(newer)
+    assert [(match.run, match.span) for match in matcher.match(document)] == [(0, Span(0, len(document)))]
+
+
+def test_discarding_runs_of_a_crowd_leaves_the_others_to_be_found():
+    """With each page that goes, those behind it are listed anew; with the last, the trie is empty."""
+    matcher, document = a_matcher_with_a_hidden_document(40)
+    before = matcher.nbytes
+    for run in range(1, 41):
+        for start in range(0, len(document), 250):
+            matcher.discard(run, Span(start, start + 250))
+            assert sum(len(match.span) for match in matcher.match(document)) == len(document)
+    matcher.discard(0, Span(0, len(document)))
+    assert matcher.match(document) == [] and matcher.nbytes < before
+
+
+@pytest.mark.parametrize("overlap", [20, 37])
+def test_spans_that_overlap_by_too_much_to_stay_long_are_cut(overlap):
+    """A repeated stretch has the next one begin before it ends; none of it may be lost for that."""
+    random = np.random.default_rng(9)
+    text = np.tile(random.integers(0, 2**32, 3, dtype=np.uint32), 100)
+    matcher = RollingHashMatcher(RollingHashOptions())
+    before = random.integers(0, 2**32, overlap, dtype=np.uint32)
+    run = np.concatenate([before, text[:65], before[:3]])
+    matcher.add(1, run, Span(0, len(run)))
+    for length in range(65, len(text)):
+        found = [match.span for match in matcher.match(text[:length])]
+        assert all(len(gap) < 64 for gap in gaps(Span(0, length), found)), (length, found)
+
+
 @pytest.mark.slow
 @pytest.mark.alone
 def test_neither_repetition_nor_many_candidates_make_a_match_slow():
@@ -116,7 +171,7 @@ def test_neither_repetition_nor_many_candidates_make_a_match_slow():
     """
     random = np.random.default_rng(0)
     same, text = np.full(32_768, 7, np.uint32), random.integers(0, 2**32, 2048, dtype=np.uint32)
-    matcher = RollingHashMatcher(RollingHashOptions(max_candidates=1024, min_match_tokens=1))
+    matcher = RollingHashMatcher(RollingHashOptions(min_match_tokens=1))
     for run in range(16):
         matcher.add(run, same, Span(0, len(same)))
     for run in range(16, 1100):
@@ -128,3 +183,12 @@ def test_neither_repetition_nor_many_candidates_make_a_match_slow():
         matches = matcher.match(prompt)
         assert time.perf_counter() - started < most_s
         assert sum(len(match.span) for match in matches) == len(prompt)
+    # A page over and over, each time between others: more owners than can be compared, and none that goes on.
+    parts = [part for _ in range(1000) for part in (text[:40], random.integers(0, 2**32, 1, dtype=np.uint32))]
+    started = time.perf_counter()
+    matcher.match(np.concatenate(parts))
+    assert time.perf_counter() - started < 1.0
+    started = time.perf_counter()
+    for start in range(0, 2048, 256):
+        matcher.discard(16, Span(start, start + 256))
+    assert time.perf_counter() - started < 0.2
