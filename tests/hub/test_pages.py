@@ -15,7 +15,6 @@ from blendhub.core.spans import Match, Span
 from blendhub.hub.counters import RECENT, Audits
 from blendhub.hub.http.pages import pages
 from blendhub.hub.http.server import http_server
-from blendhub.hub.index.matchers import Use
 from blendhub.hub.limits import MAX_KEPT_REPORTS, MAX_REPORTING_ENGINES
 from blendhub.hub.reports import ReportTable
 from blendhub.outcome.agreement import wilson
@@ -23,7 +22,7 @@ from blendhub.outcome.fates import Fate, count
 from blendhub.outcome.reasons import NotReused, Why
 from blendhub.outcome.report import MAX_OUTCOMES, MAX_SPANS, ReusedSpans
 from harness.servers.prometheus import needs_prometheus, promtool
-from tests.hub.hub_direct import CHUNK, DirectHub, namespace, tokens
+from tests.hub.hub_direct import CHUNK, DirectHub, tokens
 from tests.metric_names import OF_HUB
 from tests.outcomes import audited, outcome
 
@@ -112,32 +111,6 @@ def test_all_audits_are_counted_and_the_last_ones_by_themselves():
     for agrees in [False] * 9 + [True] * RECENT:
         audits.add(agrees=agrees)
     assert list(audits.numbers().values()) == [RECENT + 9, 9, RECENT, 0]
-
-
-def test_a_matcher_that_cannot_say_its_memory_fails_no_figures(hub, monkeypatch, caplog):
-    member, other = hub.join(), hub.join("other", namespace=namespace("other"))
-    member.store(tokens(1, CHUNK))
-    matcher = hub.index.matchers.by_use[Use.REUSE][0]
-
-    def used():
-        return hub.ask(wire.Stats()).gauges["matcher_bytes"]
-
-    class Failing(type(matcher)):  # type: ignore[misc]
-        @property
-        def nbytes(self):
-            raise ValueError("a fault of the matcher")
-
-    before = used()
-    with monkeypatch.context() as trouble:
-        trouble.setattr(matcher, "__class__", Failing)
-        member.store(tokens(2, CHUNK))
-        assert used() == used() == before
-        other.store(tokens(3, CHUNK))
-        (answer,) = answers(hub, "/metrics")
-        assert answer.status_code == 200 and used() > before, "the other namespace is counted"
-    assert caplog.text.count("does not say how much memory it uses") == 1
-    member.store(tokens(4, CHUNK))
-    assert used() > before
 
 
 @needs_prometheus

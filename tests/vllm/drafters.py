@@ -13,7 +13,6 @@ from harness.engines.tiny_model import make_config
 
 SHAPE: dict[str, Any] = LLAMA | {"num_hidden_layers": 2, "rope_scaling": None, "tie_word_embeddings": False}
 HIDDEN_SHARE = 0.02
-GAIN = 1.0
 
 
 def make_model_and_head(path: Path, seed: int = 3) -> tuple[Path, Path]:
@@ -23,9 +22,8 @@ def make_model_and_head(path: Path, seed: int = 3) -> tuple[Path, Path]:
 
     generator = torch.Generator().manual_seed(seed)
 
-    def matrix(rows: int, columns: int, gain: float = 1.0) -> torch.Tensor:
-        made: torch.Tensor = torch.randn(rows, columns, generator=generator) * (gain / columns**0.5)
-        return made
+    def matrix(rows: int, columns: int) -> torch.Tensor:
+        return torch.randn(rows, columns, generator=generator) / columns**0.5
 
     hidden, inner, width = SHAPE["hidden_size"], SHAPE["intermediate_size"], SHAPE["head_dim"]
     queries, keys = SHAPE["num_attention_heads"] * width, SHAPE["num_key_value_heads"] * width
@@ -35,10 +33,10 @@ def make_model_and_head(path: Path, seed: int = 3) -> tuple[Path, Path]:
         layers |= {
             f"{layer}.input_layernorm.weight": torch.ones(hidden),
             f"{layer}.post_attention_layernorm.weight": torch.ones(hidden),
-            f"{layer}.self_attn.q_proj.weight": matrix(queries, hidden, GAIN),
-            f"{layer}.self_attn.k_proj.weight": matrix(keys, hidden, GAIN),
-            f"{layer}.self_attn.v_proj.weight": matrix(keys, hidden, GAIN),
-            f"{layer}.self_attn.o_proj.weight": matrix(hidden, queries, GAIN),
+            f"{layer}.self_attn.q_proj.weight": matrix(queries, hidden),
+            f"{layer}.self_attn.k_proj.weight": matrix(keys, hidden),
+            f"{layer}.self_attn.v_proj.weight": matrix(keys, hidden),
+            f"{layer}.self_attn.o_proj.weight": matrix(hidden, queries),
             f"{layer}.mlp.gate_proj.weight": matrix(inner, hidden),
             f"{layer}.mlp.up_proj.weight": matrix(inner, hidden),
             f"{layer}.mlp.down_proj.weight": matrix(hidden, inner),
