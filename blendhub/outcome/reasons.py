@@ -55,7 +55,8 @@ SENTENCES = {
     Why.NO_SCRATCH: "it is stored, but vLLM has too few free blocks to blend a prompt of a model with windows",
     Why.BEYOND: "it is stored at positions beyond max_model_len, from which its keys cannot be turned",
     Why.BEHIND_HOLE: "it is stored, but stands behind text that is not, and this request computes no holes",
-    Why.LAST: "it is stored, but vLLM always computes the last token",
+    Why.LAST: "it is stored, but vLLM always computes the last token, and with EAGLE or MTP the last one of what is "
+    "stored",
     Why.FAILED: "it is stored, but its load failed",
     Why.ENDED: "the request ended before it was looked up or loaded",
     Why.OFF: "mode is off, so the hub was not asked",

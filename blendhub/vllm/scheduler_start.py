@@ -165,6 +165,7 @@ class SchedulerStart:
             finds_prefixes=finds_prefixes(self._host, settings),
             audits=support.audits,
             shows_hashes=support.shows_hashes,
+            looks_ahead=bool(config.speculative_config and config.speculative_config.use_eagle()),
             costs=support.costs,
         )
         endpoint = settings.endpoint

@@ -21,7 +21,7 @@ def rotary(n_positions: int = LONGEST, base: float = 10000.0, width: int = WIDTH
         return RotaryEmbedding(width, width, n_positions, base, True, torch.float32)
 
 
-def config_of(*, speculative: str | None = None, **changes: Any) -> Any:
+def config_of(**changes: Any) -> Any:
     """What BlendHub reads of vLLM's configuration of a usual model, with these fields changed."""
     ones = ["pipeline_parallel_size", "decode_context_parallel_size", "data_parallel_size"]
     usual = dict.fromkeys(ones, 1) | dict.fromkeys(["is_moe_model", "is_encoder_decoder", "enable_sleep_mode"], False)
@@ -29,7 +29,7 @@ def config_of(*, speculative: str | None = None, **changes: Any) -> Any:
     return SimpleNamespace(
         parallel_config=fields,
         model_config=fields,
-        speculative_config=speculative and SimpleNamespace(method=speculative),
+        speculative_config=None,
         cache_config=SimpleNamespace(cache_dtype="auto"),
     )
 
@@ -40,7 +40,7 @@ class StandInModel(Anything):
     max_tokens, max_spans = 4096, 64
     device = torch.device("cpu")
     frees_blocks_early = samples_last = False
-    adapters, attention = None, ()
+    adapters, attention, why_no_drafts = None, (), ""
     dtype = torch.float32
     block_size = BLOCK
 
@@ -78,6 +78,14 @@ class StandInModel(Anything):
     def pages(self) -> list[torch.Tensor]:
         """The pages of each layer."""
         return [layer.kv_cache for layer in self._layers.values()]
+
+    @property
+    def n_own_layers(self) -> int:
+        return len(self.layer_names)
+
+    @property
+    def modules(self) -> list[torch.nn.Module]:
+        return [self.module]
 
     def chunk_tokens(self, most: int) -> int:
         return most

@@ -133,6 +133,19 @@ def test_keys_from_positions_without_a_rotation_are_not_moved(known, covered):
     assert decision.end == 100 + covered and total(decision.exact) == 100 and total(decision.moved) == covered
 
 
+def test_where_a_token_s_kv_depends_on_the_next_one_the_end_of_what_is_reused_is_computed():
+    exact, moved, end = (
+        Match(Span(0, 50), 1, 0, True),
+        Match(Span(60, 99), 2, 0, False),
+        Match(Span(99, 100), 3, 0, False),
+    )
+    choice = decide([exact, moved, end], 300, min_reused_tokens=1, limits=EngineLimits(looks_ahead=True))
+    assert choice.decision == Decision(0, 98, (exact, moved.part(60, 98)), 0.15)
+    assert NotReused(Span(98, 99), Why.LAST) in choice.unused
+    choice = decide([exact], 300, min_reused_tokens=1, limits=EngineLimits(looks_ahead=True))
+    assert choice.decision.end == 49
+
+
 UNIT = 2.0**-10
 COSTS = Costs(
     prefill=Cost(UNIT, measured=((10 * UNIT, 10 * UNIT),)),

@@ -151,11 +151,12 @@ IMAGES.language.deepstack_input_embeds = []
         ({"data_parallel_size": 2, "is_moe_model": None}, "experts are spread over"),  # vLLM has not found out yet
         ({"module": IMAGES}, "a forward of BlendHub in between would take them"),
         ({"data_parallel_size": 2}, ""),
-        ({"speculative": "eagle"}, ""),
+        ({"why_no_drafts": "the drafter is of another kind"}, "the drafter is of another kind"),
     ],
 )
 def test_configurations_in_which_nothing_is_stored_or_text_is_not_moved(changed, words):
-    model = StandIn(config=config_of(**changed), module=changed.get("module", torch.nn.Module()))
+    usual: dict[str, Any] = {"module": torch.nn.Module(), "why_no_drafts": ""}
+    model = StandIn(config=config_of(**changed), **usual | {name: changed[name] for name in usual.keys() & changed})
     with pytest.raises(Unsupported, match=words) if words else nullcontext():
         model_check._refuse_to_reuse(model)
         model_check._refuse_to_blend(model)

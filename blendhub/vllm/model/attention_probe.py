@@ -37,7 +37,7 @@ class AttentionProbe:
     def __init__(self, model: EngineModel, layers: Sequence[LayerPages], depths: Sequence[float]) -> None:
         """``depths``: the layers that count, as fractions of the model's depth; see ``counted_layers``. Raises
         Unsupported."""
-        named = [model.layer(name) for name in model.layer_names[: len(layers)]]
+        named = [model.layer(name) for name in model.layer_names[: model.n_own_layers]]
         numbers = counted_layers(depths, [_sees_all(layer) for layer in named])
         self.last = max(numbers)
         self.counted = {model.layer_names[number] for number in numbers}

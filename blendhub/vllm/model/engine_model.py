@@ -16,6 +16,7 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec
 from blendhub.contracts import AttentionRules, ChosenAttention, ChosenTokens
 from blendhub.core.errors import Unsupported
 from blendhub.vllm.model.attention_metadata import AttentionMetadata
+from blendhub.vllm.model.drafter import Drafter
 from blendhub.vllm.model.own_layers import Attend, own_attention, rules_of
 from blendhub.vllm.model.platform import Platform, Tensors
 from blendhub.vllm.model.recompute_set import RecomputeSet, pages_in
@@ -68,11 +69,23 @@ class EngineModel:
         """The device's attention over all layers; empty: chosen tokens attend by the engine's backend."""
         self.n_blocks = self._runner.n_blocks
         self.samples_last = self._runner.samples_last
-        self._own_layers = set(layers) - self._layers_of_draft_model(layers)
+        drafting = self._layers_of_drafter(layers)
         # Some layers read the KV that another one wrote.
         readers = {name for name in layers if getattr(self.layer(name), "kv_sharing_target_layer_name", None)}
-        self.layer_names = sorted(self._own_layers - readers, key=_layer_order)
-        """The layers whose KV is stored: all of the model's own that keep some."""
+        own = sorted(set(layers) - drafting - readers, key=_layer_order)
+        self.layer_names = [*own, *sorted(drafting - readers, key=_layer_order)]
+        """The layers whose KV is stored: all that keep some, the model's own and behind them those of the drafter."""
+        self.n_own_layers = len(own)
+        """How many of them are the model's own."""
+        self._attending_layers = set(layers)
+        self._drafter: Drafter | None = None
+        self.why_no_drafts = ""
+        """Why the KV of the drafter cannot be computed for chosen tokens."""
+        if drafting - readers:
+            try:
+                self._drafter = Drafter(self._runner.proposer, self.module, config)
+            except Unsupported as error:
+                self.why_no_drafts = str(error)
 
     @property
     def _metadata(self) -> AttentionMetadata:
@@ -106,7 +119,7 @@ class EngineModel:
     def rules(self) -> list[AttentionRules]:
         """How the tokens of each layer attend; raises Unsupported for what no attention but the engine's computes."""
         # Layers that keep no KV attend, too, and have rules that only the engine knows.
-        rules = {name: rules_of(self.layer(name)) for name in self._own_layers}
+        rules = {name: rules_of(self.layer(name)) for name in self._attending_layers}
         return [rules[name] for name in self.layer_names]
 
     def layer(self, name: str) -> Any:
@@ -116,6 +129,12 @@ class EngineModel:
     @property
     def module(self) -> torch.nn.Module:
         return self._runner.module
+
+    @property
+    def modules(self) -> list[torch.nn.Module]:
+        """The model, and the drafter's if that keeps KV: what is stored was computed with the weights of both."""
+        drafting = self._runner.draft_module if len(self.layer_names) > self.n_own_layers else None
+        return [self.module] if drafting is None else [self.module, drafting]
 
     @property
     def adapters(self) -> Any:
@@ -140,7 +159,8 @@ class EngineModel:
         """Compute tokens anew, each with everything before it in its prompt as context, and write their KV.
 
         Keys of all tokens are written before any query is answered, so spans may build on each other. ``positions``
-        are other positions to pretend, for tests of the rotation. Returns the hidden states of the tokens.
+        are other positions to pretend, for tests of the rotation. Returns the hidden states of the tokens. A drafter
+        computes the tokens, too.
 
         To the attention of the engine's backend each span is a virtual request: as many queries as the span has
         tokens, and a context that ends with it.
@@ -149,15 +169,23 @@ class EngineModel:
             slots = self.slots_of_tables(chosen)
             pretended = self.sent(chosen.positions) if positions is None else positions.to(self.device)
             by_layer = {name: slots[self.tables[name]] for name in self._metadata.layer_names}
-            own: AbstractContextManager[None] = nullcontext()
-            metadata: dict[str, Any] = {}
+            attend, metadata = None, dict[str, Any]()
             if self.attention:
-                own = own_attention(self.layer_names, self._over_pages(chosen))
+                attend = self._over_pages(chosen)
             else:
                 metadata = self._metadata.build(chosen, pretended, slots)
-            with self._forward_context(chosen, pretended, metadata, by_layer) as inputs, own:
+
+            def attending() -> AbstractContextManager[None]:
+                return own_attention(self.layer_names, attend) if attend else nullcontext()
+
+            with self._forward_context(chosen, pretended, metadata, by_layer) as inputs, attending():
                 hidden = self._runner.forward(**inputs)
-            # For some draft models, the model returns the states behind several layers beside the last.
+            if self._drafter:
+                ids, behind = self.sent(chosen.ids), self.sent(chosen.ids_behind)
+                with self._forward_context(chosen, pretended, metadata, by_layer) as inputs, attending():
+                    positions = inputs["positions"] if self._drafter.uses_mrope else pretended
+                    self._drafter.forward(ids, behind, positions, hidden)
+            # For some drafters, the model returns the states behind several layers beside the last.
             last: torch.Tensor = hidden[0] if isinstance(hidden, tuple) else hidden
             return last
 
@@ -265,10 +293,11 @@ class EngineModel:
         attention = self.layer(name)
         return keys.float() * attention._k_scale.view(-1, 1), values.float() * attention._v_scale.view(-1, 1)
 
-    def _layers_of_draft_model(self, names: Iterable[str]) -> set[str]:
+    def _layers_of_drafter(self, names: Iterable[str]) -> set[str]:
         """The layers of a model that only proposes tokens, whose KV vLLM keeps beside the model's own.
 
-        Where their KV is missing or old, fewer proposals are accepted, and answers are the same.
+        Where their KV is missing or old, fewer proposals are accepted, and answers are the same. vLLM takes it for
+        computed wherever that of the model is.
         """
         if self.config.speculative_config is None:
             return set()

@@ -7,11 +7,13 @@ from typing import Any
 import torch
 
 
-def fingerprint(model: torch.nn.Module) -> str:
+def fingerprint(*models: torch.nn.Module) -> str:
     """Names the weights as loaded: a sample of each parameter's bytes, and by what quantised KV is divided."""
-    scales = [(name, buffer) for name, buffer in model.named_buffers() if name.endswith(("._k_scale", "._v_scale"))]
-    parameters: list[tuple[str, Any]] = [*model.named_parameters(), *scales]
-    return _digest(sorted(parameters, key=lambda pair: pair[0]))
+    parameters: list[tuple[str, Any]] = []
+    for model in models:
+        scales = [pair for pair in model.named_buffers() if pair[0].endswith(("._k_scale", "._v_scale"))]
+        parameters += sorted([*model.named_parameters(), *scales], key=lambda pair: pair[0])
+    return _digest(parameters)
 
 
 def adapter_fingerprint(adapter: Any) -> str:

@@ -58,10 +58,18 @@ class RecomputeSet:
     @property
     def ids(self) -> npt.NDArray[np.int32]:
         """The id of each token."""
+        return self._ids(0)
+
+    @property
+    def ids_behind(self) -> npt.NDArray[np.int32]:
+        """The id of the token behind each one; of the last known token its own."""
+        return self._ids(1)
+
+    def _ids(self, ahead: int) -> npt.NDArray[np.int32]:
         ids = np.empty(len(self), np.int32)
         for number, part in enumerate(self.parts):
             at = self.places(number)
-            ids[at] = part.tokens[self.positions[at]]
+            ids[at] = part.tokens[np.minimum(self.positions[at] + ahead, len(part.tokens) - 1)]
         return ids
 
     def table(self, n_blocks: int, table: int = 0) -> npt.NDArray[np.int32]:

@@ -68,6 +68,17 @@ class Runner:
         return module
 
     @property
+    def proposer(self) -> Any:
+        """What proposes tokens, if anything does. V1 calls it a drafter, and V2 a speculator."""
+        return getattr(self._runner, "drafter", None) or getattr(self._runner, "speculator", None)
+
+    @property
+    def draft_module(self) -> torch.nn.Module | None:
+        """The model that proposes tokens, if one does."""
+        model: torch.nn.Module | None = getattr(self.proposer, "model", None)
+        return model
+
+    @property
     def forward(self) -> Any:
         """The function that the runner itself calls to compute a step."""
         return self._runner.model

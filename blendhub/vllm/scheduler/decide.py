@@ -40,6 +40,8 @@ class EngineLimits(NamedTuple):
     """None if reuse and prefill are not compared by time."""
     has_scratch: bool = True
     """Whether there are blocks for the tokens that recomputation needs and vLLM does not keep."""
+    looks_ahead: bool = False
+    """Whether a token's KV depends on the one behind it, as that of drafters on hidden states does."""
 
 
 def decide(
@@ -47,7 +49,7 @@ def decide(
 ) -> Choice:
     """Which KV a prompt of ``n_tokens`` reuses, where vLLM has the first ``local`` tokens."""
     blend, holes, ratio, usual_ratio = blending
-    n_positions, costs, has_scratch = limits
+    n_positions, costs, has_scratch, looks_ahead = limits
     # The last token is always left to the engine, which needs its logits.
     whole = Span(min(local, n_tokens - 1), n_tokens - 1)
     reachable, unused = _reach(found, n_positions, blend=blend)
@@ -58,7 +60,7 @@ def decide(
     refusal: Refusal | None = None
     # Without holes and moved text, nothing is recomputed; and without text, nothing is loaded.
     texts: Sequence[Sequence[Match]] = (usable, unmoved, _unbroken(unmoved, whole.start), [])
-    claims = [_claim(text, whole.start, ratio, holes) for text in texts]
+    claims = [_claim(text, whole.start, ratio, holes, looks_ahead) for text in texts]
     seconds = [costs.seconds(claim, n_tokens, judged) if costs else 0.0 for claim in claims]
     for number, best in enumerate(claims):
         fewer = min(range(number, len(claims)), key=seconds.__getitem__)
@@ -86,6 +88,8 @@ def decide(
             is_dear = refusal.why in (Why.TOO_MUCH, Why.TOO_SLOW, Why.NO_SCRATCH) and (match.moved or is_enough)
             why = refusal.why if is_dear or refusal.why is Why.TOO_SLOW else Why.TOO_LITTLE
             unused.append(NotReused(match.span, why))
+    if looks_ahead and is_enough:
+        unused.append(NotReused(Span(best.end, best.end + 1), Why.LAST))
     if found.matches and found.matches[-1].span.end >= n_tokens:
         unused.append(NotReused(Span(n_tokens - 1, n_tokens), Why.LAST))
     return Choice(best if is_enough else None, refusal, tuple(unused))
@@ -175,11 +179,24 @@ def movable(match: Match, n_positions: int | None) -> Match:
     return match.part(match.span.start, min(match.span.end, end))
 
 
-def _claim(matches: Sequence[Match], start: int, ratio: float, holes: bool) -> Decision:
+def _claim(matches: Sequence[Match], start: int, ratio: float, holes: bool, looks_ahead: bool) -> Decision:
     if not holes:
         matches = _unbroken(matches, start)
+    if looks_ahead:
+        matches = _without_end(matches)
     end = matches[-1].span.end if matches else start
     return Decision(start, end, tuple(matches), ratio)
+
+
+def _without_end(matches: Sequence[Match]) -> Sequence[Match]:
+    """All but the last token, behind which another one stood where it was stored. vLLM, too, computes the end of a
+    cached prefix anew for such drafters: a whole block."""
+    while matches:
+        *before, last = matches
+        if len(last.span) > 1:
+            return [*before, last.part(last.span.start, last.span.end - 1)]
+        matches = before
+    return matches
 
 
 def _unbroken(matches: Sequence[Match], at: int) -> list[Match]:

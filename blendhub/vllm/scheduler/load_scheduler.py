@@ -58,6 +58,7 @@ class LoadScheduler:
         self._block_size = blocks.hash_block_size
         self._n_positions = facts.max_model_len
         """Keys that were stored for this position or a later one cannot be moved: tables of rotations are as long."""
+        self._looks_ahead = facts.looks_ahead
         self._shown = ShownHashes(self._block_size) if facts.shows_hashes else None
         """Only if another connector stores KV under block hashes."""
         self._reading: dict[str, PendingLookup] = {}
@@ -272,5 +273,5 @@ class LoadScheduler:
             BlendTerms(
                 state.can_blend and moves, state.terms.fills_holes, state.terms.ratio, self._settings.recompute_ratio
             ),
-            EngineLimits(self._n_positions, self._costs, has_scratch),
+            EngineLimits(self._n_positions, self._costs, has_scratch, self._looks_ahead),
         )

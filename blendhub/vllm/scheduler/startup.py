@@ -41,6 +41,8 @@ class StartupFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Whether blended requests can be audited."""
     shows_hashes: bool = False
     """Whether another connector stores KV under a request's block hashes."""
+    looks_ahead: bool = False
+    """Whether vLLM has a drafter on hidden states: its KV of a token depends on the next one."""
     costs: Costs | None = None
     """None if reuse and prefill are not compared by time."""
 

@@ -46,7 +46,7 @@ class ConnectorWorker:
         """Whether the first attempt to reach the hub and to pin its arena is over."""
         self._pinned: str | None = None
         """The nonce of the arena that the device uses."""
-        self.weights = fingerprint(context.model.module)
+        self.weights = fingerprint(*context.model.modules)
         """What stored KV was computed with."""
         self._is_detached = False
         """Whether vLLM's KV cache is unmapped."""
@@ -72,7 +72,7 @@ class ConnectorWorker:
         """Before vLLM computes: order it behind reads of blocks that it will overwrite, and begin the new loads."""
         if self._must_check_weights:
             self._must_check_weights = False
-            self._has_other_weights = fingerprint(self._context.model.module) != self.weights
+            self._has_other_weights = fingerprint(*self._context.model.modules) != self.weights
         if plan.hub:
             self._executor = HubExecutor(plan.hub, self._engine_id, self._ranks.number, self._host)
         has_tried = self._executor is not None and self._executor.has_tried

@@ -144,7 +144,7 @@ class Forwards:
 
     def _weight(self, layer: int) -> tuple[int, int]:
         """The cost of a token, as a fraction: of the probed layer it goes through one half."""
-        return (2 * layer + 1, 2 * len(self._context.layers)) if layer else (1, 1)
+        return (2 * layer + 1, 2 * self._context.model.n_own_layers) if layer else (1, 1)
 
 
 class CanFail(Protocol):

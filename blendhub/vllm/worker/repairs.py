@@ -128,6 +128,6 @@ class Repairs:
         return results
 
     def _hidden(self, job: RepairJob, span: Span, tokens: Tokens) -> torch.Tensor:
-        placed = np.zeros(span.end, np.uint32)
-        placed[span.start :] = tokens[: len(span)]
+        placed = np.zeros(span.start + len(tokens), np.uint32)
+        placed[span.start :] = tokens
         return self._context.model.forward(RecomputeSet([RequestTokens(placed, job.blocks, [span])]))

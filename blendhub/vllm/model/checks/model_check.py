@@ -51,7 +51,8 @@ def groups_and_rotations(model: EngineModel, chunk_tokens: int) -> tuple[tuple[L
     groups = layer_groups(model, chunk_tokens)
     n_positions, rotations = model.config.model_config.max_model_len, dict[str, Rotation]()
     for width in {group.layout.key_dim for group in groups}:
-        rotations |= {digest(rotation): rotation for rotation in rotations_of(model.module, width, n_positions)}
+        for module in model.modules:
+            rotations |= {digest(rotation): rotation for rotation in rotations_of(module, width, n_positions)}
     return groups, list(rotations.values())
 
 
@@ -137,6 +138,8 @@ def _refuse_to_reuse(model: EngineModel) -> None:
 def _refuse_to_blend(model: EngineModel) -> None:
     """Raise Unsupported if the model or its configuration rules out forwards over chosen tokens."""
     parallel = model.config.parallel_config
+    if model.why_no_drafts:
+        raise Unsupported(model.why_no_drafts)
     if parallel.data_parallel_size > 1 and parallel.is_moe_model is not False:
         raise Unsupported("the experts are spread over data-parallel engines, which must step together")
     if any(hasattr(part, "deepstack_input_embeds") for part in model.module.modules()):
@@ -231,9 +234,9 @@ def _worst_rotation_error(keys: list[torch.Tensor], places: list[int], rotation:
 
 def _check_probe(model: EngineModel, layers: Sequence[LayerPages], probe_layer: int) -> None:
     """The KV that a probe returns must be the KV that the layer would have written."""
-    if probe_layer >= len(layers):
+    if probe_layer >= model.n_own_layers:
         raise Unsupported(
-            f"the selector probes layer {probe_layer}, but the model has {len(layers)} layers; "
+            f"the selector probes layer {probe_layer}, but the model has {model.n_own_layers} layers; "
             "choose a selector without a probe, such as first_k"
         )
     tokens, layer = trial_tokens(model), layers[probe_layer]
