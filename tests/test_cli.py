@@ -5,7 +5,6 @@ import sys
 
 import pytest
 
-import blendhub
 from blendhub import API_VERSION, PluginHost
 from blendhub.cli import main
 from blendhub.testing.matchers import MatcherSuite
@@ -78,13 +77,6 @@ def test_conformance_without_its_extra_says_what_to_install(plugins, capsys, mon
     monkeypatch.setitem(sys.modules, "hypothesis", None)
     assert main(["conformance", "matcher", "sound"]) == 2
     assert "pip install 'blendhub[testing]'" in capsys.readouterr().err
-
-
-def test_version_and_help(capsys):
-    for flag, shown in (("--version", f"blendhub {blendhub.__version__}"), ("--help", "conformance")):
-        with pytest.raises(SystemExit) as left:
-            main([flag])
-        assert left.value.code == 0 and shown in capsys.readouterr().out
 
 
 @pytest.mark.slow

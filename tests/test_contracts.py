@@ -87,9 +87,3 @@ def test_a_bad_selection_cannot_be_made(key):
         with pytest.raises(InvalidInput, match=r"\w+ \w+ \w+"):
             Selection(**values)
             pytest.fail(f"{key} = {bad!r} was taken")
-
-
-def test_tokens_that_are_left_out_are_zeros():
-    assert Selection(MOVED, 0.5).tokens.tolist() == [0] * 50
-    asked = Selection(MOVED, 0.5, holes=[Span(30, 40)], question=Span(55, 60))
-    assert len(asked.tokens) == 60 and asked.tokens.dtype == np.uint32

@@ -1,6 +1,5 @@
 """The demos, small: they run, say how far they are, and their figures fit together."""
 
-import io
 import json
 import subprocess
 import sys
@@ -9,7 +8,6 @@ from pathlib import Path
 import pytest
 from blendhub_mooncake import probe
 
-from benchmarks.timing import progress
 from harness.engines.real_model import MODELS, SMOLLM2, NoRealModel, make_real_model
 from harness.servers.redis_server import needs_redis
 
@@ -33,12 +31,6 @@ def test_without_vllm_it_says_what_to_do():
     done = run_demo("examples.demo", before="sys.modules['vllm'] = None")
     assert done.returncode == 1 and "needs vllm" in done.stderr and "`make setup`" in done.stderr
     assert "Traceback" not in done.stderr
-
-
-def test_a_file_gets_a_line_each_quarter():
-    out = io.StringIO()
-    assert list(progress(range(10), "ask", out)) == [*range(10)]
-    assert out.getvalue().splitlines() == [f"ask: {done} of 10" for done in (3, 5, 8, 10)]
 
 
 @pytest.mark.parametrize("model", MODELS.values())

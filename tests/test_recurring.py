@@ -16,10 +16,3 @@ def test_each_kind_is_said_once_until_its_time_has_come_again(caplog, monkeypatc
     warnings.warn("disk", "no room for 5", KeyError("a fault"))
     assert "no room for 5 (and 4 times more since this was said last)" in caplog.records[-1].message
     assert caplog.records[-1].exc_info, "where the fault is"
-
-
-def test_kinds_are_forgotten_before_they_take_much_memory(caplog):
-    warnings = RecurringWarnings(logging.getLogger("many"))
-    for kind in range(3 * recurring.MAX_KINDS):
-        warnings.warn(kind, "odd")
-    assert len(warnings._kinds) <= recurring.MAX_KINDS and len(caplog.records) == 3 * recurring.MAX_KINDS

@@ -3,7 +3,6 @@
 import asyncio
 import os
 import socket
-import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,6 @@ from blendhub_transports.zmq_transport import ZmqTransport
 
 from blendhub.contracts import Codec, Connection, Envelope, Pending, Server, Service, Transport
 from blendhub.contracts.transport import Peer
-from blendhub.core.errors import BlendHubError, ProtocolError, ServiceFailed
 from blendhub.testing import TransportSuite
 from tests.suite_runs import proofs
 
@@ -101,33 +99,9 @@ def sends_again(connection: Wrapped, request: Envelope, timeout: float) -> Pendi
     return sound(connection, request, timeout)
 
 
-def is_for_one_thread(connection: Wrapped, request: Envelope, timeout: float) -> Pending:
-    if connection.last:
-        raise ProtocolError("another thread is here")
-    connection.last = True
-    time.sleep(0.001)
-    connection.last = False
-    return sound(connection, request, timeout)
-
-
 def serves_forks(connection: Wrapped, request: Envelope, timeout: float) -> Pending:
     is_parent = os.getpid() == connection.inner._process
     return (connection.inner if is_parent else connection.another()).submit(request, timeout)
-
-
-def ignores_versions(connection: Wrapped, request: Envelope, timeout: float) -> Pending:
-    connection.inner._codec.version = 2
-    return sound(connection, request, timeout)
-
-
-def dies_of_an_error(service: Through, peer: Peer, request: Envelope) -> Any:
-    if service.is_dead:
-        raise ServiceFailed("the service is dead")
-    try:
-        return service.inner.handle(peer, request)
-    except Exception as error:
-        service.is_dead = not isinstance(error, BlendHubError)
-        raise
 
 
 def dies_of_garbage(server: Any) -> None:
@@ -147,24 +121,12 @@ class WaitsForReaders(Faulty):
 
 
 FAULTS: dict[str, list[Callable[..., Transport]]] = {
-    "test_payloads_arrive_whole_and_in_order": [
-        faulty(submit=lambda line, asked, s: sound(line, Envelope(asked.message, [*filter(len, asked.payload)]), s)),
-    ],
     "test_replies_come_in_any_order": [faulty(submit=answers_with_the_last_reply)],
-    "test_threads_share_a_connection": [faulty(submit=is_for_one_thread)],
-    "test_errors_arrive_and_the_server_lives_on": [faulty(handle=dies_of_an_error)],
-    "test_each_connection_is_a_peer_that_leaves_once": [
-        faulty(handle=lambda service, peer, request: service.inner.handle(b"", request)),
-    ],
     "test_a_request_ends_at_its_deadline_even_if_no_thread_waits": [
         faulty(submit=lambda connection, request, timeout: sound(connection, request, timeout + LATE_S)),
     ],
     "test_one_request_too_many_is_answered_busy_at_once_and_later_there_is_room": [
         lambda suite: Faulty(max_pending=10**6),
-    ],
-    "test_versions_that_differ_are_named": [faulty(submit=ignores_versions)],
-    "test_a_connection_that_closes_ends_its_requests": [
-        faulty(closed=lambda connection: setattr(connection, "inner", connection.another())),
     ],
     "test_a_new_server_at_the_same_endpoint_is_found": [faulty(submit=sends_again)],
     "test_a_fork_does_not_use_the_connection_of_its_parent": [faulty(submit=serves_forks)],

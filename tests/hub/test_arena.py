@@ -13,7 +13,6 @@ import pytest
 
 from blendhub.client.arena_view import SHM, ArenaName, ArenaView, header_of
 from blendhub.core.errors import ArenaFull, HubError, InvalidInput
-from blendhub.core.spans import Span
 from blendhub.hub.config import HubConfig
 from blendhub.hub.embedded import embedded_hub
 from blendhub.hub.memory import arena as arena_module
@@ -120,27 +119,6 @@ def test_a_hub_with_512_gib_serves_and_ends_at_once(monkeypatch):
         ending = time.monotonic()
     assert time.monotonic() - ending < 5.0, "the end of the hub waits for the reservation"
     assert set(SHM.iterdir()) == before
-
-
-def test_slots_exist_as_far_as_memory_is_reserved(monkeypatch, make_hub):
-    """The first step comes with the arena, and the others while it is used."""
-    monkeypatch.setattr(arena_module, "STEP", 2**14)
-    hub = make_hub(64)
-    member, size = hub.join(), namespace().slot_bytes
-    early = member.view.progress()
-    assert early.goal == 64 * size == len(member.view.bytes) and early.reserved == 2**14 - 4096
-    few = hub.arena.extents.size // size
-    assert len(member.reserve(tokens(1, 64 * 32)).slots) == few
-    with pytest.raises(ArenaFull, match="MiB when all is reserved"):
-        member.reserve(tokens(2, 320), Span(0, 320))
-    hub.run(hub.arena.reserve())
-    assert member.view.progress() == (64 * size, 64 * size)
-    rest = member.reserve(tokens(2, 64 * 32))
-    assert len(rest.slots) == 64 - few
-    last = max(slot.slot for slot in rest.slots)
-    member.view.slot(last, size)[:] = 7
-    assert bytes(hub.arena.slot(last, size)) == bytes([7]) * size, "who mapped early writes what was reserved late"
-    hub.state.check_integrity()
 
 
 OUT_OF_MEMORY = """

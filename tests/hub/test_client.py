@@ -27,24 +27,6 @@ def write(rights: WriteRights, **other: object) -> None:
     rights.end_write(right)
 
 
-def test_a_right_of_another_life_or_session_is_refused(rights):
-    write(rights)
-    write(rights, lease=3)
-    for other, why in (
-        ({"epoch": 2}, "an earlier life of the hub"),
-        ({"arena": "another"}, "another arena"),
-        ({"lease": 9}, "before this process registered"),
-    ):
-        with pytest.raises(LeaseError, match=why):
-            write(rights, **other)
-    # The next hub counts its leases from anywhere.
-    rights.end(RIGHT)
-    rights.begin_session(2, "nonce", first=1, granted_before=())
-    write(rights, epoch=2)
-    rights.end(RIGHT)  # of the first life
-    write(rights, epoch=2)
-
-
 @pytest.mark.parametrize("ends", ["end", "revoke", "close", "end_session"])
 def test_a_right_that_ended_is_refused_for_ever(rights, ends):
     arguments = {"end": (RIGHT,), "revoke": ((RIGHT.lease,),), "close": (), "end_session": ()}[ends]

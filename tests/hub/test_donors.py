@@ -33,21 +33,6 @@ def member(hub):
     return member
 
 
-def test_shallow_text_is_an_exact_prefix_and_elsewhere_the_lookup_says_that_it_is_shallow(hub, member):
-    assert kinds(member.lookup(TEXT)) == [(0, len(TEXT), "exact")]
-    found = member.lookup(ELSEWHERE)
-    assert kinds(found) == [(40 + SHALLOW, 40 + len(TEXT), "moved")]
-    assert found.staying == (NotReused(Span(40, 40 + SHALLOW), Why.SHALLOW),)
-    hub.state.check_integrity()
-
-
-def test_a_shallow_text_that_is_computed_deeper_is_a_donor_from_then_on(member):
-    prompt = np.concatenate([tokens(4, SHALLOW), TEXT])
-    member.store(prompt, provenance=DEEP)
-    found = member.lookup(ELSEWHERE)
-    assert kinds(found) == [(40, 40 + len(TEXT), "moved")] and not found.staying
-
-
 def test_what_was_not_donated_stays_until_a_request_that_may_donate_computes_it(hub):
     member = hub.join()
     member.store(TEXT, provenance=NOT_DONATED)
@@ -60,20 +45,6 @@ def test_what_was_not_donated_stays_until_a_request_that_may_donate_computes_it(
     for provenance in (EXACT, NOT_DONATED):
         assert member.reserve(TEXT, provenance=provenance).lease is None, "it is there already"
     hub.state.check_integrity()
-
-
-def test_shallow_text_that_was_computed_behind_blended_kv_does_not_move_even_to_its_own_place(hub):
-    member = hub.join()
-    member.store(TEXT, provenance=Provenance("after_blended", 0.5, SHALLOW))
-    assert kinds(member.lookup(TEXT)) == [(SHALLOW, len(TEXT), "moved")]
-    assert kinds(member.lookup(TEXT, settled=0.5)) == [(0, len(TEXT), "settled")]
-
-
-def test_what_was_computed_behind_blended_kv_and_not_donated_is_settled_and_does_not_move(hub):
-    member = hub.join()
-    member.store(TEXT, Span(2 * CHUNK, len(TEXT)), provenance=Provenance("after_blended", 0.5, NOWHERE))
-    assert kinds(member.lookup(TEXT, settled=0.5)) == [(2 * CHUNK, len(TEXT), "settled")]
-    assert not member.lookup(ELSEWHERE, settled=0.0).matches
 
 
 @pytest.mark.parametrize("stored", [False, True])
@@ -98,15 +69,6 @@ def test_the_store_keeps_what_may_move(make_hub, tmp_path):
     found = member.lookup(ELSEWHERE, wait_s=5.0)
     assert kinds(found) == [(40 + SHALLOW, 40 + len(TEXT), "moved")]
     assert found.staying == (NotReused(Span(40, 40 + SHALLOW), Why.SHALLOW),)
-
-
-def test_evicted_text_that_stays_is_no_reason_any_more(make_hub):
-    hub = make_hub(8)
-    member = hub.join()
-    member.store(TEXT, provenance=NOT_DONATED)
-    member.store(tokens(5, 8 * CHUNK))
-    assert not member.lookup(ELSEWHERE).staying
-    hub.state.check_integrity()
 
 
 def test_a_short_beginning_that_stays_is_computed_once_with_what_is_behind_it(member):

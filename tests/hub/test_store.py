@@ -11,11 +11,10 @@ import numpy as np
 import pytest
 
 from blendhub.client import wire
-from blendhub.core.errors import InvalidInput, StoreAway, StoreFailed
+from blendhub.core.errors import StoreAway, StoreFailed
 from blendhub.core.layout import Variant
 from blendhub.core.provenance import Provenance
 from blendhub.core.spans import Span
-from blendhub.hub import deletion
 from blendhub.hub.stores import store_tier, store_writer
 from tests.hub.hub_direct import CHUNK, HOST, namespace, tokens
 
@@ -188,22 +187,6 @@ def test_a_batch_that_the_store_never_takes_keeps_no_other_from_it(make_hub, pla
     assert hub.tier.writer.waiting == 8
 
 
-def test_a_clear_of_many_chunks_lets_other_requests_in_between(make_hub, monkeypatch):
-    monkeypatch.setattr(deletion, "AT_ONCE", 64)
-    hub = make_hub(512)
-    member, turns = hub.join(), []
-    member.store(tokens(1, 512 * CHUNK))
-
-    async def count_turns():
-        clearing = asyncio.ensure_future(hub.answer(wire.Clear(**member.ids)))
-        while not clearing.done():
-            turns.append(len(hub.state.cache.policy))
-            await asyncio.sleep(0)
-
-    hub.run(count_turns())
-    assert turns[-1] == 0 and len(set(turns)) > 3
-
-
 def test_what_waits_while_the_store_is_away_has_a_bound_and_is_evicted_like_anything(make_hub, place, monkeypatch):
     monkeypatch.setattr(store_writer, "MAX_WAITING_SAVES", 5)
     monkeypatch.setattr(store_writer, "TRY_AGAIN_S", 0.05)
@@ -230,26 +213,6 @@ DOCUMENT = tokens(1, 4 * CHUNK)
 def forget(hub, salt="a"):
     hub.ask(wire.Forget(salt))
     hub.state.check_integrity()
-
-
-def test_a_salt_is_deleted_whole_and_no_other_and_the_store_has_none_of_it_after_a_restart(make_hub, tmp_path):
-    hub = make_hub(6, tmp_path / "store")
-    member, others, adapter = hub.join(), tokens(2, 3 * CHUNK), Variant("an adapter", "a")
-    member.store(DOCUMENT, variant=A)
-    hub.settle()
-    member.store(DOCUMENT[:CHUNK], variant=adapter)
-    member.store(others, variant=B)  # pushes some of it out of the arena
-    hub.settle()
-    forget(hub)
-    assert member.read(DOCUMENT, A) == member.read(DOCUMENT, adapter) == 0
-    hub.restart()
-    reader = hub.join()
-    assert reader.read(DOCUMENT, A) == 0 and reader.read(others, B) == len(others)
-    forget(hub, "b")
-    forget(hub, "b")  # deleting what is not there is fine
-    assert not list((tmp_path / "store").rglob("*.kv"))
-    with pytest.raises(InvalidInput, match="name a cache salt"):
-        forget(hub, "")
 
 
 class SlowStore:

@@ -81,16 +81,6 @@ def test_commits_go_forward_and_stay_inside_and_come_from_those_who_write(hub):
     assert not unmapped.lookup(text).matches
 
 
-def test_models_and_variants_share_nothing_and_engines_of_one_model_what_has_the_same_salt(hub):
-    member = hub.join("a")
-    run = member.store(TEXT, variant=ANN).run
-    assert hub.join("b").read(TEXT, ANN) == 64
-    assert hub.join("c", namespace=namespace("another")).read(TEXT, ANN) == 0
-    for other in (BASE, BOB, Variant(lora="ann"), Variant("adapter", "ann")):
-        assert member.lookup(TEXT, variant=other) == wire.Found()
-        assert member.reserve(tokens(1, 96), Span(64, 96), run=run, variant=other).run != run
-
-
 def test_clear_drops_one_namespace_or_all_of_the_engine_and_what_stores_nothing_takes_no_memory(hub):
     member, stranger = hub.join(), hub.join("b", namespace=namespace("another"))
     for variant in (BASE, ANN, BOB):
@@ -128,22 +118,6 @@ def test_what_another_engine_stores_while_a_namespace_is_cleared_stays(hub, monk
 
     hub.run(clear_and_store())
     assert member.read(TEXT) == 0 and member.read(text) == 96
-
-
-def test_what_is_read_or_written_while_it_is_cleared_is_found_and_used_no_more(hub):
-    member, writer, text = hub.join(), hub.join("b"), tokens(2, 96)
-    member.store(TEXT)
-    found, begun = member.lookup(TEXT), writer.reserve(text)
-    writer.commit(begun, upto=CHUNK)
-    member.ask(wire.Clear)
-    with pytest.raises(LeaseError, match="does not hold"):
-        writer.commit(begun)
-    writer.store(tokens(3, 96))
-    member.check(found, TEXT)
-    with pytest.raises(LeaseError, match="must not be used"):
-        member.ask(wire.Release, lease=found.lease)
-    assert not member.lookup(TEXT).matches and not member.lookup(text).matches
-    assert member.read(tokens(3, 96)) == 96 and not len(hub.state.reads.leases)
 
 
 # Sessions.

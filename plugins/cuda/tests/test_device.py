@@ -1,7 +1,7 @@
 """What the contract does not cover: why there is no GPU, and shapes of attention for chosen tokens."""
 
 import ctypes
-from contextlib import closing, nullcontext
+from contextlib import closing
 from types import SimpleNamespace
 from typing import Any
 
@@ -38,13 +38,6 @@ def test_kernels_use_host_addresses_only_where_the_driver_says_that_they_may(mon
         assert kernels_use_host_addresses(torch.device("cuda", 2), load) is expected
     for no_driver in (lambda name: object(), lambda name: ctypes.CDLL("lib-not-there.so")):
         assert not kernels_use_host_addresses(torch.device("cuda", 2), no_driver)
-
-
-def test_copies_of_a_batch_are_one_call(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
-    sources, targets = ([torch.full((size,), value, dtype=torch.uint8) for size in (5, 70, 1)] for value in (7, 0))
-    CudaRuntime(torch.device("cuda", 0)).copy(None, list(zip(targets, sources, strict=True)))
-    assert all(map(torch.equal, targets, sources))
 
 
 def test_pages_that_are_not_on_a_gpu_are_refused():

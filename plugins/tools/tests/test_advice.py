@@ -112,11 +112,6 @@ def test_documents_and_questions_of_text_stand_in_the_chat_template(template, tm
     assert all(visit[: len(begin)] == [WORDS[word] for word in begin] for visit in prompts.visits(3))
 
 
-def test_token_ids_are_asked_as_they_are():
-    prompts = Prompts(None, [Question([[5, 6], [7]], [8])])
-    assert prompts.asked == [[5, 6, 7, 8]] and prompts.documents == [[7], [5, 6]]
-
-
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=8), st.integers(0, 60))
 def test_every_document_stands_behind_enough_text_once_in_prompts_no_longer_than_needed(lengths, context):
     documents = [[number] * length for number, length in enumerate(lengths)]

@@ -77,13 +77,6 @@ def test_a_byte_is_a_quarter_of_a_token_for_the_text_before_a_donor(analyze):
     assert code == 0 and "anywhere, by the hub             15." in shown, "what stands behind 1,024 bytes is reused"
 
 
-def test_broken_lines_do_not_stop_an_analysis(analyze):
-    good = json.dumps({"prompt": "x" * 300})
-    code, shown, _ = analyze(f"{good}\n{{cut\n{good}\n{{}}\n", "--bytes")
-    assert code == 0 and "2 prompts" in shown and "lines that could not be played: 2" in shown
-    assert "log:2 is not JSON" in shown and "log:4 has none of the keys messages" in shown
-
-
 @pytest.mark.parametrize(
     "content, arguments, complaint",
     [
