@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from blendhub.client import wire
-from blendhub.client.hub_client import HubClient, Reservation
+from blendhub.client.hub_client import HubClient
+from blendhub.client.session import Reservation
 from blendhub.contracts import Envelope, RunKey
 from blendhub.contracts.transport import Connection, Pending
 from blendhub.core.errors import BlendHubError, DeadlineExceeded, LeaseError, PeerGone

@@ -94,7 +94,7 @@ def test_what_one_hub_stores_another_reads_at_any_place_of_a_prompt_also_when_it
         find(one, later)
         # All but those of the store whose bytes are in a directory.
         documented = set(re.findall(r"`blendhub_(fleet_(?!directory_)\w+)`", WATCH.read_text(encoding="utf-8")))
-        stats = one.stats()
+        stats = one.stats().result()
         shown = {f"{name}_total" for name in stats.counters} | set(stats.gauges)
         assert documented == {name for name in shown if name.startswith("fleet_")}
         # The process that moves the bytes dies with its hub, even if it stands still.

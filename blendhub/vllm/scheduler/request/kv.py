@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from blendhub.core.provenance import Provenance
+from blendhub.core.provenance import Kind, Provenance
 from blendhub.core.spans import Span
 from blendhub.vllm.decision import Decision
 
@@ -47,7 +47,7 @@ class RequestKV:
 
     def of_computed(self, donates_from: int) -> Provenance:
         """The provenance of what the model computes now, behind all that the request has."""
-        kind = "exact" if self.first_approximate is None else "after_blended"
+        kind: Kind = "exact" if self.first_approximate is None else "after_blended"
         return Provenance(kind, self.ratio, donates_from)
 
     def came(self, span: Span, provenance: Provenance) -> None:
