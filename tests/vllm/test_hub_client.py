@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from blendhub import PluginHost, Span
-from blendhub.client import session
+from blendhub.client import session, wire
 from blendhub.client.hub_client import HubClient
 from blendhub.core.errors import DeadlineExceeded, PeerGone
 from blendhub.core.layout import KVLayout, Namespace
@@ -110,7 +110,7 @@ def test_nothing_is_used_between_the_request_to_clear_and_the_clear_which_is_rep
             raise PeerGone("not now")
         return await clear(*message)
 
-    monkeypatch.setitem(hub.hub.service._handlers, session.wire.Clear, fails_once)
+    monkeypatch.setitem(hub.hub.service._handlers, wire.Clear, fails_once)
     with standing_still(hub):
         client.clear_all()
         with pytest.raises(PeerGone, match="not cleared"):  # a lookup would find what is to be forgotten

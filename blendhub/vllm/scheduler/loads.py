@@ -236,11 +236,13 @@ class LoadScheduler:
             self._look_up(request, local, waits_for_store=False)
         if reuse.stage is not Stage.LOOKING_UP:
             return True
-        if not reuse.lookup.done(self.wait_left_s):
+        lookup = reuse.lookup
+        assert lookup
+        if not lookup.done(self.wait_left_s):
             self._client.check_up()
             return False
-        reuse.answered(reuse.lookup.result())
-        self._reports.times.add("lookup_seconds", time.monotonic() - reuse.lookup.sent_at)
+        reuse.answered(lookup.result())
+        self._reports.times.add("lookup_seconds", time.monotonic() - lookup.sent_at)
         return True
 
     def _decide(self, request: ServedRequest) -> bool:
