@@ -16,6 +16,7 @@ from vllm.v1.worker.kv_connector_model_runner_mixin import KVConnectorModelRunne
 from blendhub import Span
 from blendhub.vllm.connector import BlendHubConnector
 from blendhub.vllm.messages import SaveJob, StepPlan, WorkerReport
+from blendhub.vllm.worker.side import WorkerSide
 from tests.stand_in import StandIn
 from tests.vllm.played_engine import text
 from tests.vllm.played_worker import SideDevice, SideTransfer, played_worker
@@ -98,7 +99,7 @@ def scene(device, monkeypatch):
     with played_worker(device, STORED) as played:
         connected = Connected(played, monkeypatch)
         yield connected
-        connected.connector._worker = None
+        connected.connector._worker = WorkerSide()
 
 
 def test_saves_begin_behind_the_drafter(scene, device):

@@ -267,7 +267,7 @@ class LoadScheduler:
         limits = Limits(
             ratio=terms.ratio,
             usual_ratio=self._settings.recompute_ratio,
-            blends_from=request.hashes.n_shown if request.can_blend else None,
+            blends_from=(request.hashes.n_shown if self._shows_hashes else 0) if request.can_blend else None,
             holes=terms.fills_holes,
             min_reused_tokens=self._settings.policy.min_reused_tokens,
             n_positions=self._n_positions,

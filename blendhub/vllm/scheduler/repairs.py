@@ -91,9 +91,10 @@ class Repairs:
     def reported(self, results: Mapping[str, RepairResult]) -> Iterator[ServedRequest]:
         """Take note of how repairs have ended; yields the requests whose KV is exact now."""
         for name, result in results.items():
-            request = self._requests.ended.get(name) or self._requests.known.get(name)
-            progress = request.repair.progress if request else None
-            if request is None or progress is None:
+            # A request that has ended may have the name of one that is known, and be repaired no more.
+            named = (self._requests.known.get(name), self._requests.ended.get(name))
+            request = next((request for request in named if request and request.repair.progress), None)
+            if request is None or (progress := request.repair.progress) is None:
                 continue
             if result.error:
                 log.warning("request %s is not repaired: %s", name, result.error)
