@@ -135,18 +135,6 @@ def test_answers_are_reused_in_the_next_turn(engine, plain, texts):
     assert difference(turn, plain, prompt, len(prompt) - 1) < ROUNDING
 
 
-def test_many_at_once_answer_as_they_did_before(engine, plain, texts):
-    shared = [texts.new(n) for n in (100, 333, 555)]
-    prompts = [[*shared[number % 3], *texts.new(20 + number)] for number in range(50)]
-    first = engine.ask(*prompts, tokens=4, mode="exact")
-    engine.forget()
-    second = engine.ask(*prompts, tokens=4, mode="exact")
-    assert sum(answer.report["exact_tokens"] for answer in second) > 900
-    assert disagreement(second, first) < TOLERANCE
-    plain.forget()
-    assert disagreement(second, plain.ask(*prompts, tokens=4)) < TOLERANCE
-
-
 def test_aborted_while_blending(engine, texts):
     first, second = texts.new(700), texts.new(700)
     store(engine, [*first, *second])
