@@ -13,12 +13,10 @@ from blendhub.client.wire import Slot
 from blendhub.client.write_rights import WriteRight
 from blendhub.core.plugin_choice import PluginChoice
 from blendhub.vllm.messages import Adapter, HubAddress, SaveJob, StepPlan
-from blendhub.vllm.worker.load_task import LoadProgress
 from tests.hub.processes import HubProcess
 from tests.slow_registration import SlowRegistration
-from tests.vllm.played_engine import HOST, NAMESPACE, SETTINGS, PlayedEngine, text
+from tests.vllm.played_engine import HOST, NAMESPACE, PlayedEngine, text
 from tests.vllm.played_worker import SideDevice, played_worker, worker_of
-from tests.vllm.standing_still import standing_still
 
 STORED = text(0, 96)
 PROMPT = STORED + text(1, 32)
@@ -114,21 +112,6 @@ def test_a_copy_that_fails_keeps_its_blocks_until_it_has_ended_and_one_that_does
     assert "the device is lost" in reason(worker)
 
 
-@pytest.mark.parametrize("hub", ["stands still", "has no session yet"])
-def test_a_load_waits_for_the_hub_no_longer_than_the_timeout(worker, device, monkeypatch, hub):
-    worker.arrive("r", PROMPT)
-    if hub == "has no session yet":
-        monkeypatch.setattr(worker.worker, "_open", lambda: None)
-    device.is_held = True
-    worker.step()
-    begun = time.monotonic()
-    with standing_still(worker.engine.hub):
-        device.is_held = False
-        worker.until_loaded("r", hub_answers=False)
-        assert time.monotonic() - begun < SETTINGS.lookup_timeout_s
-    assert worker.failed() == ["r"] and "DeadlineExceeded" in worker.engine.report("r")["reason"]
-
-
 def test_nothing_is_copied_from_an_arena_of_another_registration(worker, device):
     """The session's thread registers with a restarted hub at any moment, also between two looks of the worker."""
     worker.arrive("r", PROMPT)
@@ -139,54 +122,6 @@ def test_nothing_is_copied_from_an_arena_of_another_registration(worker, device)
     client._registered = registered
     worker.until_loaded("r")
     assert len(device.loads) == 1
-
-
-@pytest.mark.parametrize("other", [LoadProgress.PROVEN, LoadProgress.FAILED])
-def test_the_lease_ends_when_the_last_rank_has_copied_and_a_load_fails_on_all_ranks(worker, monkeypatch, other):
-    now = LoadProgress.PENDING
-    monkeypatch.setattr(worker.worker._ranks, "least", lambda numbers: [min(number, now) for number in numbers])
-    worker.arrive("r", PROMPT)
-    for _ in range(3):
-        assert worker.step() == set() and worker.engine.gauge("read_leases") == 1, "the other rank still copies"
-    now = other
-    worker.until_loaded("r")
-    assert worker.engine.gauge("read_leases") == 0
-    if other == LoadProgress.FAILED:
-        assert "another rank failed" in reason(worker)
-    else:
-        assert worker.failed() == [] and worker.engine.report("r")["exact_tokens"] == 96
-
-
-@pytest.mark.parametrize("ends", [False, True], ids=["the session lives", "the session ends"])
-def test_a_load_that_takes_long_while_others_fill_the_arena(device, ends):
-    """While the scheduler's session lives, nothing that the lease covers is evicted. Where it ends, what was copied
-    proves nothing, and vLLM computes the tokens."""
-    with played_worker(device, STORED, arena_gib=0.0005) as worker:
-        device.is_held = True
-        worker.arrive("r", PROMPT)
-        engine, numbers = worker.engine, iter(range(10**9, 2 * 10**9, 96))
-        if ends:  # as if the scheduler's process had stood still
-            engine.side.client._join()
-        with engine.hub.connect() as writer:
-            writer.register("other", NAMESPACE, 0)
-            while writer.stats().result().counters["evictions"] < 1000:
-                assert not worker.step()
-                for _ in range(20):
-                    tokens = np.arange(96, dtype=np.uint32) + next(numbers)
-                    reserved = writer.reserve(tokens, Span(0, 96)).result()
-                    for slot in reserved.slots:
-                        writer.shard(slot.slot)[:] = 2
-                    writer.commit(reserved.right, reserved.span.end).result()
-        matches = engine.client.lookup(np.asarray(STORED, np.uint32), acquire=False).result().matches
-        assert (matches or ends) and engine.gauge("read_leases") == (not ends)
-        device.is_held = False
-        worker.until_loaded("r")
-        assert engine.report("r")["exact_tokens"] == (0 if ends else 96)
-        if ends:
-            assert "LeaseError" in reason(worker)
-        else:
-            assert worker.failed() == [] and engine.gauge("read_leases") == 0
-            assert (worker.kv[:6].numpy().view(np.uint8) == 1).all()
 
 
 @pytest.mark.slow

@@ -14,7 +14,6 @@ from blendhub.vllm.messages import SaveJob, StepPlan
 from blendhub.vllm.worker import saves
 from tests.vllm.played_engine import text
 from tests.vllm.played_worker import SideDevice, played_worker
-from tests.vllm.standing_still import standing_still
 
 TOKENS = np.array(text(3, 96), np.uint32)
 
@@ -130,20 +129,6 @@ def test_what_is_copied_can_be_read_but_nothing_at_or_behind_a_save_that_failed(
     scene.played.engine.eventually(lambda: scene.write_leases() == 0)  # a failed right is given back
 
 
-def test_a_request_s_blocks_are_free_when_its_copies_have_ended_whether_the_hub_answers_or_not(scene):
-    scene.begin()
-    with standing_still(scene.played.engine.hub):
-        scene.worker.begin_step(StepPlan(preempted={"another"}))
-        assert scene.saved() == set() and not scene.order, "only copies of the requests that are named are in the way"
-        scene.worker.begin_step(StepPlan(preempted={"r", "another"}))
-        assert scene.order == 3 * ["pages released"]
-        scene.copies_end.set()
-        scene.wait_until_saved()
-        assert scene.worker.take_report() is None
-    while scene.readable() != set(range(96)):
-        time.sleep(1e-3)
-
-
 def test_a_step_of_a_model_with_windows_waits_for_no_save_and_its_loads_follow_the_reads(scene, monkeypatch):
     """vLLM reuses blocks that have left a window while the request goes on, also for what is loaded."""
     monkeypatch.setattr(scene.played.model, "frees_blocks_early", True)
@@ -155,16 +140,6 @@ def test_a_step_of_a_model_with_windows_waits_for_no_save_and_its_loads_follow_t
     assert scene.order == [*3 * ["pages released"], "step begun"] and not scene.copies_end.is_set()
     scene.played.step()
     assert scene.order.count("pages released") == 3, "later steps follow the reads, too"
-
-
-def test_a_rank_commits_what_another_one_with_the_same_kv_writes(scene, monkeypatch):
-    space = scene.client.namespace
-    monkeypatch.setattr(type(scene.client), "namespace", replace(space, world_size=2, copies=2))
-    scene.begin()
-    scene.copies_end.set()
-    reports = scene.committed()
-    assert scene._n_copies == 2 and scene.readable() == set(range(96))
-    assert sum(report.saved_tokens for report in reports) == 96
 
 
 @pytest.mark.parametrize("opens", [True, False])
@@ -180,12 +155,6 @@ def test_a_save_waits_for_the_session_until_vllm_frees_its_blocks(scene, monkeyp
     assert scene.readable() == set(range(96 if opens else 0))
     failures = sum(report.failed_saves.get("DeadlineExceeded", 0) for report in reports)
     assert failures == (0 if opens else 3)
-
-
-def test_nothing_is_copied_to_the_slots_of_another_arena(scene):
-    scene.begin(arena="another")
-    (report,) = scene.committed()
-    assert report.failed_saves == {"HubError": 1} and scene._n_copies == 0
 
 
 @pytest.mark.parametrize("is_preempted", [False, True])

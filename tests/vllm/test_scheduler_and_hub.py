@@ -1,16 +1,14 @@
-"""The scheduler side and its hub: lookups of requests that wait for their turn; a hub that is slow, gone, cleared."""
+"""The scheduler side and its hub: lookups of requests that wait for their turn; a hub that is gone or cleared."""
 
 import time
 from contextlib import nullcontext
 
-import numpy as np
 import pytest
 from vllm.v1.core.sched.output import SchedulerOutput
 
 from blendhub import Span
-from blendhub.core.errors import DeadlineExceeded, LeaseError
-from blendhub.vllm.messages import LoadResult, WorkerReport
-from tests.vllm.played_engine import NAMESPACE, SETTINGS, played_engine, text
+from blendhub.core.errors import LeaseError
+from tests.vllm.played_engine import SETTINGS, played_engine, text
 from tests.vllm.standing_still import standing_still
 
 DOCUMENT = text(0, 96)
@@ -62,63 +60,6 @@ def test_the_answer_to_a_lookup_stays_leased_until_the_request_s_turn_unless_the
     engine.eventually(lambda: not engine.leases())
 
 
-@pytest.mark.slow
-def test_a_lookup_that_failed_while_the_request_waited_is_sent_again(engine):
-    engine.answer_within(0.3)
-    with standing_still(engine.hub):
-        request = engine.arrived("r", PROMPT)
-        time.sleep(0.5)
-    engine.step()
-    engine.answer_within(30.0)
-    engine.eventually(lambda: engine.side.client.is_up and engine.client.is_up)
-    assert engine.load(request) == 96
-
-
-@pytest.mark.slow
-@pytest.mark.alone
-def test_a_frozen_hub_delays_the_scheduler_by_the_wait_of_a_step_at_most(engine, monkeypatch):
-    engine.answer_within(0.3)
-    monkeypatch.setattr("blendhub.vllm.scheduler.loads.LOOKUP_WAIT_S", 0.002)
-    engine.step()
-    with standing_still(engine.hub):
-        request = engine.request("a", text(0, 64))
-        started = time.monotonic()
-        engine.side.arrived(request)
-        longest = 0.0
-        while True:
-            before = time.monotonic()
-            engine.side.plan(SchedulerOutput.make_empty())
-            n_external, _ = engine.side.matched(request, 0)
-            longest = max(longest, time.monotonic() - before)
-            if n_external is not None:
-                break
-        assert n_external == 0 and time.monotonic() - started < 0.6 and longest < 0.1
-        assert "lookup_timeout_s" in engine.report("a")["reason"]
-        # Who comes now is not kept waiting at all.
-        another = engine.arrived("b", text(1, 64))
-        assert engine.side.matched(another, 0) == (0, False)
-        started = time.monotonic()
-        engine.side.clear()
-        assert time.monotonic() - started < 0.1
-    assert engine.counters["refused_hub_failed"] == 2
-
-
-@pytest.mark.slow
-def test_the_rights_of_a_request_whose_workers_are_done_while_the_hub_does_not_answer_end_when_it_does(engine):
-    request, client = engine.arrived("r", text(2, 64)), engine.side.client
-    engine.load(request)
-    engine.step(r=(0, 32))
-    assert engine.leases() == 1
-    with standing_still(engine.hub):
-        with pytest.raises(DeadlineExceeded):
-            client.lookup(np.asarray(PROMPT, np.uint32), timeout=0.05).result()
-        assert not client.is_up and engine.side.ended(request, ([1, 2],))[0]
-        engine.side.plan(SchedulerOutput.make_empty())
-        engine.side.process_report(WorkerReport(committed_ranks={"r": 1}))
-        engine.settle()
-    engine.eventually(lambda: engine.client.is_up and not engine.leases())
-
-
 def test_a_clear_drops_matches_and_saves_those_that_workers_do_too_and_nothing_is_found_before_it(engine, monkeypatch):
     waiting, computing = engine.arrived("b", PROMPT), engine.arrived("c", text(2, 64))
     engine.load(computing)
@@ -147,27 +88,3 @@ def test_a_clear_that_waits_for_the_hub_has_not_failed(engine):
     engine.hub.close()
     engine.eventually(lambda: not engine.side.client.is_up)
     assert engine.side.clear() is None and engine.side.client.is_clearing
-
-
-def test_a_plan_has_the_load_s_whole_prompt_the_preempted_requests_and_the_hub_s_place_once():
-    """A selector looks at the question too, which comes after what is loaded."""
-    with played_engine() as engine:
-        output = SchedulerOutput.make_empty()
-        output.preempted_req_ids = {"a", "b"}
-        plan = engine.side.plan(output)
-        assert plan.preempted == {"a", "b"} and plan.hub.namespace == NAMESPACE
-        engine.serve("stored", DOCUMENT)
-        request = engine.arrived("r", PROMPT)
-        engine.side.allocated(request, (list(range(8)),), engine.turn(request)[0])
-        plan = engine.side.plan(SchedulerOutput.make_empty())
-        (load,) = plan.loads
-        assert plan.hub is None and not plan.preempted
-        assert load.decision.end == 96 and load.tokens.tolist() == PROMPT
-        # It is aborted: the workers are told, and the lease lasts while they may still copy.
-        assert engine.side.ended(request, (list(range(4)),))[0] is False
-        plan = engine.side.plan(SchedulerOutput.make_empty())
-        assert plan.cancelled == {"r"} and not plan.loads
-        engine.settle()
-        assert engine.leases() == 1
-        engine.side.process_report(WorkerReport(loads={"r": LoadResult(error="aborted")}))
-        engine.eventually(lambda: not engine.leases())
