@@ -134,8 +134,6 @@ class PlayedEngine:
         self.saved = []
         self.loads: list[LoadJob] = []
         """What the last step has begun to load."""
-        self.preempts: set[str] = set()
-        """What the next step preempts."""
         self.repair: RepairJob | None = None
         """What the last step repairs."""
         self.last_report: dict[str, Any] = {}
@@ -172,11 +170,6 @@ class PlayedEngine:
         self.side.arrived(request)
         return request
 
-    def answer_within(self, seconds: float) -> None:
-        """Have the hub's answers waited for so long: ``lookup_timeout_s``."""
-        self.side.loads._settings = msgspec.structs.replace(SETTINGS, lookup_timeout_s=seconds)
-        self.side.saves._timeout_s = seconds
-
     def settle(self) -> None:
         """Until the hub has answered all that the scheduler side asked."""
         for request in (*self.side.requests.known.values(), *self.side.requests.ended.values()):
@@ -192,9 +185,8 @@ class PlayedEngine:
             self.side.requests.known[name].request.num_computed_tokens = before
             output.num_scheduled_tokens[name] = n_scheduled
         output.total_num_scheduled_tokens = sum(output.num_scheduled_tokens.values())
-        output.preempted_req_ids, self.preempts = self.preempts, set()
         plan = self.side.plan(output)
-        self.repair, self.unrepaired = plan.repair, plan.unrepaired
+        self.repair = plan.repair
         self.loads, self.ending = plan.loads, plan.ending
         self.settle()
         for job in plan.saves:

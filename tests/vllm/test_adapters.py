@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 from vllm.lora.request import LoRARequest
 
-from blendhub.core.errors import AdapterReplaced
 from blendhub.core.layout import Variant
-from blendhub.vllm.messages import Adapter, LoadedAdapter, WorkerReport
+from blendhub.vllm.messages import LoadedAdapter, WorkerReport
 from blendhub.vllm.scheduler.admission import Adapters
 from blendhub.vllm.worker.loaded_adapters import LoadedAdapters
 from tests.vllm.played_engine import text
@@ -22,34 +21,6 @@ def memory():
     """What vLLM has loaded, and what a worker notices of it."""
     loaded = {}
     return loaded, LoadedAdapters(SimpleNamespace(list_adapters=lambda: dict(loaded)))
-
-
-def test_a_worker_notices_other_weights_and_not_that_vllm_reads_the_same_again(memory):
-    loaded, seen = memory
-    seen.look(1)
-    assert seen.take_changes() is None
-    loaded[1] = adapter_of()
-    seen.look(2)
-    ((number, first),) = seen.take_changes().items()
-    asked = Adapter(number, first.weights, first.since)
-    assert (number, first.since) == (1, 2)
-    seen.check(asked, is_loaded=True)
-    loaded.clear()
-    seen.look(3)
-    assert seen.take_changes() == {}
-    seen.check(asked, is_loaded=False)
-    with pytest.raises(AdapterReplaced, match="dropped"):
-        seen.check(asked, is_loaded=True)
-    loaded[1] = adapter_of()
-    seen.look(4)
-    assert seen.take_changes() == {1: first}
-    # Other weights, and the first ones again: a request may have computed with both.
-    for step, value in ((5, 2.0), (6, 1.0)):
-        loaded[1] = adapter_of(value)
-        seen.look(step)
-        with pytest.raises(AdapterReplaced, match="other weights"):
-            seen.check(asked, is_loaded=False)
-    assert seen.take_changes() == {1: LoadedAdapter(first.weights, 6)}
 
 
 def test_an_adapter_whose_weights_cannot_be_read_is_not_known_and_ends_no_step(memory, caplog):
@@ -80,18 +51,6 @@ def test_weights_are_those_of_all_ranks_and_a_name_that_gets_others_is_known():
     assert adapters.was_replaced(LORA) and not adapters.was_replaced(LoRARequest("two", 1, "org/a"))
     adapters.report({0: {}})
     assert adapters.find(LORA) is None
-
-
-def test_the_names_that_are_remembered_are_bounded(monkeypatch):
-    monkeypatch.setattr("blendhub.vllm.scheduler.admission.MAX_NAMED", 8)
-    adapters = Adapters(1)
-    for number in range(30):
-        lora = LoRARequest(f"name {number}", number + 1, "org/a")
-        for weights in ("old", "new"):
-            adapters.report({0: {number + 1: LoadedAdapter(weights, 0)}})
-            adapters.find(lora)
-    assert adapters.was_replaced(lora)
-    assert len(adapters._weights) == len(adapters._replaced) == len(adapters._names) == 8
 
 
 @pytest.mark.parametrize("later", [[], ["y"], ["y", "x"]], ids=["one", "two", "two, and the first again"])

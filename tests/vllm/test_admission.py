@@ -15,7 +15,6 @@ from blendhub.core.spans import NOWHERE
 from blendhub.vllm.model_support import ModelSupport
 from blendhub.vllm.plugin import register
 from blendhub.vllm.scheduler.admission import Admission
-from blendhub.vllm.scheduler.request.terms import text_end
 from blendhub.vllm.settings import Settings
 
 register()
@@ -70,13 +69,6 @@ def test_a_request_s_ratio_overrides_the_engine_s_and_both_may_forbid_to_store_i
             assert (terms.ratio, terms.stores) == (ratio, engine and stores)
 
 
-@pytest.mark.parametrize("asked", [{"mode": "fast"}, {"mood": "off"}, ["blend"]])
-def test_invalid_parameters_of_a_request_are_named_and_end_its_reuse(asked):
-    terms, refusal = admission().admit(request(asked))
-    assert refusal.code == "bad_request" and "kv_transfer_params.blendhub" in refusal.message
-    assert not terms.stores and not terms.settles
-
-
 def test_keys_of_other_connectors_are_logged_once_each(caplog):
     made = admission()
     with caplog.at_level(logging.WARNING, logger="blendhub"):
@@ -101,13 +93,6 @@ def test_keys_of_other_connectors_are_logged_once_each(caplog):
 def test_requests_whose_kv_does_not_follow_from_token_ids_are_neither_reused_nor_stored(unsupported, reason):
     terms, refusal = admission().admit(unsupported)
     assert refusal.code == "request" and refusal.message.startswith(reason) and not terms.stores
-
-
-def test_a_prompt_with_images_takes_part_up_to_the_first():
-    with_images = request(mm_features=[image(30), image(20)])
-    terms, refusal = admission().admit(with_images)
-    assert refusal is None and terms.stores and terms.mode == "blend"
-    assert text_end(with_images) == 20 and text_end(request()) is None
 
 
 @pytest.mark.parametrize(

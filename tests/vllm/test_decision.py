@@ -11,7 +11,6 @@ from blendhub.client.wire import Found
 from blendhub.core.spans import check_tiling, join, total
 from blendhub.outcome.reasons import NotReused, Why
 from blendhub.vllm.costs import GROWTH_FROM, Cost, Costs
-from blendhub.vllm.decision import Decision
 from blendhub.vllm.scheduler import decide as deciding
 from blendhub.vllm.scheduler.decide import Limits
 from tests.spans import matches_of, positions, tokens_of
@@ -117,13 +116,6 @@ FAR_BEHIND = Match(Span(320, 399), 2, 1100, False)
 def test_a_refusal_names_the_limit_that_it_met(matches, arguments, why, reason):
     choice = decide(matches, 400, **arguments)
     assert (choice.decision, choice.refusal.code) == (None, why) and reason in choice.refusal.message
-
-
-def test_where_blending_is_too_dear_exact_text_is_still_reused():
-    exact, moved = Match(Span(0, 10), 1, 0, True), Match(Span(190, 200), 2, 0, False)
-    choice = decide([exact, moved], 300, min_reused_tokens=10)
-    assert choice.decision == Decision(0, 10, (exact,), 0.15)
-    assert choice.refusal.message.startswith("blending would recompute 91%")
 
 
 @pytest.mark.parametrize("known, covered", [(None, 200), (1300, 200), (1299, 199), (1150, 50), (1100, 0), (0, 0)])

@@ -13,7 +13,6 @@ from blendhub.contracts import Selector
 from blendhub.core.spans import Match, total
 from blendhub.vllm.decision import Decision
 from blendhub.vllm.model.recompute_set import positions_of
-from blendhub.vllm.model.rotary import rotated
 from blendhub.vllm.worker import forwards
 from blendhub.vllm.worker.forwards import Forwards, shares
 from blendhub.vllm.worker.recompute import Blend, HostCopy
@@ -88,21 +87,6 @@ def test_requests_that_blend_together_get_what_each_would_get_alone(selector, bu
         assert result.probe_seconds > 0 and result.recompute_seconds > 0
         for pages, expected in zip(context.model.pages, kept, strict=True):
             assert pages[4 * number : 4 * number + 4].equal(expected)
-
-
-def test_what_is_computed_is_the_kv_of_each_request_s_own_tokens_in_its_own_blocks():
-    context = context_of(Model())
-    model = context.model
-    stale = [pages.clone() for pages in model.pages]
-    to_the_end(context, blends_of(context))
-    for number, end in enumerate(LENGTHS):
-        at = torch.arange(end)
-        rows = model._embedding[torch.from_numpy(TOKENS[number][:end].astype("int64"))]
-        blocks, slots = 4 * number + at // BLOCK, at % BLOCK
-        for layer, pages in enumerate(model.pages):
-            keys = rotated(rows[:, 2 * layer], model._rotation, torch.zeros_like(at), at)
-            assert pages[blocks, :, slots].equal(torch.cat([keys, rows[:, 2 * layer + 1]], -1))
-            assert pages[blocks[-1], :, slots[-1] + 1 :].equal(stale[layer][blocks[-1], :, slots[-1] + 1 :])
 
 
 needs = st.lists(st.integers(0, 50), max_size=8)

@@ -1,6 +1,5 @@
-"""A process's session with real hubs that are down, come, stand still and go."""
+"""A process's session with a real hub that stands still and goes on."""
 
-import logging
 import time
 
 import numpy as np
@@ -16,7 +15,6 @@ from blendhub.hub.config import HubConfig
 from blendhub.hub.embedded import HubInThread
 from blendhub.vllm.hub_client import join_hub
 from blendhub.vllm.messages import HubAddress, HubPlace
-from tests.hub.processes import HubProcess
 from tests.vllm.standing_still import standing_still
 
 HOST = PluginHost.discover()
@@ -104,16 +102,6 @@ def test_what_ends_a_lease_and_is_lost_while_the_hub_stands_still_ends_it_when_i
         assert other.registrations == 1, "leases of its other requests were to end, too"
 
 
-def test_a_right_that_is_aborted_while_it_is_used_ends_in_the_hub_when_it_is_used_no_more(client):
-    right = client.reserve(TOKENS + 100, Span(0, 8)).result().right
-    with client.writing(right):
-        client.abort(right)
-        client.keep_alive()
-        assert gauge(client, "write_leases") == 1, "another process might write where this one does"
-        assert client.commit(right, 8).error, "what was aborted is vouched for"
-    eventually(lambda: gauge(client, "write_leases") == 0)
-
-
 def test_nothing_is_used_between_the_request_to_clear_and_the_clear_which_is_repeated_if_it_fails(
     hub, client, monkeypatch, caplog
 ):
@@ -134,20 +122,3 @@ def test_nothing_is_used_between_the_request_to_clear_and_the_clear_which_is_rep
             client.lookup(TOKENS).result()
     eventually(lambda: client.is_up)
     assert not found(client) and len(tries) == 2 and "could not be cleared yet" in caplog.text
-
-
-@pytest.mark.slow
-def test_a_hub_that_comes_later_is_found_and_both_are_said_once(tmp_path, caplog):
-    away = HubProcess(tmp_path)
-    away.kill()
-    with caplog.at_level(logging.INFO, logger="blendhub"):
-        client = start(HubAddress(away.endpoint, PluginChoice("zmq")))
-        with pytest.raises(PeerGone, match=away.endpoint):
-            found(client)
-        time.sleep(1.0)
-        away.start()
-        eventually(lambda: client.is_up)
-        client.close()
-    away.kill()
-    said = [record for record in caplog.records if away.endpoint in record.message]
-    assert [record.levelname for record in said] == ["WARNING", "INFO"]

@@ -1,6 +1,5 @@
 """The start-up checks: what cannot be reused or moved is found on the model itself, and on all ranks alike."""
 
-import logging
 from contextlib import nullcontext
 from typing import Any
 
@@ -87,19 +86,6 @@ def test_ranks_choose_the_same_rotations_or_move_no_keys():
     assert on_two_ranks(on_rank_1({})) == [(True, True, (), 2)] * 2
     for _, blends, (reason,), _ in on_two_ranks(on_rank_1({}, base=500.0)):
         assert not blends and "rotary embeddings of the ranks" in reason
-
-
-@pytest.mark.parametrize("factor, copies", [(1.0, 2), (1.0 + 1e-6, 1)])
-def test_ranks_whose_kv_is_the_same_to_the_bit_hold_copies(factor, copies, caplog):
-    def work(ranks):
-        methods = differing(lambda *_: factor if ranks.number else 1.0)
-        model: Any = type("Scaled", (USUAL,), methods)(forward_together)
-        model.module.own = torch.nn.Parameter(torch.tensor([float(ranks.number)]))
-        with caplog.at_level(logging.INFO):
-            support = check_model(model, *groups_and_rotations(model, 256), PROBING, ranks).support
-        return support.blends, support.copies, "KV is stored 2 times: vLLM has each head of it on 2" in caplog.text
-
-    assert on_two_ranks(work) == [(True, copies, copies == 1), (True, copies, False)]
 
 
 @pytest.mark.parametrize("kv, copies", {"aaaa": 4, "aabb": 2, "abab": 1, "aaab": 1, "aabc": 1, "a": 1}.items())

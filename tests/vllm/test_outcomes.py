@@ -21,7 +21,6 @@ from blendhub.vllm.scheduler.request.served_request import ServedRequest
 from blendhub.vllm.scheduler.request.terms import Terms
 from tests.stand_in import StandIn
 from tests.vllm.played_engine import text
-from tests.vllm.standing_still import standing_still
 
 EXACT = Match(Span(0, 200), 1, 0, True)
 MOVED = Match(Span(300, 900), 2, 0, False)
@@ -148,21 +147,6 @@ def test_a_failed_load_is_reported_as_computed_and_what_vllm_has_as_neither(engi
     assert [stretch.fate for stretch in outcome.strip()] == ["cached", "computed"]
     assert outcome.reason == "the lease expired" and not outcome.sources
     assert reasons(outcome) == [(32, 96, Why.FAILED), (96, 128, NEW)]
-
-
-def test_reports_wait_for_a_hub_that_stands_still_and_the_oldest_are_forgotten(engine):
-    states = [engine.side.requests.known[engine.arrived(name, text(0, 32)).request_id] for name in ("a", "b", "c")]
-    started = time.monotonic()
-    with standing_still(engine.hub):
-        for state in states:
-            engine.side.reports.tell(state)
-        assert time.monotonic() - started < 1, "the scheduler waited for the hub"
-    assert all(explained(engine, name) for name in ("a", "b", "c"))
-    engine.side.client.close()
-    for _ in range(1000):
-        engine.side.reports.tell(states[0])
-    engine.settle()
-    assert len(engine.side.reports._waiting) == 256
 
 
 def test_each_request_is_timed_once_from_its_arrival_to_the_step_that_sampled_its_first_token(engine):

@@ -42,11 +42,11 @@ class Model(StandInModel):
         return super().forward_until(layer, chosen)
 
 
-def served(ranks, until, n_probed=PROBED, error=None):
+def served(ranks, until, n_probed=PROBED):
     """The steps of one rank: for each its forwards, whether the lease was released, and whether the load has ended;
     with its result, and the pages that it leaves. A probe is late if the last layer's KV is there.
 
-    ``until``: for each group of layers the first step in which its copy may end. ``error``: what the last copy raises.
+    ``until``: for each group of layers the first step in which its copy may end.
     """
     device, model = SideDevice(), Model()
     context = context_of(model, "hkvd", ranks, device)
@@ -71,8 +71,6 @@ def served(ranks, until, n_probed=PROBED, error=None):
     steps = []
     for number in range(10):
         device.held_groups = {group for group, step in enumerate(until) if number < step}
-        if number == until[-1]:
-            device.error = error
         plan = StepPlan(budget=1000, loads=[job] if not number else [])
         model.forwards = []
         worker.begin_step(plan)
@@ -96,14 +94,3 @@ def test_ranks_probe_when_all_have_the_layers_for_it_and_recompute_when_all_have
         assert released[:5] == [False] * 4 + [number == 0], "the first rank ends the lease when all have copied"
         assert result.recomputed == expected.recomputed and result.recomputed
         assert all(map(np.array_equal, pages, pages_behind))
-
-
-def test_a_copy_that_fails_behind_the_probe_fails_on_all_ranks_when_the_last_copy_has_ended():
-    def work(ranks):
-        error = RuntimeError("the device is lost") if ranks.number else None
-        return served(ranks, until=(0, 2) if ranks.number else (0, 3), error=error)[:2]
-
-    for number, (steps, result) in enumerate(on_two_ranks(work)):
-        assert [forwards for forwards, *_ in steps] == [["probe"], [], [], []]
-        assert steps[-1][-1] and result.another_failed is not bool(number)
-        assert ("the device is lost" in result.error) is bool(number)

@@ -197,23 +197,6 @@ def test_the_blocks_of_a_request_that_has_ended_are_kept_for_a_while_and_while_o
     assert not engine.side.has_work
 
 
-def test_what_is_preempted_begins_anew_and_what_fails_or_lacks_blocks_stays_approximate(engine):
-    request = answering(engine, "preempted")
-    assert step(engine, request).is_first
-    engine.preempts = {"preempted"}
-    engine.step()
-    assert engine.unrepaired == {"preempted"} and engine.counters["repairs_ended_preempted"] == 1
-    repaired(engine, "preempted", tokens=9)  # the report comes late
-    assert engine.report("preempted")["approximate_from"] == FIRST
-    engine.load(request)
-    assert step(engine, request).is_first
-    repaired(engine, "preempted", error="no memory is left")
-    assert engine.counters["repairs_ended_failed"] == 1 and step(engine, request) is None
-    lacking = answering(engine, "lacking", prompt=text(3, 32) + text(0, 96))
-    engine.blocks.blocks[3] = 0
-    assert step(engine, lacking) is None and engine.counters["repairs_ended_freed_blocks"] == 1
-
-
 PLAIN = {
     "temperature": 0, "presence_penalty": 0, "frequency_penalty": 0, "repetition_penalty": 1, "logit_bias": None,
     "allowed_token_ids": None, "bad_words": [], "min_tokens": 0, "structured_outputs": None,

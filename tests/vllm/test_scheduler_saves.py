@@ -123,22 +123,6 @@ def begin(engine, n_tokens, n_cached=0):
     return request
 
 
-def test_blocks_that_have_left_a_window_are_not_stored_and_an_answer_is_before_its_blocks_have(windowed):
-    engine, tables = windowed
-    request, answer = begin(engine, 64), text(3, 160)
-    assert sum(len(job.slot.span) for job in engine.step(a=(0, 64))) == 64
-    for number, token in enumerate(answer):
-        request.append_output_token_ids(token)
-        gone = max(0, 64 + number - 63) // BLOCK
-        tables[1][:gone] = [0] * gone
-        engine.step(a=(64 + number, 1))
-    request.num_computed_tokens = 64 + len(answer) - 1
-    assert engine.side.ended(request, tables)[0]
-    while "a" not in engine.ending:
-        engine.step()
-    assert engine.found(text(0, 64) + answer, exact=True) == set(range(64 + len(answer) - 1))
-
-
 def test_what_the_hub_reserved_too_late_for_blocks_that_vllm_has_freed_is_given_up(engine):
     engine.blocks.blocks = [0, 0, 3, 4]
     request = engine.arrived("a", text(0, 64))
@@ -148,15 +132,6 @@ def test_what_the_hub_reserved_too_late_for_blocks_that_vllm_has_freed_is_given_
     engine.end(request, 64)
     assert engine.found(text(0, 64), exact=True) == set() and not engine.leases()
     assert engine.counters["reservations_failed_DeadlineExceeded"] == 1
-
-
-def test_a_request_that_ends_before_it_is_scheduled_leaves_no_right(windowed):
-    engine, _ = windowed
-    request = engine.arrived("a", text(0, 96))
-    engine.turn(request)
-    assert engine.side.ended(request, ([], []))[0] is False
-    engine.settle()
-    assert not engine.leases()
 
 
 @pytest.mark.parametrize("n_cached", [96, 0], ids=["vLLM's cache", "another connector"])

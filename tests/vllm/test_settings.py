@@ -8,7 +8,7 @@ from contextlib import nullcontext
 import pytest
 
 from blendhub import PluginHost
-from blendhub.core.errors import BlendHubError, OptionError, PluginError
+from blendhub.core.errors import OptionError, PluginError
 from blendhub.core.plugin_choice import PluginChoice
 from blendhub.vllm.lmcache_names import LMCACHE_NAMES
 from blendhub.vllm.settings import (
@@ -22,7 +22,6 @@ from blendhub.vllm.settings import (
 )
 
 HOST = PluginHost.discover()
-WHERE = "kv_connector_extra_config.blendhub"
 
 
 def read(given, host=HOST):
@@ -39,45 +38,10 @@ def test_what_is_not_written_has_its_default_and_the_device_is_that_which_vllm_r
     assert settings.policy.min_reused_tokens == 10
 
 
-@pytest.mark.parametrize(
-    "given, complaint",
-    [
-        ({"recompute_ratio": float("nan")}, "at `$.recompute_ratio`"),
-        ({"matchers": []}, "Expected `array` of length >= 1 - at `$.matchers`"),
-        ({"lookup_timeout_s": 0}, "at `$.lookup_timeout_s`"),
-        ([], "Expected a mapping of names to values, got []"),
-        ({"transport": {"name": "tcp"}}, "no transport 'tcp'; installed: inproc, zmq"),
-        ({"matchers": [{"name": "prefix"}, {"name": "prefixes"}]}, "no matcher 'prefixes' (did you mean 'prefix'?)"),
-        ({"hub": {"store": {"name": "disc"}}}, "no store 'disc' (did you mean 'disk'?); installed: disk"),
-        ({"selector": {"name": "first_k", "options": {"n": 1}}}, "'first_k': Object contains unknown field `n`"),
-        ({"policy": {"min_reused": 3}}, "unknown field `min_reused` - at `$.policy` (did you mean"),
-        ({"hub": {"store": {"path": "/x"}}}, "unknown field `path` - at `$.hub.store`"),
-    ],
-)
-def test_a_mistake_in_any_part_is_named_before_anything_starts(given, complaint):
-    """Other mistakes, and the same words for them, are in the tests of ``blendhub check``."""
-    with pytest.raises(BlendHubError) as raised:
-        read(given)
-    assert complaint in str(raised.value) and WHERE in str(raised.value)
-
-
 def test_a_plugin_that_is_not_installed_is_named_with_what_installs_it(site):
     site.install("stranger", "")
     with pytest.raises(PluginError, match=r"it comes with: pip install .blendhub\[transports\]"):
         read({}, site.host())
-
-
-def test_keys_of_the_embedded_hub_beside_an_endpoint_are_refused_with_both_keys_named():
-    with pytest.raises(OptionError) as raised:
-        read({"endpoint": "ipc:///x", "hub": {"arena_gib": 8, "store": {"name": "disk"}}})
-    said = str(raised.value)
-    assert all(f"{WHERE}.{key}" in said for key in ("endpoint", "hub.arena_gib", "hub.store")), said
-    assert read({"endpoint": "ipc:///x", "hub": {}}).endpoint == "ipc:///x"
-
-
-def test_keys_beside_blendhub_are_refused():
-    with pytest.raises(OptionError, match="has the key 'selector'; BlendHub reads only 'blendhub' in it"):
-        read_settings({"selector": {"name": "hkvd"}}, HOST, "cpu")
 
 
 # What a request says.

@@ -142,16 +142,6 @@ def test_a_repair_that_fails_is_over_and_the_next_one_of_the_request_is_not():
     assert not worker.take_result()
 
 
-def test_a_rank_without_predictions_computes_the_same_and_compares_nothing():
-    model, answer = SummingModel(says=False), [0] * ANSWER
-    worker = Worker(model)
-    for job in jobs(answer, [Span(EXACT, N + ANSWER)], asks=int(TOKENS[N - 1])):
-        worker.step(job)
-    assert np.array_equal(model.kv, np.cumsum(np.append(TOKENS[:N], answer)))
-    result = worker.take_result()
-    assert (result.compared, result.audit) == (0, None)
-
-
 logits = st.lists(st.floats(-30, 30, width=32), min_size=4, max_size=4)
 
 
