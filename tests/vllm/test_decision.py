@@ -11,6 +11,7 @@ from blendhub.client.wire import Found
 from blendhub.core.spans import check_tiling, join, total
 from blendhub.outcome.reasons import NotReused, Why
 from blendhub.vllm.costs import GROWTH_FROM, Cost, Costs
+from blendhub.vllm.decision import Decision
 from blendhub.vllm.scheduler import decide as deciding
 from blendhub.vllm.scheduler.decide import Limits
 from tests.spans import matches_of, positions, tokens_of
