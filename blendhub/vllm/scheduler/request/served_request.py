@@ -8,7 +8,7 @@ import numpy as np
 from vllm.v1.request import Request
 
 from blendhub.core.layout import Variant
-from blendhub.core.provenance import Provenance
+from blendhub.core.provenance import EXACT, Provenance
 from blendhub.core.spans import Span, total
 from blendhub.core.tokens import Tokens
 from blendhub.vllm.decision import Decision
@@ -93,11 +93,13 @@ class ServedRequest:
             )
 
     def loaded_by_other(self, span: Span, *, is_whole: bool) -> None:
-        """Another connector has loaded this span, ``is_whole``: with the KV of all of its tokens. What is approximate
-        of it, or lacks KV, is not stored again."""
-        first = self.first_approximate if is_whole else span.start
-        if first is not None and first < span.end:
-            self.kv.came(Span(max(first, span.start), span.end), Provenance("by_other"))
+        """Another connector has loaded this span, ``is_whole``: with the KV of all of its tokens. It is exact where the
+        KV before it is. What is approximate of it, or lacks KV, is not stored again."""
+        first = self.first_approximate
+        exact_end = span.end if first is None else min(max(first, span.start), span.end)
+        if not is_whole:
+            self.kv.came(Span(span.start, exact_end), EXACT)
+        self.kv.came(Span(exact_end, span.end), Provenance("by_other"))
 
     def identify(self, adapter: Adapter) -> None:
         """Keep the request's adapter, which the workers have reported."""
