@@ -3,7 +3,7 @@
 import logging
 import threading
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from vllm.config import VllmConfig
@@ -158,9 +158,7 @@ class BlendHubConnector(KVConnectorBase_V1, SupportsHMA):
 
     @property
     def _plan(self) -> StepPlan:
-        plan = self._get_connector_metadata()
-        assert isinstance(plan, StepPlan)
-        return plan
+        return cast(StepPlan, self._get_connector_metadata())
 
     # In the scheduler.
 

@@ -4,6 +4,7 @@ It plays what surrounds BlendHub there: what the other connector has lies in a r
 test says in its place.
 """
 
+import contextlib
 import os
 import sys
 from pathlib import Path
@@ -64,6 +65,7 @@ class Peer(BlendHubConnector):
         transfer = vllm_config.kv_transfer_config
         self._other, transfer.kv_connector_extra_config = transfer.kv_connector_extra_config, {"blendhub": SETTINGS}
         self._defers = dict[str, int]()
+        self._closing = contextlib.ExitStack()
         self._new = set[str]()
         """The requests of which BlendHub hears when vLLM asks for them: what they load was stored before."""
         transfer.kv_role = "kv_both"  # the tests do not heed it
@@ -76,7 +78,7 @@ class Peer(BlendHubConnector):
         while isinstance(self._scheduler, SchedulerStart):
             super().build_connector_meta(SchedulerOutput.make_empty())
         hub = super().build_connector_meta(SchedulerOutput.make_empty()).hub
-        self._writer = join_hub(hub, "peer", 0, PluginHost.discover())
+        self._writer = self._closing.enter_context(join_hub(hub, "peer", 0, PluginHost.discover()))
         self._writer.reach()
 
     def has(self, request: Request, n: int) -> None:
@@ -131,8 +133,7 @@ class Peer(BlendHubConnector):
         )
 
     def shutdown(self) -> None:
-        if self._scheduler:
-            self._writer.close()
+        self._closing.close()
         super().shutdown()
 
     def _hear(self, report: WorkerReport) -> None:

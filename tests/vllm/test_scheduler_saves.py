@@ -143,6 +143,7 @@ def test_what_has_a_window_of_the_prompt_alone_is_not_stored(windowed, n_cached)
         request.num_computed_tokens = 96  # the other connector loads
         assert not engine.step()
     assert [job.slot.span for job in engine.step(a=(96, 64))] == [Span(96, 128), Span(128, 160)]
+    assert engine.side.requests.known["a"].first_approximate is None, "it is stored, and found, as exact"
     assert not any("failed" in name for name in engine.counters)
     served = engine.side.requests.known["a"]
     assert served.first_approximate is None, "nothing of it is approximate, and nothing has to be repaired"
