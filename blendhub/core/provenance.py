@@ -13,8 +13,8 @@ Kind = Literal["exact", "blended", "after_blended", "by_other"]
 """How KV came about.
 
 ``exact``: the model alone computed it, and all KV before it. ``blended``: it was moved here, or it is of a span that
-holds such KV. ``after_blended``: the model computed it, behind blended KV. ``by_other``: another connector loaded it,
-which does not say what it is; it is never stored.
+holds such KV. ``after_blended``: the model computed it, behind blended KV. ``by_other``: another connector
+loaded it, and it is approximate, or stands behind approximate KV; it is never stored.
 """
 
 

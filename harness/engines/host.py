@@ -92,6 +92,14 @@ class Host:
         until = time.monotonic() + 30
         while (self._scheduler.has_requests() or self._core.batch_queue) and time.monotonic() < until:
             self._engine.step()
+        from vllm.distributed.kv_transfer import get_kv_transfer_group, has_kv_transfer_group
+
+        # vLLM 0.23 makes no more steps when the blocks are free, and the hub may still hear of what they held.
+        connector = get_kv_transfer_group() if has_kv_transfer_group() else None
+        saves = getattr(getattr(connector, "_worker", None), "_saves", None)
+        while saves and any(record.saves for record in saves._requests.values()) and time.monotonic() < until:
+            saves.go_on()
+            time.sleep(0.001)
 
     def beside(
         self, decoding: list[list[int]], decoded: int | None, prompt: list[int], asked: dict[str, Any], tokens: int

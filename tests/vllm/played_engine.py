@@ -170,6 +170,11 @@ class PlayedEngine:
         self.side.arrived(request)
         return request
 
+    def answer_within(self, seconds: float) -> None:
+        """Have the hub's answers waited for so long: ``lookup_timeout_s``."""
+        self.side.loads._settings = msgspec.structs.replace(SETTINGS, lookup_timeout_s=seconds)
+        self.side.saves._timeout_s = seconds
+
     def settle(self) -> None:
         """Until the hub has answered all that the scheduler side asked."""
         for request in (*self.side.requests.known.values(), *self.side.requests.ended.values()):

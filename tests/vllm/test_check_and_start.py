@@ -52,7 +52,7 @@ OPTIONS: dict[tuple[str, str], dict[str, Any]] = {
     ("device", "cuda"): {"staging_mib": 1, "block_tokens": 2},
     ("device", "npu"): {"staging_mib": 1, "block_tokens": 2, "fast_ops": False},
     ("matcher", "prefix"): {},
-    ("matcher", "rolling_hash"): {"min_match_tokens": 16, "max_candidates": 2},
+    ("matcher", "rolling_hash"): {"min_match_tokens": 16},
     ("matcher", "separator"): {"separator": " # # ", "min_match_tokens": 4},
     ("selector", "attended"): {"layers": [0.5], "attending_tokens": 4, "window_tokens": 2},
     ("selector", "first_k"): {"k": 0},
