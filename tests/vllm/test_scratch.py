@@ -1,7 +1,7 @@
 """Blocks that vLLM's own manager lends while a prompt of a model with windows is blended."""
 
 import math
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -70,7 +70,7 @@ class Engine:
         blocks.manager = self.manager
         self.requests: Any = []
         """Those of which the scheduler side knows."""
-        self.scratch = Scratch(blocks, self.requests, patience_s=10.0)
+        self.scratch = Scratch(blocks, cast(Any, self.requests), patience_s=10.0)
         self.served = {}
         self.n_asked = 0
 
