@@ -31,14 +31,14 @@ def main() -> None:
     outcomes: list[Any] = []
     with tempfile.TemporaryDirectory(prefix="blendhub-quality-") as place:
         model = make_random_model(Path(place)) if options.quick else make_real_model(MODELS[options.model])
-        workloads = [name for name in options.only if name in WORKLOADS][: 1 if options.quick else None]
-        if workloads:
+        known = [*WORKLOADS][: 1 if options.quick else None]
+        if workloads := [name for name in options.only if name in known]:
             questions = options.until or (QUICK_QUESTIONS if options.quick else QUESTIONS)
             outcomes += _written(run(model, questions, workloads), out / "outcomes.jsonl")
             rows += figures.rows(outcomes)
         if "repair" in options.only:
             prompts = options.until or (QUICK_REPAIRED if options.quick else REPAIRED)
-            asked = [*_written(repair.run(model, prompts), out / "repair.jsonl")]
+            asked = [*_written(repair.run(model, prompts, known), out / "repair.jsonl")]
             repair.draw(asked, out / "repair.png")
             rows += repair.rows(asked)
             outcomes += asked

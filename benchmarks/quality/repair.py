@@ -56,12 +56,12 @@ class Asked(msgspec.Struct):
     repaired: Answered
 
 
-def run(model: Path, prompts: int) -> Iterator[Asked]:
+def run(model: Path, prompts: int, workloads: Sequence[str]) -> Iterator[Asked]:
     """So many prompts of each workload, with each share."""
     from transformers import AutoTokenizer
 
     chat = Chat(AutoTokenizer.from_pretrained(model))
-    cases = {name: [*islice(workload(chat), max(2, prompts))] for name, workload in WORKLOADS.items()}
+    cases = {name: [*islice(WORKLOADS[name](chat), max(2, prompts))] for name in workloads}
     seen = [visit for of_workload in cases.values() for visit in visits(of_workload, until_deep=True)]
     each = [(name, of_workload[number]) for number in range(prompts) for name, of_workload in cases.items()]
     options = PLAIN | forced.OPTIONS | {"max_model_len": LONGEST + 1024}
