@@ -52,7 +52,7 @@ test $$result = passed
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: help setup docs test test-fast test-long test-vllm test-peers test-clients lint imported tables size format dist bench quality gpu-check npu-check demo agent-demo fleet-demo clean
+.PHONY: help setup docs test test-fast test-long test-bench test-vllm test-peers test-clients lint imported tables size format dist bench quality gpu-check npu-check demo agent-demo fleet-demo clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -92,7 +92,10 @@ test: ## Run every check and all tests but the long ones, and print how long tha
 	@$(call TIMED,test,lint imported,not long and not alone,not long and alone)
 
 test-long: ## Run the long tests: demos, servers that stand still, the rest of wide grids
-	@$(call TIMED,test-long,setup,long and not alone and not clients,long and alone)
+	@$(call TIMED,test-long,setup,long and not alone and not clients and not bench,long and alone)
+
+test-bench: setup ## Run each benchmark that starts engines with --quick, one after the other: some take minutes
+	$(BIN)/python -m pytest -m bench tests/test_benchmarks.py
 
 test-fast: ## Run the tests that take little time: no server, engine or installation
 	@$(call TIMED,test-fast,setup,not slow and not alone,not slow and alone)

@@ -42,7 +42,11 @@ def documented_rows(name: str) -> set[str]:
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.long] * (ENGINES in code)) for name, code in PROGRAMS.items()]
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.long, pytest.mark.bench] * (ENGINES in code))
+        for name, code in PROGRAMS.items()
+    ],
 )
 def test_a_benchmark_runs_and_has_the_rows_that_are_documented(name, tmp_path):
     if ENGINES in PROGRAMS[name]:
