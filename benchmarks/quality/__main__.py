@@ -14,7 +14,7 @@ from benchmarks.report import Row, finish, parser
 from harness.engines.real_model import MODELS, make_random_model, make_real_model
 
 QUESTIONS, QUICK_QUESTIONS = 200, 4
-"""Of each workload."""
+"""The number of questions of each workload."""
 REPAIRED, QUICK_REPAIRED = 8, 1
 """Answers of each workload that are repaired, with each setting."""
 OUT = Path("build/quality")

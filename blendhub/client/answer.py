@@ -16,7 +16,7 @@ R = TypeVar("R")
 class Answer(Generic[R]):
     """What a request came to: a reply or an error, at the latest when its timeout has passed. For one thread at a time.
 
-    A lookup and a reservation bring a lease. Whoever asked ends it: by ``close``, whatever became of the request.
+    A lookup and a reservation bring a lease. The caller ends it by ``close``, whatever became of the request.
     """
 
     def __init__(self, session: "HubSession", request: Any, read: Callable[[Any], R], ends: int | None = None) -> None:
@@ -62,7 +62,7 @@ class Answer(Generic[R]):
         return self._session.registrations != self._registration
 
     def close(self) -> None:
-        """End the lease that the answer brought, or still brings. Whoever asked looks at it no more."""
+        """End the lease that the answer brought, or still brings. The caller uses the answer no more."""
         self._session.close_answer(self)
 
     def _take(self, pending: Pending) -> None:

@@ -110,7 +110,7 @@ class HubSession:
         self._abandoned: dict[int, Pending | None] = {}
         """The leases that a ping has yet to end, and the requests to wait for, which end them, too."""
         self._closing: deque[Answer[Any]] = deque()
-        """The answers that nobody waits for, and whose leases are to end."""
+        """Answers whose leases must end as soon as they arrive: the callers have given the requests up."""
         self._clears = self._cleared = 0
         """The number of clears that were requested, and the number that the hub has done."""
         self._clear: tuple[int, Answer[wire.Done]] | None = None
@@ -161,7 +161,7 @@ class HubSession:
         """Raise PeerGone if no request can be sent: it says what is the matter, and what an operator may do."""
         if self.is_clearing:
             raise PeerGone("the hub has not cleared the cache yet")
-        if self.is_up:
+        if not self._is_down:
             return
         if self._closed.is_set():
             raise PeerGone(f"this client has left the hub at {self._endpoint}")

@@ -25,7 +25,7 @@ DEPTHS = {"0": 0, "64": 64, "128": 128, "256": 256, "in_company": None}
 """Tokens of other documents before a copy; None: whole ones, one at least."""
 ASKED = ("facts", "across", "tools", "manual")
 PROMPTS = 4
-"""Of each workload."""
+"""The number of prompts of each workload."""
 RESAMPLES = 400
 
 

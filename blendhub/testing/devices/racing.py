@@ -32,7 +32,7 @@ class RaceSuite(ABC):
     block: ClassVar[int]
     layers: ClassVar[int] = 8
     n_tokens: ClassVar[int] = 4096
-    """Of these and of the layers depends how long a load takes: long enough to be read beside."""
+    """Layers and tokens set how long a load takes: it must last long enough for reads beside it."""
 
     @abstractmethod
     def create(self) -> Device:

@@ -50,9 +50,8 @@ class Saves:
         """Begin to copy, as soon as there is a session with the hub. If the engine waits for copies, a step copies only
         a part of what earlier steps have computed, so that no token is late by more than that.
         """
-        n_waiting = self._n_waiting
         if not self._copies.overlaps_compute:
-            self._copy(-(-n_waiting // (PARTS * PART_TOKENS)) * PART_TOKENS)
+            self._copy(-(-self._n_waiting // (PARTS * PART_TOKENS)) * PART_TOKENS)
         for job in jobs:
             record(job.request).saves.append(Save(job, self._timeout_s))
         if self._copies.overlaps_compute:
@@ -118,7 +117,7 @@ class Saves:
 
     def _copy_part(self, record: WorkerRequest, save: Save, n_tokens: int) -> int:
         """Begin to copy the first ``n_tokens`` of what is left of a save; returns how many were begun."""
-        job, arena = save.job, None
+        job = save.job
         if job.right in record.failed_rights:
             record.saves.remove(save)
             return 0

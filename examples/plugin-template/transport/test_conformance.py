@@ -17,7 +17,7 @@ class TestUnixTransport(TransportSuite):
         return UnixTransport(TransportOptions(max_pending=self.max_pending))
 
     def send_raw(self, endpoint: str, data: bytes) -> None:
-        """Of three pieces of garbage, one has the length that it says, and one stands behind a header as well."""
+        """Send the data as they are, with their length before them, or with a header and their length, in turn."""
         request = frames.encode(1, frames.REQUEST, 7, time.monotonic() + 1.0, data)
         with socket.socket(socket.AF_UNIX) as stranger:
             stranger.connect(path_of(endpoint))
