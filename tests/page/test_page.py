@@ -51,8 +51,8 @@ def shown(browser: Browser):
     with HubInThread(HubConfig(arena_gib=0.01)) as hub, hub.connect() as first, hub.connect() as second:
         for client, name in ((first, "engine-a"), (second, "engine-b")):
             client.register(name, NAMESPACE)
-        second.report([outcome("chatcmpl-other", 64, 0, {})])
-        first.report(REPORTS)
+        second.report([outcome("chatcmpl-other", 64, 0, {})]).result()
+        first.report(REPORTS).result()  # the page begins with the engine that reported last
         first.lookup(np.arange(10, dtype=np.uint32)).result()
         browser.problems.clear()
         browser.show(f"http://{hub.metrics_address}/")

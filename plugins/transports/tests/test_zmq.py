@@ -125,10 +125,10 @@ def test_the_loop_goes_on_while_a_client_floods_the_server_or_nests_a_message_de
             loop.call_soon(beat)
 
     loop = running.server._loop
+    loop.call_soon_threadsafe(beat)
     loop.call_soon_threadsafe(time.sleep, 0.5)
     for _ in range(n_broken):
         stranger.send_multipart(frames.encode(1, frames.REQUEST, 2, time.monotonic() + 30, b"\x00", []))
-    loop.call_soon_threadsafe(beat)
     while refused[-1] <= n_broken:
         check_echo(connection, "well served")
     assert max(map(int.__sub__, refused[1:], refused)) <= server.BATCH, "the loop reads more before it does other work"
