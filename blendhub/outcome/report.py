@@ -46,6 +46,23 @@ class RepairOutcome(msgspec.Struct, frozen=True):
     """Those of them that are not the most likely ones, counted from 0."""
 
 
+class DoubtOutcome(msgspec.Struct, frozen=True):
+    """The model was in doubt about a token that followed from approximate KV."""
+
+    token: Position = 0
+    """The number of the answer's token, counted from 1, that waited until all KV was exact; 0 if none did."""
+    margin: Annotated[float, Meta(ge=0)] = 0.0
+    """By how much the second token was less likely than the first one from approximate KV, in nats."""
+    agrees: bool = True
+    """Whether the likeliest token is the same from exact KV."""
+    kl: float = 0.0
+    """The Kullback-Leibler divergence of the prediction from approximate KV from the exact one, in nats."""
+    seconds: Annotated[float, Meta(ge=0)] = 0.0
+    """How long the token waited."""
+    passed: Position = 0
+    """The number of tokens before it that the model was in doubt about, and that did not wait."""
+
+
 class ReusedSpans(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Where a request reused KV, in positions of its prompt."""
 
@@ -76,6 +93,8 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     audit: AuditOutcome | None = None
     repair: RepairOutcome | None = None
     """None if no KV was approximate, or its repair was not ended."""
+    doubt: DoubtOutcome | None = None
+    """None if the model was in doubt about no token that followed from approximate KV."""
     is_sample: bool = False
     """Whether the audit stands for all requests: the engine chose it, no client did."""
     approximate_from: Position | None = None
@@ -103,6 +122,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             "reason": self.reason,
             "audit": msgspec.to_builtins(self.audit),
             "repair": msgspec.to_builtins(self.repair),
+            "doubt": msgspec.to_builtins(self.doubt),
             "approximate_from": self.approximate_from,
         }
         return {name: fact for name, fact in facts.items() if fact is not None}

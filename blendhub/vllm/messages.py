@@ -104,6 +104,29 @@ class RepairJob(msgspec.Struct, frozen=True, kw_only=True):
     """Whether everything that is computed of the request is exact then."""
 
 
+class DoubtJob(msgspec.Struct, frozen=True, kw_only=True):
+    """Look at what the model predicts behind the last token that a step computes of a request with approximate KV.
+
+    If the model is in doubt, the step waits until all KV is exact, and the token is sampled from the exact prediction.
+    """
+
+    request: str
+    margin: float
+    """The model is in doubt if the second token is so much less likely than the first, or less: in nats."""
+    span: Span
+    """The tokens that are approximate, up to the last one of this step."""
+    tokens: Tokens
+    """The known ones of them that earlier jobs did not bring. The runner may be alone in knowing the last one."""
+    blocks: tuple[npt.NDArray[np.int64], ...]
+    """The request's blocks in each block table that earlier jobs did not bring."""
+    is_first: bool
+    seconds: float
+    """How long the step would probably be held."""
+    prompt_tokens: int
+    compares: bool
+    """Whether nothing but the model decides about the answer's tokens, which are compared with what it predicts."""
+
+
 class SaveJob(msgspec.Struct, frozen=True):
     """Store the KV of a chunk that this step completes, and commit it."""
 
@@ -127,6 +150,9 @@ class StepPlan(KVConnectorMetadata):
     repair: RepairJob | None = None
     unrepaired: set[str] = field(default_factory=set)
     """Requests whose repair will not go on."""
+    doubts: list[DoubtJob] = field(default_factory=list)
+    pause_s: float = 0.0
+    """How long the step may be held for tokens in doubt."""
     cancelled: set[str] = field(default_factory=set)
     """Requests that were aborted while they were loading."""
     preempted: set[str] = field(default_factory=set)
@@ -159,6 +185,23 @@ class LoadResult(msgspec.Struct, frozen=True, kw_only=True):
     """Whether this rank ended its load because another one failed."""
 
 
+class HeldToken(msgspec.Struct, frozen=True):
+    """A token in doubt, for which the rest of the repair was computed at once."""
+
+    step: int
+    """The step that was held."""
+    position: int
+    """The token's position in the request."""
+    margin: float
+    """By how much the second token was less likely than the first one, in nats."""
+    agrees: bool
+    """Whether the likeliest token is the same from exact KV."""
+    kl: float
+    """The divergence of the prediction from blended KV, in nats."""
+    seconds: float
+    """How long the step was held."""
+
+
 class RepairResult(msgspec.Struct, frozen=True, kw_only=True):
     """How a repair ended."""
 
@@ -169,6 +212,8 @@ class RepairResult(msgspec.Struct, frozen=True, kw_only=True):
     differing: tuple[int, ...] = ()
     """Those of them that are not the likeliest, counted from 0."""
     audit: AuditOutcome | None = None
+    held: HeldToken | None = None
+    """Set if a token in doubt has ended the repair."""
     error: str = ""
 
 
@@ -200,6 +245,9 @@ class WorkerReport(KVConnectorWorkerMetadata):
     loads: dict[str, LoadResult] = field(default_factory=dict)
     repairs: dict[str, RepairResult] = field(default_factory=dict)
     """The first rank's: it has the model's predictions."""
+    margins: dict[str, float] = field(default_factory=dict)
+    """The least margins of tokens that the model was in doubt about, or nearly, and that were not held; the first
+    rank's."""
     saved_tokens: int = 0
     failed_saves: dict[str, int] = field(default_factory=dict)
     """The number of failed saves, by reason."""
@@ -224,6 +272,7 @@ class WorkerReport(KVConnectorWorkerMetadata):
         return WorkerReport(
             loads=loads,
             repairs=self.repairs | other.repairs,
+            margins=self.margins | other.margins,
             saved_tokens=saved_tokens,
             failed_saves=Counter(self.failed_saves) + Counter(other.failed_saves),
             committed_ranks=Counter(self.committed_ranks) + Counter(other.committed_ranks),

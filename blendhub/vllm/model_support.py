@@ -28,6 +28,8 @@ class ModelSupport(msgspec.Struct, frozen=True):
     """A sentence for each restriction."""
     audits: bool = False
     """Whether blended requests can be audited."""
+    holds: bool = False
+    """Whether a token that the model is in doubt about can be held until its KV is exact."""
     shows_hashes: bool = False
     """Whether another connector stores KV under a request's block hashes."""
     copies: int = 1

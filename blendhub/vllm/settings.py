@@ -123,6 +123,21 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         float,
         Meta(ge=0, description="seconds after an answer's end in which its KV may still be repaired; its blocks stay"),
     ] = 2.0
+    doubt: Annotated[
+        float,
+        Meta(
+            ge=0,
+            description="a token of a greedy answer waits until all KV is exact if, from blended KV, the second token "
+            "is so much less likely than the first one, or less: in nats; 0: no token waits",
+        ),
+    ] = 0.5
+    doubt_pause_s: Annotated[
+        Annotated[float, Meta(ge=0)] | None,
+        Meta(
+            description="how long a step may be held for tokens in doubt; default: as long as vLLM takes for a prompt "
+            "of max_num_batched_tokens",
+        ),
+    ] = None
     store: Annotated[bool, Meta(description="store what this engine computes")] = True
     store_blended: Annotated[
         bool | None,
@@ -150,6 +165,9 @@ class RequestSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     ] = True
     audit: Annotated[bool, Meta(description="true: audit this request if it blends")] = False
     repair: Annotated[RepairMode | None, Meta(description="overrides the engine's for this request")] = None
+    doubt: Annotated[
+        Annotated[float, Meta(ge=0)] | None, Meta(description="overrides the engine's for this request")
+    ] = None
     approximate_from: Annotated[
         int,
         Meta(

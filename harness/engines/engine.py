@@ -94,8 +94,8 @@ class Engine(Closing):
         """Ask all prompts at once. ``asked`` is what they say to BlendHub; ``each`` has it for each prompt by itself.
 
         Some of it goes to vLLM itself: ``cache_salt``; ``lora``, an adapter's directory, or its name and directory;
-        ``stop_token_ids``, each of which ends an answer; the number of ``logprobs``; and ``forced``, tokens for a
-        logits processor. ``transfer`` is what the prompts say to other connectors.
+        ``stop_token_ids``, each of which ends an answer; the number of ``logprobs``; ``sampling``, other parameters;
+        and ``forced``, tokens for a logits processor. ``transfer`` is what the prompts say to other connectors.
 
         What was aborted before it had an answer is left out. With ``keep_kv`` the KV of each prompt is copied when the
         request ends: vLLM may give its blocks to the other prompts.

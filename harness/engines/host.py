@@ -202,19 +202,13 @@ class Host:
         self._number += 1
         asked = dict(asked)
         salt, lora, stop = (asked.pop(name, None) for name in ("cache_salt", "lora", "stop_token_ids"))
-        logprobs, forced = asked.pop("logprobs", 20), asked.pop("forced", None)
+        logprobs, forced, more = asked.pop("logprobs", 20), asked.pop("forced", None), asked.pop("sampling", {})
         transfer = asked.pop("transfer", {}) | ({"blendhub": asked} if asked else {})
         extra = {"kv_transfer_params": transfer} if transfer else {}
         if forced:
             extra["forced"] = forced
-        sampling = SamplingParams(
-            max_tokens=tokens,
-            temperature=0,
-            ignore_eos=True,
-            stop_token_ids=stop,
-            logprobs=logprobs,
-            extra_args=extra or None,
-        )
+        usual = {"temperature": 0, "ignore_eos": True, "stop_token_ids": stop, "logprobs": logprobs}
+        sampling = SamplingParams(**(usual | more), max_tokens=tokens, extra_args=extra or None)
         request: Any = {"prompt_token_ids": prompt} | ({"cache_salt": salt} if salt else {})
         adapter = lora_request(lora) if lora else None
         self._engine.add_request(f"request-{self._number}-", request, sampling, lora_request=adapter)

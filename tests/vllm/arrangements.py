@@ -94,12 +94,14 @@ def fail_loads(fails: bool) -> None:
 
 def fail_repairs() -> None:
     """Have every forward of a repair fail from now on."""
+    from blendhub.vllm.worker.doubts import Doubts
     from blendhub.vllm.worker.repairs import Repairs
 
     def fail(*arguments: Any) -> None:
         raise RuntimeError("no memory is left")
 
     setattr(Repairs, "_hidden", fail)  # noqa: B010
+    setattr(Doubts, "_compute", fail)  # noqa: B010
 
 
 def unfinished_repairs() -> int:

@@ -20,6 +20,8 @@ SETTINGS: dict[str, Any] = {
     "lookup_timeout_s": 10.0,
     "audit_share": 0.0,
     "repair": "off",
+    "doubt": 0.0,
+    "doubt_pause_s": 60.0,
     "repair_share": 20.0,
     "repair_after_s": 30.0,
 }

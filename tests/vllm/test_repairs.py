@@ -17,7 +17,7 @@ from blendhub.vllm.costs import Cost, Costs
 from blendhub.vllm.messages import RepairResult, WorkerReport
 from blendhub.vllm.scheduler import repair_pace, repairs
 from blendhub.vllm.scheduler.repair_pace import MAX_IDLE_REPAIR_S, MIN_TOKENS, SAVED_UP_FORWARDS, RepairPace
-from blendhub.vllm.scheduler.repairs import is_greedy
+from blendhub.vllm.scheduler.request.terms import is_plain
 from blendhub.vllm.watching.stats import AuditRecord
 from tests.vllm.played_engine import NAMESPACE, SETTINGS, played_engine, text
 
@@ -206,7 +206,7 @@ PLAIN = {
 
 @pytest.mark.parametrize("asked", [{"temperature": 0.7}, {"min_tokens": 3}, {"extra_args": {"forced": [1]}}])
 def test_only_answers_that_nothing_but_the_model_decides_are_compared(asked):
-    assert is_greedy(SimpleNamespace(**PLAIN)) and not is_greedy(SimpleNamespace(**PLAIN | asked))
+    assert is_plain(SimpleNamespace(**PLAIN)) and not is_plain(SimpleNamespace(**PLAIN | asked))
 
 
 def slow(fixed_s: float, token_s: float, growth_s: float = 0.0) -> Costs:

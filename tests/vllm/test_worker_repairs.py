@@ -58,7 +58,7 @@ class Worker:
 
     def step(self, job: RepairJob) -> None:
         if job.is_first:
-            self.repair = self.repairs.begin()
+            self.repair = self.repairs.begin(job.prompt_tokens, compares=job.compares)
         if self.repair:
             self.repairs.compute(self.repair, job)
 

@@ -21,6 +21,7 @@ from blendhub.vllm.model.own_layers import Attend, own_attention, rules_of
 from blendhub.vllm.model.platform import Platform, Tensors
 from blendhub.vllm.model.recompute_set import RecomputeSet, pages_in
 from blendhub.vllm.model.runner import Runner
+from blendhub.vllm.model.sampling import Look
 
 
 class StopForward(Exception):
@@ -255,6 +256,10 @@ class EngineModel:
             module: Any = self.module
             predicted: torch.Tensor | None = module.compute_logits(hidden)
             return predicted
+
+    def watch_sampling(self, look: Look) -> None:
+        """Have ``look`` called before each step is sampled; raises Unsupported where a token cannot be held."""
+        self._runner.watch_sampling(look)
 
     def forward_until(self, layer: int, chosen: RecomputeSet) -> Tensors:
         """Run ``forward`` and end it where layer ``layer`` would write its KV: returns that KV, which is not written.

@@ -9,6 +9,7 @@ from vllm.v1.kv_cache_interface import ChunkedLocalAttentionSpec, FullAttentionS
 
 from blendhub.core.errors import Unsupported
 from blendhub.system.served_vllm import SERVED
+from blendhub.vllm.model.sampling import Look, watch_sampling
 
 NEEDED = ("device", "get_model", "model", "attn_groups", "kv_cache_config", "supports_mm_inputs", "model_config")
 KERNEL_BLOCK_SIZES = ("_kernel_block_sizes", "kernel_block_sizes")
@@ -93,6 +94,10 @@ class Runner:
         rows = positions.new_zeros(n_dimensions, max_tokens + 1)
         rows[:, : len(positions)] = positions
         return rows[:, : len(positions)]
+
+    def watch_sampling(self, look: Look) -> None:
+        """Have ``look`` called before each step is sampled; raises Unsupported where a token cannot be held."""
+        watch_sampling(self._runner, look)
 
     @property
     def adapters(self) -> Any:

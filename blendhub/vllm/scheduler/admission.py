@@ -16,7 +16,7 @@ from blendhub.outcome.reasons import Why
 from blendhub.vllm.decision import Refusal
 from blendhub.vllm.messages import Adapter, LoadedAdapter
 from blendhub.vllm.model_support import ModelSupport
-from blendhub.vllm.scheduler.request.terms import MOVING, Terms, text_end
+from blendhub.vllm.scheduler.request.terms import MOVING, Terms, is_greedy, text_end
 from blendhub.vllm.settings import (
     KEY,
     RequestSettings,
@@ -86,10 +86,17 @@ class Admission:
             settles=overrides.settled and mode in MOVING and not refusal,
             fills_holes=blends and mode != "contiguous",
             repair=overrides.repair or self._settings.repair,
+            doubt=self._doubt(request, overrides),
             repairable=blends and not is_split(request.kv_transfer_params),
             received_from=overrides.approximate_from if has_remote_prefill(request.kv_transfer_params) else None,
         )
         return terms, refusal
+
+    def _doubt(self, request: Request, overrides: RequestSettings) -> float:
+        """The margin of doubt. Where tokens are drawn by chance, none is held."""
+        if not self._support.holds or not is_greedy(request.sampling_params):
+            return 0.0
+        return self._settings.doubt if overrides.doubt is None else overrides.doubt
 
     def _note_foreign_keys(self, request: Request) -> None:
         """Log each key once: it may be meant for another connector, or be a mistake."""

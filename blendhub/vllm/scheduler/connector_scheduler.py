@@ -16,6 +16,7 @@ from blendhub.vllm.scheduler.audits import Audits
 from blendhub.vllm.scheduler.blend_queue import BlendQueue
 from blendhub.vllm.scheduler.blocks.engine_blocks import EngineBlocks
 from blendhub.vllm.scheduler.blocks.scratch import Scratch
+from blendhub.vllm.scheduler.doubts import Doubts
 from blendhub.vllm.scheduler.loads import LoadScheduler
 from blendhub.vllm.scheduler.repair_pace import RepairPace
 from blendhub.vllm.scheduler.repairs import Repairs
@@ -60,6 +61,7 @@ class ConnectorScheduler(SchedulerSide):
         self.repairs = Repairs(
             settings,
             Audits(settings, facts.support.audits, admission.namespace.digest),
+            Doubts(settings, facts.support.costs, max_tokens, self.reports.counters, self.reports.times),
             RepairPace(facts.support.costs, settings.repair_share, lag=_steps_ahead(config)),
             max_tokens,
             scratch,
@@ -144,6 +146,7 @@ class ConnectorScheduler(SchedulerSide):
                 else:
                     self.loads.loaded(request, result)
                     self.repairs.begin(request)
+        self.repairs.passed(report.margins)
         for request in self.repairs.reported(report.repairs):
             self.saves.repaired(request)
 

@@ -31,6 +31,7 @@ def outcome_of(request: ServedRequest) -> Outcome:
         reason=result.error or _reason(request, loaded),
         audit=request.repair.audit,
         repair=request.repair.outcome,
+        doubt=request.repair.doubt,
         is_sample=request.repair.is_sample,
         approximate_from=request.first_approximate,
         ended_at=time.time(),

@@ -1,10 +1,10 @@
 """Repairs of approximate KV, while the answer behind it is written and for a while after: what each step computes."""
 
 import logging
+import math
 import time
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
-from typing import Any
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import numpy as np
 from vllm.v1.core.sched.output import SchedulerOutput
@@ -14,10 +14,12 @@ from blendhub.outcome.report import MAX_SPANS, RepairOutcome
 from blendhub.vllm.messages import NULL_BLOCK, RepairJob, RepairResult, StepPlan
 from blendhub.vllm.scheduler.audits import Audits
 from blendhub.vllm.scheduler.blocks.scratch import Scratch
+from blendhub.vllm.scheduler.doubts import Doubts
 from blendhub.vllm.scheduler.repair_pace import RepairPace
 from blendhub.vllm.scheduler.request.blocks import Tables
 from blendhub.vllm.scheduler.request.repair import Progress
 from blendhub.vllm.scheduler.request.served_request import Requests, ServedRequest
+from blendhub.vllm.scheduler.request.terms import is_plain
 from blendhub.vllm.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -27,6 +29,8 @@ SHORT_ANSWER_TOKENS = 16
 """An answer of at most so many tokens ends before its repair does: a repair beside it would only slow it down."""
 AUDIT_S = 60.0
 """How long an audit may go on behind the end of the answer."""
+REPORT_STEPS = 3
+"""So many steps after one, the workers have reported of it: vLLM may plan a step ahead, and samples behind reports."""
 MIN_TOKENS_UNKNOWN = 64
 """While tokens are under way that are not known yet, no fewer are repaired: it would not be the last time."""
 BANDS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
@@ -40,6 +44,7 @@ class Repairs:
         self,
         settings: Settings,
         audits: Audits,
+        doubts: Doubts,
         pace: RepairPace,
         max_tokens: int,
         scratch: Scratch,
@@ -48,6 +53,7 @@ class Repairs:
     ) -> None:
         """``max_tokens``: vLLM's token budget of a step."""
         self.audits = audits
+        self._doubts = doubts
         self._after_s = settings.repair_after_s
         self._pace = pace
         self._max_tokens = max_tokens
@@ -55,6 +61,7 @@ class Repairs:
         self._requests = requests
         self._counters = counters
         self._has_windows = scratch.tables.shortest_window is not None
+        self._n_steps = 0
         self._stopped: set[str] = set()
         """The requests whose repair has stopped since the last plan, which says so to the workers."""
 
@@ -64,7 +71,7 @@ class Repairs:
         if first is None or not request.is_repairable or request.repair.progress:
             return
         self.audits.begin(request)
-        if request.repair.is_audited or request.terms.repair != "off":
+        if request.repair.is_audited or request.terms.repair != "off" or request.terms.doubt:
             request.repair.progress = Progress(first)
 
     def plan(self, plan: StepPlan, step: SchedulerOutput) -> None:
@@ -73,6 +80,7 @@ class Repairs:
         repaired = [(request, request.repair.progress) for request in self._requests if request.repair.progress]
         if repaired:
             n_answers = sum(request.is_answering for request in self._requests.running(scheduled))
+        self._n_steps = plan.number
         self._pace.begin_step(n_answers, only_answers=n_answers == len(scheduled))
         is_low = any(request.ending for request, _ in repaired) and (self._scratch.is_low or not self._has_room)
         for request, progress in repaired:
@@ -80,12 +88,13 @@ class Repairs:
                 self._give_up(request, "preempted")
             elif request.ending and is_low:
                 self._give_up(request, "short_of_blocks")
-            elif request.ending and time.monotonic() > progress.until:
-                self._give_up(request, "late")
+            elif request.ending and time.monotonic() > progress.until and self._has_heard(plan.number, progress):
+                self._give_up(request, "late" if progress.until else "not_kept")
             elif self._has_windows:
                 self._scratch.hold(request.blocks, self._tables(request))
         if n_answers or not scheduled:  # otherwise first tokens would wait
             self._plan_job(plan, step, [request for request, _ in repaired if request.repair.progress])
+        self._plan_doubts(plan, step, [request for request, _ in repaired if request.repair.progress])
         plan.unrepaired, self._stopped = self._stopped, set()
 
     def reported(self, results: Mapping[str, RepairResult]) -> Iterator[ServedRequest]:
@@ -99,9 +108,16 @@ class Repairs:
             if result.error:
                 log.warning("request %s is not repaired: %s", name, result.error)
                 self._give_up(request, "failed")
-            elif progress.is_planned:  # otherwise it has begun anew
+            elif progress.is_planned or (result.held and result.held.step >= progress.since):  # or it has begun anew
                 self._complete(request, progress, result)
                 yield request
+
+    def passed(self, margins: Mapping[str, float]) -> None:
+        """Take note of tokens that the model was in doubt about, or nearly, and that were not held."""
+        for name, margin in margins.items():
+            request = self._requests.known.get(name)
+            if request and (progress := request.repair.progress):
+                self._doubts.passed(request, progress, margin)
 
     def goes_on(self, request: ServedRequest) -> bool:
         """A request ends; returns whether it is repaired on, for which its blocks have to be kept."""
@@ -109,12 +125,15 @@ class Repairs:
         if not progress:
             return False
         is_audited = request.repair.is_audited
-        after_s = AUDIT_S if is_audited else self._after_s
+        after_s = AUDIT_S if is_audited else self._after_s if request.terms.repair != "off" else 0.0
         waits = not is_audited and request.terms.repair == "idle" and not self._is_idle
-        if not after_s or waits or request.request.num_computed_tokens < request.request.num_prompt_tokens:
+        is_whole = request.request.num_computed_tokens >= request.request.num_prompt_tokens
+        if is_whole and after_s and not waits:
+            progress.until = time.monotonic() + after_s
+        elif not is_whole or self._has_heard(self._n_steps, progress):
             self._give_up(request, "not_kept")
             return False
-        progress.until = time.monotonic() + after_s
+        # Otherwise the answer's last token may have been held, of which the workers have yet to report.
         return True
 
     def clear(self) -> None:
@@ -145,6 +164,23 @@ class Repairs:
         else:
             plan.repair = self._job(request, progress, span, tables, asks=asks)
 
+    def _plan_doubts(self, plan: StepPlan, step: SchedulerOutput, repaired: Sequence[ServedRequest]) -> None:
+        for request in repaired:
+            progress = request.repair.progress
+            assert progress
+            span = self._doubts.watched(step, request, progress)
+            if span is None:
+                continue
+            tables = self._scratch.complete(request.blocks, self._tables(request))
+            if self._lacks_blocks(span, tables):
+                self._give_up(request, "freed_blocks")
+            else:
+                self._doubts.watch(plan, request, progress, span, tables)
+
+    def _has_heard(self, step: int, progress: Progress) -> bool:
+        """Whether the workers have reported, by this step, what became of the last token that they looked at."""
+        return not progress.last_watched or step > progress.last_watched + REPORT_STEPS
+
     def _is_ready(self, request: ServedRequest, scheduled: Collection[str], modes: Collection[str]) -> bool:
         """Whether a repair can go on in a step that computes these requests, for repairs of these modes."""
         progress, has_ended = request.repair.progress, request.ending is not None
@@ -154,6 +190,8 @@ class Repairs:
         if not has_ended and (request.id not in scheduled or not request.is_answering):
             return False
         mode = request.terms.repair
+        if not has_ended and self._doubts.is_too_long(request, left):
+            mode = "always"
         if request.repair.is_audited and (has_ended or mode != "off"):
             return True
         # An idle repair of an answer that has ended would slow down others' answers.
@@ -200,7 +238,7 @@ class Repairs:
             tokens=np.asarray(tokens[span.start : span.end + 1], np.uint32),
             blocks=tuple(np.asarray(table[: -(-end // size)], np.int64) for table, size in sized),
             prompt_tokens=n_prompt,
-            compares=self.audits.are_possible and is_greedy(request.request.sampling_params),
+            compares=self.audits.are_possible and is_plain(request.request.sampling_params),
             is_first=is_first,
             asks=tokens[n_prompt - 1] if asks else None,
             is_last=progress.is_planned,
@@ -215,9 +253,11 @@ class Repairs:
         if result.audit:
             self.audits.end(request, result.audit)
         # Behind these tokens of the answer one more was sampled, and the first one behind exact KV comes then.
-        n_answered = max(0, progress.exact_end - request.request.num_prompt_tokens)
+        exact_from = max(0, progress.exact_end - request.request.num_prompt_tokens) + 2
+        if result.held:
+            exact_from = self._doubts.held(request, result.held)
         differing = result.differing[:MAX_SPANS]
-        request.repair.outcome = RepairOutcome(result.tokens, n_answered + 2, result.compared, differing)
+        request.repair.outcome = RepairOutcome(result.tokens, exact_from, result.compared, differing)
         request.kv.repaired()
         request.hashes.restore()
         assert first is not None
@@ -235,7 +275,8 @@ class Repairs:
             start = end
 
     def _give_up(self, request: ServedRequest, reason: str) -> None:
-        self._counters[f"repairs_ended_{reason}"] += 1
+        if request.terms.repair != "off" or request.repair.is_audited:  # otherwise none was wanted
+            self._counters[f"repairs_ended_{reason}"] += 1
         self._stop(request)
 
     def _stop(self, request: ServedRequest) -> None:
@@ -248,19 +289,9 @@ def _knows_all(request: ServedRequest) -> bool:
     return request.ending is not None or request.computed_end == request.request.num_computed_tokens
 
 
-def _priority(request: ServedRequest) -> tuple[bool, int]:
-    """The greatest comes first: audits, and then the answer that has most tokens to come."""
+def _priority(request: ServedRequest) -> tuple[bool, float, int]:
+    """The greatest comes first: audits, then where the model was most in doubt, then the answer that has most tokens to
+    come."""
     to_come = 0 if request.ending else request.request.max_tokens - request.request.num_output_tokens
-    return request.repair.is_audited, to_come
-
-
-def is_greedy(params: Any) -> bool:
-    """Whether an answer's tokens are the model's likeliest ones, as nothing but the model decides."""
-    return (
-        params is not None
-        and params.temperature == 0
-        and not (params.presence_penalty or params.frequency_penalty or params.repetition_penalty != 1)
-        and not (params.logit_bias or params.allowed_token_ids or params.bad_words or params.min_tokens)
-        and not params.structured_outputs
-        and set(params.extra_args or ()) <= {"kv_transfer_params"}
-    )
+    margin = request.repair.progress.margin if request.repair.progress else math.inf
+    return request.repair.is_audited, -margin, to_come

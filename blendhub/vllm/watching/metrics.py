@@ -27,6 +27,9 @@ COUNTERS: dict[str, str] = {
     "saved_tokens": "Tokens whose KV was stored.",
     "requests_repaired": "Requests whose approximate KV was computed anew, so that all of it is exact.",
     "tokens_repaired": "Tokens that were computed anew for these requests.",
+    "answers_held": "Answers of which a token in doubt waited until all KV was exact.",
+    "answers_held_differing": "Those of them whose likeliest token was another one from exact KV.",
+    "tokens_doubted": "Tokens in doubt that did not wait, because the repair takes longer than doubt_pause_s.",
 }
 """The counters without a label."""
 
@@ -50,6 +53,7 @@ SECONDS: dict[str, str] = {
     "blend_seconds": "Time spent on choosing and recomputing tokens of a request.",
     "probe_seconds": "Time spent on choosing the tokens to recompute of a request.",
     "recompute_seconds": "Time spent on computing these tokens and the holes of a request.",
+    "held_seconds": "Time for which a token in doubt waited.",
     "save_seconds": "Time from the begin of a save until the hub had committed it.",
 }
 """The histograms without a label."""

@@ -11,6 +11,8 @@ from blendhub.framework.host import PluginHost
 from blendhub.vllm.hub_client import join_hub
 from blendhub.vllm.messages import LoadJob, LoadResult, RepairResult, StepPlan, WorkerReport
 from blendhub.vllm.model.fingerprint import fingerprint
+from blendhub.vllm.model.sampling import Sampling
+from blendhub.vllm.worker.doubts import Doubts, Watch
 from blendhub.vllm.worker.forwards import Forwards
 from blendhub.vllm.worker.layer_copies import LayerCopies
 from blendhub.vllm.worker.load_task import LoadProgress, LoadTask, PinnedArena
@@ -59,6 +61,7 @@ class ConnectorWorker(WorkerSide):
         self._n_loads = 0
         self._forwards = Forwards(context)
         self._repairs = Repairs(context)
+        self._doubts = Doubts(context)
         self._copies = LayerCopies(context.device, context.groups)
         self._adapters = LoadedAdapters(context.model.adapters)
         self._saves = Saves(self._requests, self._open, self._copies, self._adapters, timeout_s)
@@ -78,6 +81,7 @@ class ConnectorWorker(WorkerSide):
         self._begin_loads(plan)
         # Before vLLM's forward: what is repaired by then is exact in it.
         self._repair(plan)
+        self._watch(plan)
         if self._postponed:
             budget, self._postponed = self._postponed, 0
             self._forwards.step(self._blends, budget)
@@ -94,6 +98,12 @@ class ConnectorWorker(WorkerSide):
             self._postponed = plan.budget
         else:
             self._forwards.step(self._blends, plan.budget)
+
+    def before_sampling(self, sampling: Sampling) -> None:
+        """Hold the step for tokens that the model is in doubt about. The runner calls it behind the forward."""
+        margins = self._doubts.look(sampling)
+        if self._ranks.number == 0:
+            self._report.margins |= margins
 
     def save(self, plan: StepPlan) -> None:
         self._saves.begin(plan.saves, self._record)
@@ -228,7 +238,7 @@ class ConnectorWorker(WorkerSide):
     def _repair(self, plan: StepPlan) -> None:
         for name in plan.unrepaired:
             if record := self._requests.get(name):
-                record.repair = None
+                record.repair = record.watch = None
         job = plan.repair
         if job is None:
             return
@@ -239,10 +249,26 @@ class ConnectorWorker(WorkerSide):
                 if record.repaired:
                     record.repaired.wait()
         record = self._record(job.request)
+        if record.watch and record.watch.is_exact:
+            return
         if job.is_first:
-            record.repair = self._repairs.begin()
+            record.repair = record.repair or self._repairs.begin(job.prompt_tokens, compares=job.compares)
         if record.repair:
             record.repaired = self._repairs.compute(record.repair, job) or record.repaired
+
+    def _watch(self, plan: StepPlan) -> None:
+        """Look at this step's tokens of requests whose KV is approximate when they are sampled."""
+        self._doubts.begin_step(plan.number, plan.pause_s)
+        for job in plan.doubts:
+            record = self._record(job.request)
+            if job.is_first:
+                record.watch = Watch(job)
+                record.repair = record.repair or self._repairs.begin(job.prompt_tokens, compares=job.compares)
+            elif record.watch:
+                record.watch.add(job)
+            # A repair that has failed is reported, and then there is none.
+            if record.watch and not record.watch.is_exact and record.repair:
+                self._doubts.watch(job, record.watch, record.repair)
 
     @property
     def _loads(self) -> list[LoadTask]:

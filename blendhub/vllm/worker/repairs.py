@@ -6,7 +6,8 @@ import torch
 from blendhub.core.spans import Span
 from blendhub.core.tokens import Tokens
 from blendhub.outcome.report import AuditOutcome
-from blendhub.vllm.messages import RepairJob, RepairResult
+from blendhub.vllm.messages import HeldToken, RepairJob, RepairResult
+from blendhub.vllm.model.engine_model import EngineModel
 from blendhub.vllm.model.recompute_set import RecomputeSet, RequestTokens
 from blendhub.vllm.worker.audit import compared
 from blendhub.vllm.worker.forwards import fail_on_error
@@ -19,7 +20,11 @@ ROWS = 32
 class Repair:
     """What is known on this rank about the repair of one request."""
 
-    def __init__(self, error: Exception | None) -> None:
+    def __init__(self, model: EngineModel, prompt_tokens: int, *, compares: bool, error: Exception | None) -> None:
+        """``compares``: whether tokens of the answer are compared with the likeliest ones."""
+        self._model = model
+        self._last = prompt_tokens - 1
+        self._compares = compares
         self.n_tokens = 0
         self.error = error
         self.is_over = False
@@ -29,6 +34,26 @@ class Repair:
         """Whether the likeliest first token is the same from exact KV, and the divergence."""
         self.same: list[tuple[int, HostCopy]] = []
         """Whether tokens of the answer are the likeliest ones; and the number of the first of them."""
+        self.held: HeldToken | None = None
+        """The token that waited for the end of the repair."""
+
+    def computed(self, span: Span, tokens: Tokens, hidden: torch.Tensor) -> None:
+        """A span was computed anew. ``tokens``: its own and the next one, if that is known; ``hidden``: its states."""
+        self.n_tokens += len(span)
+        first = max(span.start, self._last)
+        behind = tokens[first + 1 - span.start :]
+        is_audited = self.blended is not None and first == self._last < span.end
+        n = len(behind) if self._compares else int(is_audited)
+        for at in range(0, n, ROWS):
+            begin = first + at
+            predicted = self._model.logits(hidden[begin - span.start :][: min(ROWS, n - at)])
+            if predicted is None:
+                continue
+            if begin == self._last and self.blended is not None:
+                self.audit = HostCopy(compared(self.blended, predicted[0]))
+            if self._compares:
+                said = self._model.to_device(behind[at : at + ROWS].astype(np.int64))
+                self.same.append((begin - self._last, HostCopy(predicted.argmax(1) == said)))
 
     def fail(self, error: Exception) -> None:
         self.error = error
@@ -47,7 +72,9 @@ class Repair:
         if not self.is_over or (self.audit and audit is None):
             return None
         outcome = None if audit is None else AuditOutcome(agrees=bool(audit[0]), kl=float(audit[1]))
-        return RepairResult(tokens=self.n_tokens, compared=compared, differing=tuple(differing), audit=outcome)
+        return RepairResult(
+            tokens=self.n_tokens, compared=compared, differing=tuple(differing), audit=outcome, held=self.held
+        )
 
 
 class Repairs:
@@ -61,8 +88,8 @@ class Repairs:
         self._context = context
         self._stopped: Exception | None = None
 
-    def begin(self) -> Repair:
-        return Repair(self._stopped)
+    def begin(self, prompt_tokens: int, *, compares: bool) -> Repair:
+        return Repair(self._context.model, prompt_tokens, compares=compares, error=self._stopped)
 
     def compute(self, repair: Repair, job: RepairJob) -> HostCopy | None:
         """Compute a span anew. All tokens before it are exact by now. Returns some number that the device computes
@@ -71,27 +98,14 @@ class Repairs:
             return None
         computed = None
         with fail_on_error(self._context.ranks, [repair]):
-            last = Span(job.prompt_tokens - 1, job.prompt_tokens)
             if job.asks is not None:
+                last = Span(job.prompt_tokens - 1, job.prompt_tokens)
                 asked = self._context.model.logits(self._hidden(job, last, np.array([job.asks], np.uint32)))
                 repair.blended = None if asked is None else asked[0]
             hidden = self._hidden(job, job.span, job.tokens)
             computed = HostCopy(hidden[-1:, :1])
-            repair.n_tokens += len(job.span)
+            repair.computed(job.span, job.tokens, hidden)
             repair.is_over = job.is_last
-            first = max(job.span.start, last.start)
-            behind = job.tokens[first + 1 - job.span.start :]
-            n = len(behind) if job.compares else int(repair.blended is not None and first == last.start < job.span.end)
-            for at in range(0, n, ROWS):
-                begin = first + at
-                predicted = self._context.model.logits(hidden[begin - job.span.start :][: min(ROWS, n - at)])
-                if predicted is None:
-                    continue
-                if begin == last.start and repair.blended is not None:
-                    repair.audit = HostCopy(compared(repair.blended, predicted[0]))
-                if job.compares:
-                    said = self._context.model.to_device(behind[at : at + ROWS].astype(np.int64))
-                    repair.same.append((begin - last.start, HostCopy(predicted.argmax(1) == said)))
         return computed
 
     def stop(self, error: Exception | None) -> None:

@@ -3,6 +3,7 @@
 from enum import Enum, auto
 
 from blendhub.client.write_rights import WriteRight
+from blendhub.vllm.worker.doubts import Watch
 from blendhub.vllm.worker.load_task import LoadTask
 from blendhub.vllm.worker.recompute import HostCopy
 from blendhub.vllm.worker.repairs import Repair
@@ -32,6 +33,8 @@ class WorkerRequest:
         self.repair: Repair | None = None
         self.repaired: HostCopy | None = None
         """Some number that the device computes last of its repair; None if it has."""
+        self.watch: Watch | None = None
+        """Set while its KV is approximate, and its tokens may be held."""
         self.ending: Ending | None = None
 
     @property
@@ -49,5 +52,5 @@ class WorkerRequest:
     @property
     def is_over(self) -> bool:
         """Whether nothing is left to do."""
-        is_idle = not (self.load or self.saves or self.repair or self.is_repairing)
+        is_idle = not (self.load or self.saves or self.repair or self.watch or self.is_repairing)
         return is_idle and self.ending is None and not self.failed_rights

@@ -1,5 +1,7 @@
 """The terms of a request: what it may reuse, store and have repaired."""
 
+from typing import Any
+
 import msgspec
 from vllm.v1.request import Request
 
@@ -36,6 +38,8 @@ class Terms(msgspec.Struct, frozen=True):
     """Whether holes of the prompt may be computed apart from the engine's own prefill."""
     repair: RepairMode = "off"
     """When approximate KV is computed anew."""
+    doubt: float = 0.0
+    """The margin below which a token waits until all KV is exact; 0: none does."""
     repairable: bool = False
     """Whether the model can compute chosen tokens of the request."""
     received_from: int | None = None
@@ -50,6 +54,22 @@ class Terms(msgspec.Struct, frozen=True):
     def settled_ratio(self) -> float | None:
         """The least share that must have been recomputed in settled KV that the request takes; None: it takes none."""
         return self.ratio if self.settles else None
+
+
+def is_plain(params: Any) -> bool:
+    """Whether an answer's tokens are the model's likeliest ones, as nothing but the model decides."""
+    return (
+        is_greedy(params)
+        and not (params.presence_penalty or params.frequency_penalty or params.repetition_penalty != 1)
+        and not (params.logit_bias or params.allowed_token_ids or params.bad_words or params.min_tokens)
+        and not params.structured_outputs
+        and set(params.extra_args or ()) <= {"kv_transfer_params"}
+    )
+
+
+def is_greedy(params: Any) -> bool:
+    """Whether nothing in an answer is left to chance."""
+    return params is not None and params.temperature == 0
 
 
 def text_end(request: Request) -> int | None:

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -127,7 +128,11 @@ class WorkerStart:
         if check.support.blends:
             costs = measure_costs(context)
             check = check._replace(support=msgspec.structs.replace(check.support, costs=costs))
-        return check, ConnectorWorker(context, self._host, self._engine_id, self._settings.lookup_timeout_s)
+        worker = ConnectorWorker(context, self._host, self._engine_id, self._settings.lookup_timeout_s)
+        if check.support.audits:
+            watch = partial(model.watch_sampling, worker.before_sampling)
+            check = check._replace(support=with_doubt(check.support, watch, ranks))
+        return check, worker
 
     def _new_device(self) -> Device:
         assert self._settings.device
@@ -143,6 +148,16 @@ def with_audits(support: ModelSupport, model: EngineModel, ranks: Ranks) -> Mode
         reason = f"requests are not audited: the model's predictions cannot be had: {_sentence(error)}"
         return msgspec.structs.replace(support, reasons=(*support.reasons, reason))
     return msgspec.structs.replace(support, audits=True)
+
+
+def with_doubt(support: ModelSupport, watch: Callable[[], None], ranks: Ranks) -> ModelSupport:
+    """``support``, completed by whether tokens in doubt are held: on all ranks alike."""
+    try:
+        ranks.together(watch)
+    except Exception as error:
+        reason = f"tokens that the model is in doubt about are not held: {_sentence(error)}"
+        return msgspec.structs.replace(support, reasons=(*support.reasons, reason))
+    return msgspec.structs.replace(support, holds=True)
 
 
 def compile_kernels(
