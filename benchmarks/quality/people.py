@@ -42,6 +42,8 @@ class TextQuestion(NamedTuple):
     """How the answer begins."""
     right: str
     """How it goes on."""
+    choices: str = ""
+    """The words of the right one's kind."""
 
 
 class Person(NamedTuple):
@@ -80,9 +82,11 @@ def _person(rng: random.Random, name: str) -> Person:
     between = rng.sample(ANYTHING, rng.randint(5, 8))
     sentences = [sentence for pair in zip(facts, between, strict=False) for sentence in pair] + between[len(facts) :]
     questions = [
-        TextQuestion(f"In which city was {name} born?", f"{name} was born in", f" {town}"),
-        TextQuestion(f"What was the job of {name}?", f"{name} worked as a", f" {trade}"),
-        TextQuestion(f"Which colour had the house of {name}?", f"The house of {name} was painted", f" {colour}"),
-        TextQuestion(f"Which animal did {name} keep as a pet?", f"{name} kept a", f" {animal}"),
+        TextQuestion(f"In which city was {name} born?", f"{name} was born in", f" {town}", TOWNS),
+        TextQuestion(f"What was the job of {name}?", f"{name} worked as a", f" {trade}", TRADES),
+        TextQuestion(
+            f"Which colour had the house of {name}?", f"The house of {name} was painted", f" {colour}", COLOURS
+        ),
+        TextQuestion(f"Which animal did {name} keep as a pet?", f"{name} kept a", f" {animal}", ANIMALS),
     ]
     return Person(name, " ".join(sentences), born, questions)

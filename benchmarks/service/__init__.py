@@ -1,0 +1,1 @@
+"""A service that answers questions about retrieved documents, with BlendHub and without."""
