@@ -106,7 +106,8 @@ def store(engine: Engine, *documents: list[int]) -> None:
 
 
 def check_recomputation(engine: Engine, texts: Texts, n: int, rounding: float = ROUNDING) -> None:
-    """Two documents of ``n`` tokens in another order, all recomputed or repaired, have the KV of a full prefill."""
+    """Two documents of ``n`` tokens in another order, all recomputed, repaired, or repaired for a token in doubt, have
+    the KV of a full prefill."""
     first, second = texts.new(n), texts.new(n)
     store(engine, [*first, *second])
     prompt = [*second, *texts.new(5), *first, *texts.new(9)]
@@ -123,6 +124,9 @@ def check_recomputation(engine: Engine, texts: Texts, n: int, rounding: float = 
     engine.forget()
     repaired = engine.one(prompt, tokens=2, recompute_ratio=0.0, repair="always", store=False)
     assert largest_difference(repaired.kv(len(prompt) - 1), expected) < rounding
+    engine.forget()
+    held = engine.one(prompt, tokens=2, recompute_ratio=0.0, doubt=1e6, store=False)
+    assert held.report["doubt"]["token"] == 1 and largest_difference(held.kv(len(prompt) - 1), expected) < rounding
     engine.forget()
 
 
