@@ -6,6 +6,7 @@ import re
 import sys
 from collections.abc import Iterator
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -17,6 +18,7 @@ from blendhub.hub.config import HubConfig
 from blendhub.hub.embedded import HubInThread
 from blendhub.outcome.fates import LETTERS, Fate, Stretch, in_parts, shortened
 from blendhub.outcome.reasons import Why
+from blendhub.outcome.report import DoubtOutcome
 from tests.outcomes import outcome
 
 LAYOUT = KVLayout(layers=1, kv_heads=1, key_dim=4, value_dim=4, dtype="float16", chunk_tokens=128)
@@ -40,7 +42,9 @@ def client(hub) -> Iterator[HubClient]:
         reserved = engine.reserve(DOCUMENT, Span(0, len(DOCUMENT))).result()
         engine.commit(reserved.right, len(DOCUMENT)).result()
         whys = {Why.NOTHING_STORED: [Span(0, 80)], Why.LAST: [Span(79, 80)]}
-        engine.report([outcome("cmpl-9-0-abcdefgh", 80, 8, SPANS, SOURCES, whys=whys)]).result()
+        doubt = DoubtOutcome(9, 0.25, False, 0.1, 1.5, 2)
+        reported = msgspec.structs.replace(outcome("cmpl-9-0-abcdefgh", 80, 8, SPANS, SOURCES, whys=whys), doubt=doubt)
+        engine.report([reported]).result()
         engine.report([outcome("cmpl-8-0-abcdefgh", 80, 0, {}, reason="the hub has too little of it")]).result()
         yield engine
 
@@ -65,11 +69,15 @@ def test_a_request_is_shown_with_its_strip_its_counts_its_sources_and_why_it_was
     words = [" ".join(line.split()) for line in lines]
     assert "8 to 24 11 8 to 24 exact" in words and "28 to 72 12 4 to 48 moved" in words
     at = next(number for number, line in enumerate(lines) if line.endswith("why it was not reused"))
-    assert [re.split(r"  +", line.strip()) for line in lines[at + 1 :]] == [
+    assert [re.split(r"  +", line.strip()) for line in lines[at + 1 : -1]] == [
         ["24 to 28", "4", Why.NOTHING_STORED.message],
         ["72 to 79", "7", Why.NOTHING_STORED.message],
         ["79 to 80", "1", Why.LAST.message],
     ]
+    assert lines[-1] == (
+        "doubt: 2 tokens in doubt did not wait; token 9 of the answer had a margin of 0.25 nats, and waited 1.50 s for "
+        "exact KV, from which the model says another token"
+    )
     assert explain("cmpl-8").splitlines()[-1] == "why: the hub has too little of it"
     outcome = json.loads(explain("cmpl-9", "--json"))
     assert outcome["spans"]["exact"] == [[8, 24]] and outcome["engine_tokens"] == 8 and "text" not in outcome

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from blendhub.core.spans import Match
 from blendhub.outcome.fates import COLOURS, LETTERS, WHY, Fate, Stretch, count, fate_of, in_parts
 from blendhub.outcome.reasons import NotReused, longest, not_reused
-from blendhub.outcome.report import Outcome
+from blendhub.outcome.report import DoubtOutcome, Outcome
 
 ON_DARK = {Fate.CACHED}
 """Fates whose colours need white letters."""
@@ -21,6 +21,8 @@ def show_outcome(title: str, outcome: Outcome) -> None:
         _show_sources(outcome.sources)
     if computed := not_reused(strip, outcome.unused):
         _show_not_reused(computed)
+    if outcome.doubt:
+        print(f"doubt: {_about(outcome.doubt)}")
     if outcome.reason:
         print(f"why: {outcome.reason}")
 
@@ -61,6 +63,18 @@ def _show_not_reused(computed: Sequence[NotReused]) -> None:
         print(f"{place:>25} {len(stretch.span):>10,}  {stretch.code.message}")
     if len(computed) > LONGEST_LIST:
         print(f"and {len(computed) - LONGEST_LIST:,} shorter ones")
+
+
+def _about(doubt: DoubtOutcome) -> str:
+    passed = f"{doubt.passed:,} tokens in doubt did not wait" if doubt.passed else ""
+    if not doubt.token:
+        return passed
+    is_same = "the same token" if doubt.agrees else "another token"
+    held = (
+        f"token {doubt.token:,} of the answer had a margin of {doubt.margin:.2f} nats, and waited "
+        f"{doubt.seconds:.2f} s for exact KV, from which the model says {is_same}"
+    )
+    return f"{passed}; {held}" if passed else held
 
 
 def _style(fate: Fate) -> str:

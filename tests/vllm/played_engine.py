@@ -28,7 +28,7 @@ from blendhub.framework.observers import Observers
 from blendhub.hub.config import HubConfig
 from blendhub.hub.embedded import HubInThread
 from blendhub.vllm.hub_client import join_hub
-from blendhub.vllm.messages import HubAddress, HubPlace, LoadJob, LoadResult, RepairJob, WorkerReport
+from blendhub.vllm.messages import DoubtJob, HubAddress, HubPlace, LoadJob, LoadResult, RepairJob, WorkerReport
 from blendhub.vllm.model_support import ModelSupport
 from blendhub.vllm.plugin import register
 from blendhub.vllm.scheduler import loads, saves
@@ -136,6 +136,8 @@ class PlayedEngine:
         """What the last step has begun to load."""
         self.repair: RepairJob | None = None
         """What the last step repairs."""
+        self.doubts: list[DoubtJob] = []
+        """The tokens that the last step looks at."""
         self.last_report: dict[str, Any] = {}
         """What the response of the last request that was served reported."""
 
@@ -191,7 +193,7 @@ class PlayedEngine:
             output.num_scheduled_tokens[name] = n_scheduled
         output.total_num_scheduled_tokens = sum(output.num_scheduled_tokens.values())
         plan = self.side.plan(output)
-        self.repair = plan.repair
+        self.repair, self.doubts = plan.repair, plan.doubts
         self.loads, self.ending = plan.loads, plan.ending
         self.settle()
         for job in plan.saves:

@@ -1,0 +1,156 @@
+"""Of which tokens the scheduler side has the workers ask whether the model is in doubt, and what it makes of the
+answers: on a real hub, with a played worker."""
+
+import msgspec
+import pytest
+
+from blendhub import Span
+from blendhub.vllm.costs import Cost, Costs
+from blendhub.vllm.messages import HeldToken, RepairResult, WorkerReport
+from blendhub.vllm.scheduler.repairs import REPORT_STEPS
+from tests.vllm.played_engine import BLOCK, SETTINGS, played_engine, text
+
+DOUBT = 0.25
+PROMPT = text(1, 32) + text(0, 96) + text(2, 21)
+FIRST, N = 32, len(PROMPT)
+"""The first approximate token, and the end of the prompt."""
+SECOND = Cost(0.01)
+COSTS = Costs(prefill=SECOND, probe=Cost(1e-9), recompute=SECOND, load=Cost(1e-9), engine_tokens=4096)
+
+
+@pytest.fixture
+def settings():
+    return msgspec.structs.replace(SETTINGS, doubt=DOUBT)
+
+
+@pytest.fixture
+def engine(settings):
+    with played_engine(settings=settings, costs=COSTS, audits=True, holds=True) as engine:
+        engine.serve("stored", text(0, 96))
+        yield engine
+
+
+def arrived(engine, name: str = "a", temperature: float = 0.0, **asked):
+    """A blended request whose prompt is to be computed behind what was loaded; returns where that ends, too."""
+    request = engine.request(name, PROMPT, **asked)
+    request.sampling_params.temperature = temperature
+    engine.side.arrived(request)
+    return request, engine.load(request)
+
+
+def step(engine, request, before: int, n_scheduled: int = 1):
+    engine.step(**{request.request_id: (before, n_scheduled)})
+    return engine.doubts[0] if engine.doubts else None
+
+
+def said(request, n: int = 1) -> None:
+    request.append_output_token_ids([7] * n)
+
+
+def report(engine, name: str = "a", **result) -> None:
+    engine.side.process_report(WorkerReport(repairs={name: RepairResult(**result)}))
+
+
+def held(step: int, position: int, agrees: bool = False) -> HeldToken:
+    return HeldToken(step, position, 0.125, agrees, 0.5, 1.5)
+
+
+def test_the_first_token_is_looked_at_and_each_job_brings_what_the_workers_do_not_know(engine):
+    request, there = arrived(engine)
+    assert step(engine, request, there, N - 1 - there) is None, "behind a chunk of the prompt nothing is sampled"
+    job = step(engine, request, N - 1)
+    assert job.span == Span(FIRST, N) and job.is_first and job.margin == DOUBT and job.prompt_tokens == N
+    assert job.tokens.tolist() == PROMPT[FIRST:-1] and job.compares
+    blocks = list(engine.blocks.blocks)
+    assert job.blocks[0].tolist() == blocks and job.seconds == pytest.approx(0.01 * (N - FIRST))
+    said(request)
+    engine.blocks.blocks.append(500)
+    job = step(engine, request, N)
+    assert job.span == Span(FIRST, N + 1) and not job.is_first
+    assert job.tokens.tolist() == PROMPT[-1:] and job.blocks[0].tolist() == [500]
+    # vLLM plans a step ahead: it does not know the last token, which the runner has.
+    job = step(engine, request, N + 1)
+    assert job.span == Span(FIRST, N + 2) and job.tokens.tolist() == [7] and not job.blocks[0].size
+    assert step(engine, request, N + 2) is None, "no runner has two tokens that vLLM does not know"
+
+
+@pytest.mark.parametrize(
+    ("asked", "margin"), [({"temperature": 0.7}, None), ({"doubt": 0}, None), ({"doubt": 2.0}, 2.0), ({}, DOUBT)]
+)
+def test_a_request_may_say_how_sure_the_model_must_be_and_where_chance_decides_no_token_waits(engine, asked, margin):
+    request, there = arrived(engine, **asked)
+    job = step(engine, request, there, N - there)
+    assert (job and job.margin) == margin
+
+
+def test_behind_a_held_token_all_is_exact_and_is_found_and_reported_as_such(engine):
+    request, there = arrived(engine)
+    job = step(engine, request, there, N - there)
+    said(request)
+    number = engine.side._n_steps
+    job = step(engine, request, N)
+    said(request)
+    request.num_computed_tokens = N + 1
+    report(engine, tokens=len(job.span), compared=1, differing=(0,), held=held(number + 1, N + 1))
+    assert step(engine, request, N + 1) is None
+    twin = engine.request("twin", PROMPT)
+    assert request.block_hashes[: len(twin.block_hashes)] == twin.block_hashes
+    assert engine.blocks.cached_anew == {"a": Span(FIRST, N + 1)}
+    outcome = engine.report("a")
+    assert outcome["doubt"] == {
+        "token": 2, "margin": 0.125, "agrees": False, "kl": 0.5, "seconds": 1.5, "passed": 0
+    }  # fmt: skip
+    assert outcome["repair"]["exact_from"] == 2 and "approximate_from" not in outcome
+    assert engine.counters["answers_held"] == engine.counters["answers_held_differing"] == 1
+    engine.end(request, N + 2)
+    assert engine.found(PROMPT, exact=True) >= set(range(FIRST, N // BLOCK * BLOCK))
+
+
+def test_what_was_held_before_a_preemption_says_nothing_of_what_was_loaded_after_it(engine):
+    request, there = arrived(engine)
+    step(engine, request, there, N - there)
+    number = engine.side._n_steps
+    progress = engine.side.requests.known["a"].repair.progress
+    engine.side.repairs._give_up(engine.side.requests.known["a"], "preempted")
+    engine.side.repairs.begin(engine.side.requests.known["a"])
+    job = step(engine, request, there, N - there)
+    assert job.is_first and engine.side.requests.known["a"].repair.progress is not progress
+    report(engine, tokens=9, held=held(number, N))
+    assert engine.report("a")["approximate_from"] == FIRST
+
+
+def test_a_token_that_did_not_wait_is_counted_and_what_is_too_long_is_repaired_before(settings):
+    settings, cheap = msgspec.structs.replace(settings, doubt_pause_s=1e-9), Cost(1e-8)
+    costs = msgspec.structs.replace(COSTS, recompute=cheap)
+    with played_engine(settings=settings, costs=costs, audits=True, holds=True) as engine:
+        engine.serve("stored", text(0, 96))
+        request, there = arrived(engine)
+        step(engine, request, there, N - there)
+        said(request)
+        engine.side.process_report(WorkerReport(margins={"a": 0.2}))
+        engine.side.process_report(WorkerReport(margins={"a": 0.4, "gone": 0.1}))
+        assert engine.report("a")["doubt"]["passed"] == 1 and engine.counters["tokens_doubted"] == 1
+        for _ in range(3):  # the first ones show how long a step takes
+            step(engine, request, N)
+        assert engine.repair, "repair is off for what can wait alone"
+
+
+@pytest.mark.parametrize("is_held", [True, False])
+def test_blocks_are_kept_until_the_workers_have_said_whether_the_last_token_was_held(engine, is_held):
+    request, there = arrived(engine)
+    step(engine, request, there, N - there)
+    number = engine.side._n_steps
+    said(request)
+    request.num_computed_tokens = N
+    keeps, _ = engine.side.ended(request, (list(range(1, 11)),))
+    assert keeps
+    engine.step()
+    if is_held:
+        report(engine, tokens=N - FIRST, held=held(number, N))
+        assert engine.blocks.cached_anew == {"a": Span(FIRST, N)}
+    ending = [engine.ending]
+    for _ in range(REPORT_STEPS):
+        engine.step()
+        ending.append(engine.ending)
+    assert engine.counters["answers_held"] == is_held and ending.count({"a"}) == 1
+    assert is_held or ending[-1] == {"a"}, "the workers have yet to report"
