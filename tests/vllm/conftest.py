@@ -125,7 +125,7 @@ def check_recomputation(engine: Engine, texts: Texts, n: int, rounding: float = 
     repaired = engine.one(prompt, tokens=2, recompute_ratio=0.0, repair="always", store=False)
     assert largest_difference(repaired.kv(len(prompt) - 1), expected) < rounding
     engine.forget()
-    held = engine.one(prompt, tokens=2, recompute_ratio=0.0, doubt=1e6, store=False)
+    held = engine.one(prompt, tokens=4, recompute_ratio=0.0, doubt=1e6, store=False)
     assert held.report["doubt"]["token"] == 1 and largest_difference(held.kv(len(prompt) - 1), expected) < rounding
     engine.forget()
 
