@@ -80,7 +80,7 @@ def draw_wide_weights(by_device: str = "") -> None:
             elif weights.is_floating_point():
                 weights.data.mul_(GAIN)
 
-    DummyModelLoader.load_weights = load_wide  # type: ignore[assignment, method-assign]
+    DummyModelLoader.load_weights = load_wide  # type: ignore[assignment]
     if by_device:
         attend_on_device()
 
