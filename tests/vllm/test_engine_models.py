@@ -10,7 +10,6 @@ import torch
 from blendhub import Span
 from blendhub.vllm.model.recompute_set import positions_of
 from harness.engines import Engine, disagreement, largest_difference
-from harness.engines.shapes import BLOOM, DEEPSEEK, GEMMA3, GEMMA3N, LFM2, LLAMA, LLAMA4, OPT
 from tests.vllm.arrangements import (
     arrange,
     attend_on_device,
@@ -20,6 +19,7 @@ from tests.vllm.arrangements import (
     inside,
 )
 from tests.vllm.conftest import ATTENDED, NO_AMX, ROUNDING, SETTINGS, TOLERANCE, check_recomputation, drawn, store
+from tests.vllm.shapes import BLOOM, DEEPSEEK, GEMMA3, GEMMA3N, LFM2, LLAMA, LLAMA4, OPT
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
