@@ -183,7 +183,7 @@ quality: setup $(filter build/$(MODEL),$(ASKED_FOR)) ## What reuse costs a real 
 docs: setup ## Build the documentation as a site in build/site; a broken link is an error
 	$(BIN)/mkdocs build
 
-gpu-check: ## On a machine with a GPU and torch, test and measure PART of the CUDA device: device, attention or engine; results go to the folder OUT, or build
+gpu-check: ## On a machine with a GPU and torch, test and measure PART of the CUDA device: device or engine; results go to the folder OUT, or build
 	PYTHONPATH=.:plugins/cuda "$(PYTHON)" -m benchmarks.gpu_check $(or $(PART),device)
 
 npu-check: ## On a machine with an Ascend NPU and torch_npu, test and measure the device; results go to build/npu-check
