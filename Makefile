@@ -176,10 +176,6 @@ bench: setup ## Run all benchmarks; results go to build/bench
 	for name in matchers hub ttft overhead load service; do \
 		$(BIN)/python -m benchmarks.$$name --json build/bench/$$name.json || exit 1; \
 	done
-	@# The published rows of other projects need a large model: benchmarks/holes/README.md names their presets.
-	for where in first middle last; do \
-		$(BIN)/python -m benchmarks.holes --preset $$where --json build/bench/holes_$$where.json || exit 1; \
-	done
 
 quality: setup $(filter build/$(MODEL),$(ASKED_FOR)) ## What reuse costs a real model, with MODEL=gemma, qwen-0.5b or qwen-1.5b another one, and what selectors win back; results go to build/quality
 	$(BIN)/python -m benchmarks.quality $(if $(MODEL),--model $(MODEL))
@@ -187,7 +183,7 @@ quality: setup $(filter build/$(MODEL),$(ASKED_FOR)) ## What reuse costs a real 
 docs: setup ## Build the documentation as a site in build/site; a broken link is an error
 	$(BIN)/mkdocs build
 
-gpu-check: ## On a machine with a GPU and torch, test and measure PART of the CUDA device: device, attention or engine; results go to the folder OUT, or build
+gpu-check: ## On a machine with a GPU and torch, test and measure PART of the CUDA device: device or engine; results go to the folder OUT, or build
 	PYTHONPATH=.:plugins/cuda "$(PYTHON)" -m benchmarks.gpu_check $(or $(PART),device)
 
 npu-check: ## On a machine with an Ascend NPU and torch_npu, test and measure the device; results go to build/npu-check

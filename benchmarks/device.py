@@ -44,8 +44,6 @@ ROWS: dict[str, tuple[str, str, float | None, Better]] = {
 GPU_ROWS: dict[str, tuple[str, str, float | None, Better]] = {
     "scatter_vs_copy": ("the kernel from staging to pages, rotating, to a copy on the GPU", "x", 0.80, "higher"),
     "scattered_vs_contiguous": ("the same with blocks in any order, to blocks in order", "x", 0.70, "higher"),
-    "loads_beside_prefill": ("three loads while the GPU multiplies matrices, to them alone", "x", None, "lower"),
-    "prefill_beside_loads": ("the multiplication beside the loads, to the same alone", "x", None, "lower"),
     "reserve_s_per_gib": ("reserving a GiB of /dev/shm for the arena", "s", None, "lower"),
     "register_s_per_gib": ("registering a GiB of it, in parts, without pauses", "s", None, "lower"),
     "replay_ms": ("the longest of the steps of a loop that replays a CUDA graph", "ms", None, "lower"),
@@ -62,7 +60,7 @@ def main() -> None:
     parts += [lambda: half_skipped(options.on, repeats)]
     prefix, planned = f"{options.on}_", ROWS
     if options.on == "cuda":
-        parts += [lambda: on_the_gpu(chunks, repeats), lambda: beside_prefill(repeats), arena]
+        parts += [lambda: on_the_gpu(chunks, repeats), arena]
         prefix, planned = "", ROWS | GPU_ROWS
     measured: Measured = {}
     if hasattr(torch, options.on) and torch.get_device_module(options.on).is_available():
@@ -212,38 +210,6 @@ def gpu_seconds(job: Callable[[], object]) -> float:
     end.record()
     torch.cuda.synchronize()
     return start.elapsed_time(end) / 1000
-
-
-def beside_prefill(repeats: int) -> Measured:
-    """Three loads begin together, as of three requests; products of matrices keep the GPU busy as a prefill does."""
-    bench = Bench("cuda", 12)
-    shares = [bench.segments[start::3] for start in range(3)]
-    matrix = torch.randn(8192, 8192, dtype=torch.bfloat16, device="cuda")
-    product = torch.empty_like(matrix)
-
-    def timed(loads: bool, products: bool) -> tuple[float, float]:
-        """Seconds of the loads, and of the products."""
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        torch.cuda.synchronize()
-        started = time.perf_counter()
-        # First, because a load waits for what was submitted before it.
-        transfers = [bench.load(share) for share in shares if loads]
-        begin.record()
-        for _ in range(64 if products else 0):
-            torch.mm(matrix, matrix, out=product)
-        end.record()
-        for transfer in transfers:
-            transfer.wait()
-        seconds = time.perf_counter() - started
-        torch.cuda.synchronize()
-        return seconds, begin.elapsed_time(end) / 1000
-
-    rounds = [(timed(True, False)[0], timed(False, True)[1], timed(True, True)) for _ in range(repeats + 1)]
-    bench.device.close()
-    return {  # the first round warms up
-        "loads_beside_prefill": [both[0] / loads for loads, _, both in rounds[1:]],
-        "prefill_beside_loads": [both[1] / prefill for _, prefill, both in rounds[1:]],
-    }
 
 
 def arena() -> Measured:

@@ -1,4 +1,4 @@
-"""On a machine with a GPU, from a plain checkout, one part at a call: the device, its attention, or engines.
+"""On a machine with a GPU, from a plain checkout, one part at a call: the device, or engines.
 
 Each takes at most ten minutes. Engines need vLLM; without it their rows say so.
 """
@@ -27,7 +27,6 @@ def engine() -> Iterator[Row]:
 
 PARTS: dict[str, dict[str, Any]] = {
     "device": {"tests_in": "plugins/cuda", "benchmark": ["benchmarks.device"]},
-    "attention": {"benchmark": ["benchmarks.attention"]},
     "engine": {"engine": engine},
 }
 

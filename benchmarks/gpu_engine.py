@@ -1,4 +1,4 @@
-"""What only an engine on a GPU can tell: times to first token, saves beside decoding, start-up checks of other models.
+"""What only an engine on a GPU can tell: times to first token, saves that fail, start-up checks of other models.
 
 Rows come one by one, the most wanted first, so that a run that is cut off has told something.
 """
@@ -57,7 +57,7 @@ LARGE = {
 """The shape of a model of 8B; its weights are vLLM's dummies, because only times are measured."""
 DOCUMENTS, DOCUMENT_TOKENS, STEP = 15, 512, 8192
 """The most documents of a prompt, the least tokens of one, and the tokens of an engine's step."""
-ROUNDS, STREAMS = 3, 32
+ROUNDS = 3
 SMALL_SCALE = 2.0**-5
 PINNED_S = 120
 
@@ -69,12 +69,7 @@ def rows(start: StartEngine, contexts: Sequence[int] = CONTEXTS, large: Mapping[
     if not find_spec("vllm"):
         yield row("engines", "vllm is not installed: no engine was started", "", [])
         return
-    parts = {
-        "first_tokens": _first_tokens(start, contexts, large),
-        "decoding_beside_saves": _decoding_beside_saves(start),
-        "checks": _checks(start),
-    }
-    for name, of_part in parts.items():
+    for name, of_part in {"first_tokens": _first_tokens(start, contexts, large), "checks": _checks(start)}.items():
         try:
             yield from of_part
         except Exception as error:  # whatever an engine ends with belongs into the report
@@ -125,21 +120,6 @@ def _first_tokens(start: StartEngine, contexts: Sequence[int], large: Mapping[st
             yield row(f"ttft_moved_15_{at}", f"{what}, 15%", "x", ratios(timed["moved_15"], full), None, "lower")
         failed = sum(count for name, count in engine.call("counts").items() if name.startswith("saves_failed"))
         yield row("saves_failed", "saves that failed in this engine", "", [failed], 0, "lower")
-
-
-def _decoding_beside_saves(start: StartEngine) -> Iterator[Row]:
-    """A model with windows frees blocks while requests run, so its steps must follow the saves of these blocks."""
-    with start(model=WINDOWS, max_num_seqs=2 * STREAMS, **DUMMY) as engine:
-        texts = Texts(3, Sizes(vocabulary=1000))
-
-        def longest_gap_s(**asked: Any) -> float:
-            streams = [texts.new(16) for _ in range(STREAMS)]
-            return engine.beside(streams, 64, texts.new(1500), mode="off", **asked).longest_gap_s
-
-        jobs = {name: partial(longest_gap_s, store=name == "stored") for name in ("stored", "not_stored")}
-        timed = in_turn(jobs, ROUNDS, call)
-    what = f"longest gap of {STREAMS} streams while a prompt is stored, to that without storing; a model with windows"
-    yield row("decode_beside_saves", what, "x", ratios(timed["stored"], timed["not_stored"]), None, "lower")
 
 
 def _checks(start: StartEngine) -> Iterator[Row]:

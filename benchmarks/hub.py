@@ -1,4 +1,4 @@
-"""How far the hub is from what its parts cost alone: round trips, lookups, growth. And the planning of a transfer.
+"""How far the hub is from what its parts cost alone: round trips, lookups, growth.
 
 The floor of a request is a bare ZeroMQ echo, without protocol, state or checks. The hub and the echo run in processes
 of their own; every ratio is taken in turn.
@@ -16,14 +16,13 @@ from typing import Any
 import numpy as np
 import zmq
 
-from benchmarks.memory import own_bytes
 from benchmarks.report import Row, finish, parser, row
 from benchmarks.stored import random_tokens, store
 from benchmarks.timing import in_turn, progress, ratios, seconds
 from blendhub import PluginHost, Span
 from blendhub.client import wire
 from blendhub.client.hub_client import HubClient
-from blendhub.contracts import Envelope, Segment
+from blendhub.contracts import Envelope
 from blendhub.core.layout import DEFAULT_MATCHERS, KVLayout, Namespace
 from blendhub.hub.config import HubConfig
 from blendhub.hub.embedded import HubInProcess
@@ -39,11 +38,10 @@ def main() -> None:
     options = parser(__doc__ or "").parse_args()
     scale = 20 if options.quick else 1
     rows: list[Row] = []
-    with tempfile.TemporaryDirectory() as folder, _hub(1000) as (_, client), _echo(Path(folder, "echo")) as echo:
+    with tempfile.TemporaryDirectory() as folder, _hub(1000) as client, _echo(Path(folder, "echo")) as echo:
         rows += round_trips(client, echo, blocks=40 // scale)
         rows += lookups(client, echo, repeats=200 // scale)
     rows += growth(10_000 // scale, MAX_SLOTS_OF_AN_ARENA // (10 * scale if options.quick else 1))
-    rows += planning(repeats=400 // scale)
     finish("hub", rows, "numpy pyzmq msgspec blendhub-transports", options.json)
 
 
@@ -82,39 +80,22 @@ def growth(few: int, many: int) -> Iterator[Row]:
     jobs: dict[str, Callable[[], object]] = {}
     with contextlib.ExitStack() as stack:
         for name, n_chunks in (("few", few), ("many", many)):
-            pid, client = stack.enter_context(_hub(n_chunks))
-            before = own_bytes(pid)
+            client = stack.enter_context(_hub(n_chunks))
             for run in progress(range(n_chunks * LAYOUT.chunk_tokens // 2048), f"{n_chunks:,} chunks"):
                 store(client, random_tokens(run))
-            grown = own_bytes(pid) - before
             jobs[name] = partial(_look_up, client, prompt)
         taken = in_turn(jobs, 50, warm_up=10)
     what = f"time of a 32,768-token lookup with {many:,} chunks stored, relative to {few:,}"
     yield row("scale_lookup", what, "x", ratios(taken["many"], taken["few"]), 1.3, "lower")
-    what = f"memory a chunk of {LAYOUT.chunk_tokens} tokens, all told, without its KV"
-    yield row("bytes_per_chunk", what, "bytes", [grown / many], better="lower")
-
-
-def planning(repeats: int) -> Iterator[Row]:
-    """What the Python of a device costs a chunk that is loaded, before the bus copies it: that of a model with 32
-    layers of 8 heads, in blocks of 16 tokens, staged as the CUDA device does."""
-    from blendhub.devices import BatchPlanner  # needs torch
-
-    layout = KVLayout(layers=32, kv_heads=8, key_dim=128, value_dim=128, dtype="bfloat16")
-    planner, blocks = BatchPlanner(layout, 16, 48 * 2**20), np.arange(256)
-    chunks = [Segment(Span(at, at + 256), at // 256 * layout.shard_bytes, 0, at + 1000) for at in range(0, 4096, 256)]
-    taken = in_turn({"plan": lambda: list(planner.batches(chunks, blocks))}, repeats, warm_up=10)
-    what = "planning the load of a chunk of 256 tokens, one of 16"
-    yield row("plan_us_per_chunk", what, "us", [1e6 * s / len(chunks) for s in taken["plan"]], better="lower")
 
 
 @contextlib.contextmanager
-def _hub(n_chunks: int) -> Iterator[tuple[int | None, HubClient]]:
-    """The process of a hub with room for so many chunks, and a client of it."""
+def _hub(n_chunks: int) -> Iterator[HubClient]:
+    """The client of a hub with room for so many chunks, in a process of its own."""
     config = HubConfig(arena_gib=1.1 * n_chunks * NAMESPACE.slot_bytes / 2**30, metrics="")
     with HubInProcess(config) as hub, hub.connect() as client:
         client.register("benchmark", NAMESPACE, rank=0)
-        yield hub.pid, client
+        yield client
 
 
 @contextlib.contextmanager

@@ -4,15 +4,16 @@ import argparse
 import os
 import platform
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, TypeVar
 
 import msgspec
 
 from blendhub.outcome.agreement import wilson
 
+T = TypeVar("T")
 Better: TypeAlias = Literal["higher", "lower"]
 
 
@@ -86,6 +87,16 @@ def finish(benchmark: str, rows: Sequence[Row], packages: str, json: Path | None
     print(benchmark)
     for line in lines:
         print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+
+
+def written(outcomes: Iterable[T], file: Path) -> Iterator[T]:
+    """The outcomes, each written to a file at once: a run takes long, and may end before its report."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with file.open("wb") as lines:
+        for outcome in outcomes:
+            lines.write(msgspec.json.encode(outcome) + b"\n")
+            lines.flush()
+            yield outcome
 
 
 def _cells(row: Row) -> tuple[str, ...]:

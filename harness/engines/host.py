@@ -10,6 +10,7 @@ import os
 import sys
 import time
 import traceback
+import zlib
 from collections import Counter
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -172,9 +173,7 @@ class Host:
 
     def load_in_place(self, lora: str) -> None:
         """Have vLLM read an adapter anew, as its server does where ``load_inplace`` is asked."""
-        from harness.engines.adapters import lora_request
-
-        self._engine.add_lora(lora_request(lora, load_inplace=True))
+        self._engine.add_lora(_lora_request(lora, load_inplace=True))
 
     def preemptions(self) -> int:
         return self._preempted
@@ -198,8 +197,6 @@ class Host:
     def _add(self, prompt: list[int], asked: dict[str, Any], tokens: int) -> str:
         from vllm import SamplingParams
 
-        from harness.engines.adapters import lora_request
-
         self._number += 1
         asked = dict(asked)
         salt, lora, stop = (asked.pop(name, None) for name in ("cache_salt", "lora", "stop_token_ids"))
@@ -211,7 +208,7 @@ class Host:
         usual = {"temperature": 0, "ignore_eos": True, "stop_token_ids": stop, "logprobs": logprobs}
         sampling = SamplingParams(**(usual | more), max_tokens=tokens, extra_args=extra or None)
         request: Any = {"prompt_token_ids": prompt} | ({"cache_salt": salt} if salt else {})
-        adapter = lora_request(lora) if lora else None
+        adapter = _lora_request(lora) if lora else None
         self._engine.add_request(f"request-{self._number}-", request, sampling, lora_request=adapter)
         return f"request-{self._number}-"
 
@@ -281,6 +278,14 @@ class Host:
             "ended_s": ended_s,
             "cached": output.num_cached_tokens,
         }
+
+
+def _lora_request(lora: str | tuple[str, str], *, load_inplace: bool = False) -> Any:
+    """A LoRA request, by the adapter's directory, which is its name, too, or by both: name and directory."""
+    from vllm.lora.request import LoRARequest
+
+    name, path = (lora, lora) if isinstance(lora, str) else lora
+    return LoRARequest(name, zlib.crc32(f"{name}\0{path}".encode()) % 10_000 + 1, path, load_inplace=load_inplace)
 
 
 def _own_time() -> float:

@@ -17,9 +17,9 @@ from pathlib import Path
 
 import pytest
 
-from harness.namespaces import skip_unless_permitted
 from tests.deploy.deployment import ROOT, entrypoint, of_kubernetes, variables_of
 from tests.hub.processes import python_of, until
+from tests.namespaces import skip_unless_permitted
 
 pytestmark = pytest.mark.slow
 

@@ -9,7 +9,6 @@ import pytest
 from blendhub import PluginHost
 from blendhub.system.served_vllm import FOR_CPUS, FOR_GPUS
 from blendhub.vllm.transfer_config import check_transfer_config
-from harness.servers.prometheus import needs_prometheus, promtool
 from tests.deploy.deployment import (
     COMPOSE,
     CONTAINERFILE,
@@ -20,6 +19,7 @@ from tests.deploy.deployment import (
     of_kubernetes,
     resources,
 )
+from tests.prometheus import needs_prometheus, promtool
 
 NO_SCHEMAS = "the schemas are not installed; `make setup` installs them"
 COMPOSE_SCHEMA = ROOT / "build" / "packages" / "compose" / "config" / "compose_spec.json"

@@ -17,12 +17,12 @@ from blendhub.hub.embedded import HubInThread
 from harness.engines import Server
 from harness.engines.engine import transfer_config
 from harness.engines.tiny_model import make_tiny_model
-from harness.servers.prometheus import Prometheus, needs_prometheus, promtool
 from harness.servers.redis_server import RedisServer, needs_redis
 from harness.waiting import free_port
 from tests.deploy.deployment import ROOT
 from tests.metric_names import OF_HUB
 from tests.metric_names_of_vllm import OF_ENGINE
+from tests.prometheus import Prometheus, needs_prometheus, promtool
 from tests.vllm.conftest import Texts
 
 ALERTS = ROOT / "deploy" / "prometheus" / "alerts.yaml"

@@ -18,9 +18,9 @@ from blendhub.hub.embedded import embedded_hub
 from blendhub.hub.memory import arena as arena_module
 from blendhub.hub.memory.arena import Arena
 from blendhub.hub.memory.segments import Mount, remove_leftovers
-from harness.namespaces import skip_unless_permitted
 from tests.hub.hub_direct import LAYOUT, namespace, tokens
 from tests.hub.processes import IN_A_CONTAINER, IN_A_PLACE, check, python_of, run_python, store, until
+from tests.namespaces import skip_unless_permitted
 
 GIB = 2**30
 

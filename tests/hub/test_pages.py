@@ -21,10 +21,10 @@ from blendhub.outcome.agreement import wilson
 from blendhub.outcome.fates import Fate, count
 from blendhub.outcome.reasons import NotReused, Why
 from blendhub.outcome.report import MAX_OUTCOMES, MAX_SPANS, ReusedSpans
-from harness.servers.prometheus import needs_prometheus, promtool
 from tests.hub.hub_direct import CHUNK, DirectHub, tokens
 from tests.metric_names import OF_HUB
 from tests.outcomes import audited, outcome
+from tests.prometheus import needs_prometheus, promtool
 
 SALT = Variant(cache_salt="s")
 SPANS = {"exact": [Span(16, 32)], "moved": [Span(40, 90)], "recomputed": [Span(50, 60)], "holes": [Span(32, 40)]}

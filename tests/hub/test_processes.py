@@ -17,9 +17,9 @@ from blendhub.core.errors import BlendHubError, HubError
 from blendhub.core.plugin_choice import PluginChoice
 from blendhub.hub.config import HubConfig, Listen
 from blendhub.hub.embedded import embedded_hub
-from harness.namespaces import skip_unless_permitted
 from tests.hub.hub_direct import namespace, tokens
 from tests.hub.processes import IN_A_CONTAINER, HubProcess, check, python_of, run_python, store, until
+from tests.namespaces import skip_unless_permitted
 
 pytestmark = pytest.mark.slow
 TEMPLATE = Path("examples/plugin-template")

@@ -19,6 +19,8 @@ from harness.engines import Engine
 
 COUNTS: Counter[str] = Counter()
 """The counts that functions of this module keep in an engine's process."""
+GAIN = 250.0
+"""vLLM draws dummy weights between -1e-3 and 1e-3."""
 KEPT: dict[str, Any] = {}
 """What functions have replaced in an engine's process, by name."""
 
@@ -62,10 +64,23 @@ def count_drafts() -> None:
 
 
 def draw_wide_weights(by_device: str = "") -> None:
-    """Dummy weights are large; ``by_device``: and chosen tokens attend by the device."""
-    from harness.engines.wide_weights import widen
+    """Have vLLM draw large dummy weights, and norms of 1; ``by_device``: and chosen tokens attend by the device.
 
-    widen()
+    With vLLM's own dummy weights, answers hardly depend on what tokens attend to.
+    """
+    from vllm.model_executor.model_loader.dummy_loader import DummyModelLoader
+
+    load = DummyModelLoader.load_weights
+
+    def load_wide(self: Any, model: Any, *others: Any) -> None:
+        load(self, model, *others)
+        for name, weights in model.named_parameters():
+            if "norm" in name:
+                weights.data.fill_(1.0)
+            elif weights.is_floating_point():
+                weights.data.mul_(GAIN)
+
+    DummyModelLoader.load_weights = load_wide  # type: ignore[assignment]
     if by_device:
         attend_on_device()
 
@@ -241,9 +256,7 @@ def ranks(place: str = "", wide: str = "") -> None:
 
     executor: Any = importlib.import_module("vllm.v1.executor.multiproc_executor")
     if wide:
-        from harness.engines.wide_weights import widen
-
-        widen()
+        draw_wide_weights()
     if place:
         _obey_orders(Path(place))
     start_worker = executor.WorkerProc.worker_main

@@ -8,8 +8,8 @@ states shows. Where the head's KV is missing or of other text, its proposals are
 from pathlib import Path
 from typing import Any
 
-from harness.engines.shapes import LLAMA
 from harness.engines.tiny_model import make_config
+from tests.vllm.shapes import LLAMA
 
 SHAPE: dict[str, Any] = LLAMA | {"num_hidden_layers": 2, "rope_scaling": None, "tie_word_embeddings": False}
 HIDDEN_SHARE = 0.02

@@ -19,8 +19,8 @@ from blendhub.core.spans import Span
 from blendhub.vllm.model.attention_metadata import SPANS, TABLE_BYTES, AttentionMetadata, OwnGroup
 from blendhub.vllm.model.recompute_set import RecomputeSet, RequestTokens
 from blendhub.vllm.model.upstream import Upstream
-from harness.engines.shapes import DEEPSEEK
 from tests.stand_in import StandIn
+from tests.vllm.shapes import DEEPSEEK
 
 BLOCK_SIZE = 32
 

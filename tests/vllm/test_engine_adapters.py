@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from harness.engines import Engine, largest_difference
-from harness.engines.adapters import make_adapter
+from tests.vllm.adapters import make_adapter
 from tests.vllm.conftest import ROUNDING, SETTINGS, reused
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from harness.engines import ONE_THREAD, Answer, Engine, disagreement, largest_difference
-from harness.engines.shapes import LLAMA
 from tests.vllm.arrangements import arrange, count_drafts, counted, inside
 from tests.vllm.conftest import ROUNDING, SETTINGS, TOLERANCE, store
 from tests.vllm.drafters import make_model_and_head
+from tests.vllm.shapes import LLAMA
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -7,8 +7,8 @@ import pytest
 from harness.engines import Engine, disagreement, largest_difference
 from harness.engines.engine import transfer_config
 from harness.engines.tiny_model import make_tiny_model
-from harness.namespaces import skip_unless_permitted
 from tests.hub.processes import IN_A_PLACE, HubProcess
+from tests.namespaces import skip_unless_permitted
 from tests.vllm.conftest import ROUNDING, SETTINGS, TOLERANCE, reused, store
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

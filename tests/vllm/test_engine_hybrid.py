@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from harness.engines import ONE_THREAD, Engine, disagreement
-from harness.engines.shapes import GEMMA3, GPT_OSS, LLAMA4
+from harness.engines.shapes import GPT_OSS
 from harness.engines.tiny_model import SHAPE
 from tests.vllm.arrangements import (
     arrange,
@@ -18,6 +18,7 @@ from tests.vllm.arrangements import (
     prefer_neighbours,
 )
 from tests.vllm.conftest import PROBING, SETTINGS, TOLERANCE, capacity, drawn, store
+from tests.vllm.shapes import GEMMA3, LLAMA4
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -7,6 +7,7 @@ import pytest
 from harness.engines import Engine, disagreement
 from harness.engines.shapes import GPT_OSS
 from harness.engines.tiny_model import SHAPE
+from tests.vllm.arrangements import arrange, draw_wide_weights
 from tests.vllm.conftest import SETTINGS, TOLERANCE, capacity, drawn, store
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -39,7 +40,7 @@ def arranged(request, tmp_path_factory):
     common: dict[str, Any] = {"load_format": "dummy", "seed": 7, "disable_hybrid_kv_cache_manager": False}
 
     def start(**options):
-        return Engine(path, arrange=["harness.engines.wide_weights:widen"], **common, **options)
+        return Engine(path, arrange=arrange(draw_wide_weights), **common, **options)
 
     with start() as plain:
         yield start, plain

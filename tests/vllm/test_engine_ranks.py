@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from harness.engines import Engine, disagreement
-from harness.engines.shapes import DEEPSEEK, GPT_OSS, QWEN3
+from harness.engines.shapes import GPT_OSS
 from tests.vllm.arrangements import arrange, ranks
 from tests.vllm.conftest import ATTENDED, NO_AMX, SETTINGS, TOLERANCE, drawn, store
+from tests.vllm.shapes import DEEPSEEK, QWEN3
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

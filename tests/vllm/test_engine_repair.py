@@ -3,7 +3,7 @@
 import pytest
 
 from harness.engines import Engine, disagreement, largest_difference
-from harness.engines.adapters import make_adapter
+from tests.vllm.adapters import make_adapter
 from tests.vllm.arrangements import fail_repairs, inside, unfinished_repairs
 from tests.vllm.conftest import ROUNDING, SETTINGS, TOLERANCE, store
 

@@ -3,7 +3,7 @@
 import pytest
 
 from harness.engines import Engine, disagreement, largest_difference
-from harness.engines.adapters import make_adapter
+from tests.vllm.adapters import make_adapter
 from tests.vllm.conftest import PROBING, ROUNDING, SETTINGS, TOLERANCE, store
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

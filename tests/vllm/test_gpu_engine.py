@@ -21,7 +21,7 @@ def test_every_row_is_measured_or_says_why_not(monkeypatch):
     once = {id: check for id, check in gpu_engine.CHECKS.items() if not id.endswith(tuple("2345"))}
     monkeypatch.setattr(gpu_engine, "CHECKS", once)
     rows = {row.id: row for row in gpu_engine.rows(start, (1024, 2048), TIMED)}
-    assert {*gpu_engine.CHECKS, "ttft_full_2k", "ttft_moved_1k", "decode_beside_saves"} < set(rows)
+    assert {*gpu_engine.CHECKS, "ttft_full_2k", "ttft_moved_1k"} < set(rows)
     assert all(row.value is not None for id, row in rows.items() if id not in gpu_engine.CHECKS), rows
     assert rows["saves_failed"].ok
     mixture = rows["proofs_moe_bf16"]

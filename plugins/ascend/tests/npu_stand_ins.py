@@ -20,8 +20,8 @@ from blendhub_ascend.runtime import AscendRuntime
 from blendhub.framework.hookspecs import available_everywhere
 from blendhub.testing.devices.base import DeviceTests
 from blendhub.testing.devices.deferred import DeferredRuntime
-from harness.device_host import host_of_device
 from plugins.ascend.tests import strict_ops
+from tests.device_host import host_of_device
 
 HAS_NPU = False
 if find_spec("torch_npu"):

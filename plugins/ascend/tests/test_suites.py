@@ -9,8 +9,8 @@ from blendhub.testing.devices.copying import CopyingTests
 from blendhub.testing.devices.lifecycle import LifecycleTests
 from blendhub.testing.devices.racing import RaceSuite
 from blendhub.testing.devices.streams import StreamSuite
-from harness.device_host import host_of_device
 from plugins.ascend.tests.npu_stand_ins import A2, A5, HAS_NPU, NEEDS_STAND_INS, Wide, host_on, installed, npu_runtime
+from tests.device_host import host_of_device
 
 NEEDS_NPU = pytest.mark.skipif(not HAS_NPU, reason="torch finds no NPU here; `make npu-check` on a machine with one")
 HOST = host_of_device(blendhub_ascend)

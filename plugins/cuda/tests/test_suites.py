@@ -10,7 +10,7 @@ from blendhub.testing.devices import DeviceSuite
 from blendhub.testing.devices.deferred import DeferredRuntime
 from blendhub.testing.devices.racing import RaceSuite
 from blendhub.testing.devices.streams import StreamSuite
-from harness.device_host import host_of_device
+from tests.device_host import host_of_device
 
 HAS_GPU = torch.cuda.is_available()
 SMALL_STAGING = 0.06

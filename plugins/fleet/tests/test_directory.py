@@ -15,8 +15,8 @@ import pytest
 
 from blendhub.core.errors import StoreAway, StoreFailed
 from blendhub.testing.shared_stores.base import Join, chunk, content, key, run
-from harness.servers import mount
 from harness.servers.redis_server import RedisServer, needs_redis
+from plugins.fleet.tests import mount
 
 pytestmark = [needs_redis, pytest.mark.timeout(60)]
 

@@ -1,17 +1,12 @@
-"""LoRA adapters of the tiny model, and how vLLM is asked for them."""
+"""LoRA adapters of the tiny model."""
 
 import json
-import zlib
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from safetensors.torch import save_file
 
 from harness.engines.tiny_model import SHAPE
-
-if TYPE_CHECKING:
-    from vllm.lora.request import LoRARequest
 
 
 def make_adapter(path: Path, seed: int) -> Path:
@@ -28,11 +23,3 @@ def make_adapter(path: Path, seed: int) -> Path:
     about = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": 8, "lora_alpha": 8, "bias": "none"}
     (path / "adapter_config.json").write_text(json.dumps(about | {"target_modules": ["q_proj"]}))
     return path
-
-
-def lora_request(lora: str | tuple[str, str], *, load_inplace: bool = False) -> "LoRARequest":
-    """A LoRA request, by the adapter's directory, which is its name, too, or by both: name and directory."""
-    from vllm.lora.request import LoRARequest
-
-    name, path = (lora, lora) if isinstance(lora, str) else lora
-    return LoRARequest(name, zlib.crc32(f"{name}\0{path}".encode()) % 10_000 + 1, path, load_inplace=load_inplace)
