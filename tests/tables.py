@@ -118,7 +118,7 @@ def tables() -> dict[tuple[str, str], Rows]:
         ("reports.md", "| reason | why it was computed | what to change |"): rows_of_reasons,
         ("testing.md", "### What differs of vLLM's"): partial(rows_of_differences, "vllm"),
         ("testing.md", "### What differs of LMCache's"): partial(rows_of_differences, "lmcache"),
-        ("api.md", "# What a plugin may import"): rows_of_modules,
+        ("plugins.md", "## What a plugin may import"): rows_of_modules,
         ("watch.md", "## The hub's metrics"): lambda _: [
             f"| `blendhub_{name}` | {about} |" for name, about in OF_HUB.items()
         ],
