@@ -46,12 +46,25 @@ def rows_of_options(struct: type[msgspec.Struct], _: list[str]) -> list[str]:
     for option in describe_options(struct):
         if option["name"] in shared:
             continue
-        bounds = "".join(f", {name} {limit}" for name, limit in option["bounds"].items() if name != "enum")
         default = defaults[option["name"]]
         shown = "none" if default in (None, msgspec.NODEFAULT) else f"`{json.dumps(as_written(default))}`"
-        kind = option["type"].removesuffix(" or null").replace("any", "object") + bounds.replace("|", r"\|")
+        kind = option["type"].removesuffix(" or null").replace("any", "object") + in_words(option["bounds"])
         rows.append(f"| `{option['name']}` | {kind} | {shown} | {option['description']} |")
     return rows
+
+
+def in_words(bounds: dict[str, Any]) -> str:
+    """The bounds of an option that a reader needs."""
+    words = {
+        "exclusiveMinimum": "above",
+        "minimum": "from",
+        "minItems": "entries from",
+        "maximum": "to",
+        "maxItems": "to",
+    }
+    said = " ".join(f"{word} {bounds[name]}" for name, word in words.items() if name in bounds)
+    pattern = bounds.get("pattern", "").replace("|", r"\|")
+    return "".join(f", {part}" for part in (said, f"pattern `{pattern}`" if pattern else "") if part)
 
 
 def as_written(value: object) -> object:
