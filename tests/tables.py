@@ -5,7 +5,6 @@ What a field means, and what to do about a reason, is written in the table itsel
 
 import json
 import re
-import tomllib
 from collections.abc import Callable, Iterable
 from functools import partial
 from importlib import import_module
@@ -87,11 +86,6 @@ def rows_of_fields(struct: type[msgspec.Struct], rows: list[str]) -> list[str]:
     return _with_meanings(needed.items(), rows)
 
 
-def rows_of_differences(project: str, _: list[str]) -> list[str]:
-    listed = tomllib.loads((DOCS.parent / "tests/peers/differences.toml").read_text(encoding="utf-8"))[project]
-    return [f"| {entry['why']} | {len(entry['tests'])} |" for entry in listed]
-
-
 def rows_of_reasons(rows: list[str]) -> list[str]:
     remedies = {row.split("`")[1]: row.rsplit(" | ", 1)[1] for row in rows}
     return [f"| `{why}` | {why.message} | {remedies.get(why, 'to be written |')}" for why in Why]
@@ -129,8 +123,6 @@ def tables() -> dict[tuple[str, str], Rows]:
             f"| `{LETTERS[fate]}` | {fate.label} | {WHY[fate]} |" for fate in Fate
         ],
         ("reports.md", "| reason | why it was computed | what to change |"): rows_of_reasons,
-        ("testing.md", "### What differs of vLLM's"): partial(rows_of_differences, "vllm"),
-        ("testing.md", "### What differs of LMCache's"): partial(rows_of_differences, "lmcache"),
         ("plugins.md", "## What a plugin may import"): rows_of_modules,
         ("watch.md", "## The hub's metrics"): lambda _: [
             f"| `blendhub_{name}` | {about} |" for name, about in OF_HUB.items()
