@@ -26,7 +26,7 @@ from blendhub.outcome.fates import LETTERS, WHY, Fate
 from blendhub.outcome.reasons import Why
 from blendhub.vllm.settings import RequestSettings, ReusePolicy, Settings
 from tests.metric_names import OF_HUB
-from tests.public_api import PUBLIC, names_in
+from tests.public_api import PUBLIC
 
 DOCS = Path(__file__).parent.parent / "docs"
 STRUCTS: list[type[msgspec.Struct]] = [
@@ -95,10 +95,7 @@ def rows_of_modules(rows: list[str]) -> list[str]:
     if not find_spec("torch"):  # which devices need
         return rows
     first_lines = {module: (import_module(module).__doc__ or "").partition("\n")[0].rstrip(".") for module in PUBLIC}
-    return [
-        f"| `{module}` | {line} | {', '.join(f'`{name}`' for name in names_in(module))} |"
-        for module, line in first_lines.items()
-    ]
+    return [f"| `{module}` | {line} |" for module, line in first_lines.items()]
 
 
 def _with_meanings(facts: Iterable[tuple[str, Any]], rows: list[str]) -> list[str]:
