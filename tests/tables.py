@@ -5,7 +5,6 @@ What a field means, and what to do about a reason, is written in the table itsel
 
 import json
 import re
-import tomllib
 from collections.abc import Callable, Iterable
 from functools import partial
 from importlib import import_module
@@ -27,7 +26,7 @@ from blendhub.outcome.fates import LETTERS, WHY, Fate
 from blendhub.outcome.reasons import Why
 from blendhub.vllm.settings import RequestSettings, ReusePolicy, Settings
 from tests.metric_names import OF_HUB
-from tests.public_api import PUBLIC, names_in
+from tests.public_api import PUBLIC
 
 DOCS = Path(__file__).parent.parent / "docs"
 STRUCTS: list[type[msgspec.Struct]] = [
@@ -46,12 +45,25 @@ def rows_of_options(struct: type[msgspec.Struct], _: list[str]) -> list[str]:
     for option in describe_options(struct):
         if option["name"] in shared:
             continue
-        bounds = "".join(f", {name} {limit}" for name, limit in option["bounds"].items() if name != "enum")
         default = defaults[option["name"]]
         shown = "none" if default in (None, msgspec.NODEFAULT) else f"`{json.dumps(as_written(default))}`"
-        kind = option["type"].removesuffix(" or null").replace("any", "object") + bounds.replace("|", r"\|")
+        kind = option["type"].removesuffix(" or null").replace("any", "object") + in_words(option["bounds"])
         rows.append(f"| `{option['name']}` | {kind} | {shown} | {option['description']} |")
     return rows
+
+
+def in_words(bounds: dict[str, Any]) -> str:
+    """The bounds of an option that a reader needs."""
+    words = {
+        "exclusiveMinimum": "above",
+        "minimum": "from",
+        "minItems": "entries from",
+        "maximum": "to",
+        "maxItems": "to",
+    }
+    said = " ".join(f"{word} {bounds[name]}" for name, word in words.items() if name in bounds)
+    pattern = bounds.get("pattern", "").replace("|", r"\|")
+    return "".join(f", {part}" for part in (said, f"pattern `{pattern}`" if pattern else "") if part)
 
 
 def as_written(value: object) -> object:
@@ -74,11 +86,6 @@ def rows_of_fields(struct: type[msgspec.Struct], rows: list[str]) -> list[str]:
     return _with_meanings(needed.items(), rows)
 
 
-def rows_of_differences(project: str, _: list[str]) -> list[str]:
-    listed = tomllib.loads((DOCS.parent / "tests/peers/differences.toml").read_text(encoding="utf-8"))[project]
-    return [f"| {entry['why']} | {len(entry['tests'])} |" for entry in listed]
-
-
 def rows_of_reasons(rows: list[str]) -> list[str]:
     remedies = {row.split("`")[1]: row.rsplit(" | ", 1)[1] for row in rows}
     return [f"| `{why}` | {why.message} | {remedies.get(why, 'to be written |')}" for why in Why]
@@ -88,10 +95,7 @@ def rows_of_modules(rows: list[str]) -> list[str]:
     if not find_spec("torch"):  # which devices need
         return rows
     first_lines = {module: (import_module(module).__doc__ or "").partition("\n")[0].rstrip(".") for module in PUBLIC}
-    return [
-        f"| `{module}` | {line} | {', '.join(f'`{name}`' for name in names_in(module))} |"
-        for module, line in first_lines.items()
-    ]
+    return [f"| `{module}` | {line} |" for module, line in first_lines.items()]
 
 
 def _with_meanings(facts: Iterable[tuple[str, Any]], rows: list[str]) -> list[str]:
@@ -116,9 +120,7 @@ def tables() -> dict[tuple[str, str], Rows]:
             f"| `{LETTERS[fate]}` | {fate.label} | {WHY[fate]} |" for fate in Fate
         ],
         ("reports.md", "| reason | why it was computed | what to change |"): rows_of_reasons,
-        ("testing.md", "### What differs of vLLM's"): partial(rows_of_differences, "vllm"),
-        ("testing.md", "### What differs of LMCache's"): partial(rows_of_differences, "lmcache"),
-        ("api.md", "# What a plugin may import"): rows_of_modules,
+        ("plugins.md", "## What a plugin may import"): rows_of_modules,
         ("watch.md", "## The hub's metrics"): lambda _: [
             f"| `blendhub_{name}` | {about} |" for name, about in OF_HUB.items()
         ],

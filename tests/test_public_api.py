@@ -1,4 +1,4 @@
-"""What plugins import of BlendHub is what docs/api.md lists."""
+"""What plugins import of BlendHub is what docs/plugins.md says that they may."""
 
 import ast
 from collections.abc import Iterator

