@@ -13,8 +13,10 @@ from pathlib import Path
 import blendhub_ascend
 
 from benchmarks.hardware_check import check, engine_of_the_checkout, rows
+from benchmarks.holes.presets import PUBLISHED
 from benchmarks.report import Row, version_of
 
+BEYOND = "to repeat what others published of an NPU, see docs/ascend.md: python -m benchmarks.holes --preset NAME, of"
 PACKAGES = ("torch", "torch_npu", "vllm", "vllm-ascend", "triton-ascend")
 
 
@@ -37,5 +39,8 @@ def engine() -> Iterator[Row]:
 
 if __name__ == "__main__":
     (plugin,) = blendhub_ascend.blendhub_devices()
-    measured = ["benchmarks.device", "--on", "npu"]
-    sys.exit(check("npu", plugin, machine, tests_in="plugins/ascend", benchmark=measured, engine=engine))
+    code = check(
+        "npu", plugin, machine, tests_in="plugins/ascend", benchmark=["benchmarks.device", "--on", "npu"], engine=engine
+    )
+    print(f"{BEYOND}: {', '.join(PUBLISHED)}")
+    sys.exit(code)

