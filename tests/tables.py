@@ -31,7 +31,7 @@ from tests.public_api import PUBLIC
 DOCS = Path(__file__).parent.parent / "docs"
 STRUCTS: list[type[msgspec.Struct]] = [
     *(hookspecs.PluginSpec, hookspecs.Unavailable, hookspecs.EngineInfo),
-    *(report.Outcome, report.ReusedSpans, report.AuditOutcome, report.RepairOutcome),
+    *(report.Outcome, report.ReusedSpans, report.AuditOutcome, report.RepairOutcome, report.DoubtOutcome),
 ]
 
 Rows = Callable[[list[str]], list[str]]

@@ -90,7 +90,7 @@ def test_every_field_of_the_report_is_documented():
     from blendhub.core.layout import Variant
     from blendhub.core.provenance import Provenance
     from blendhub.core.spans import Span
-    from blendhub.outcome.report import AuditOutcome, RepairOutcome
+    from blendhub.outcome.report import AuditOutcome, DoubtOutcome, RepairOutcome
     from blendhub.vllm.decision import Refusal
     from blendhub.vllm.scheduler.outcomes import outcome_of
     from blendhub.vllm.scheduler.request.served_request import ServedRequest
@@ -101,11 +101,12 @@ def test_every_field_of_the_report_is_documented():
     served.reuse.refuse(Refusal(Why.OFF, "mode is off"))
     served.kv.came(Span(0, 1), Provenance("blended"))
     served.repair.audit, served.repair.outcome = AuditOutcome(agrees=True, kl=0.0), RepairOutcome(9, 1)
+    served.repair.doubt = DoubtOutcome()
     report = outcome_of(served).response(explains=False)
     documented = [row.split("`")[1] for row in table_under("## The report in the response", "reports.md")]
     assert documented == list(report)
     (example,) = (one for one in json_examples(read(DOCS / "reports.md")) if "blendhub" in one)
-    assert list(example["blendhub"]) == [name for name in report if name not in ("reason", "audit", "repair")]
+    assert list(example["blendhub"]) == [name for name in report if name not in ("reason", "audit", "repair", "doubt")]
 
 
 def json_examples(text: str) -> list[dict]:
