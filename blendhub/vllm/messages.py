@@ -125,6 +125,8 @@ class DoubtJob(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens: int
     compares: bool
     """Whether nothing but the model decides about the answer's tokens, which are compared with what it predicts."""
+    is_audited: bool
+    """Whether the prediction behind the prompt is kept, to be compared with the one from exact KV."""
 
 
 class SaveJob(msgspec.Struct, frozen=True):

@@ -9,8 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blendhub import Span
+from blendhub.outcome.report import AuditOutcome
 from blendhub.vllm.messages import DoubtJob
 from blendhub.vllm.model.sampling import Sampling
+from blendhub.vllm.worker.audit import compared
 from blendhub.vllm.worker.doubts import Doubts, Watch
 from blendhub.vllm.worker.repairs import Repair, Repairs
 from tests.vllm.blending import context_of
@@ -94,7 +96,9 @@ class Worker:
         self.watches: list[Watch] = []
         self.repairs: list[Repair] = []
 
-    def watch(self, number: int, *, margin: float = MARGIN, seconds: float = 0.0, compares: bool = True) -> None:
+    def watch(
+        self, number: int, *, margin: float = MARGIN, seconds: float = 0.0, compares: bool = True, answered: int = 3
+    ) -> None:
         """Look at the last token, of which this worker hears in two jobs."""
         tokens, n_known = self.tokens[number], len(self.tokens[number]) - 1
         middle = (self.exact + n_known) // 2
@@ -102,12 +106,12 @@ class Worker:
         def job(span: Span, known: Any, blocks: Any, is_first: bool) -> DoubtJob:
             return DoubtJob(
                 request=str(number), margin=margin, span=span, tokens=known, blocks=(blocks,), is_first=is_first,
-                seconds=seconds, prompt_tokens=n_known - 2, compares=compares,
+                seconds=seconds, prompt_tokens=n_known + 1 - answered, compares=compares, is_audited=True,
             )  # fmt: skip
 
         first = job(Span(self.exact, middle + 1), tokens[self.exact : middle], self.blocks[number][:1], True)
         second = job(Span(self.exact, n_known + 1), tokens[middle:n_known], self.blocks[number][1:], False)
-        watch, repair = Watch(first), self._repairs.begin(n_known - 2, compares=compares)
+        watch, repair = Watch(first), self._repairs.begin(first.prompt_tokens, compares=compares)
         watch.add(second)
         self.watches.append(watch)
         self.repairs.append(repair)
@@ -176,6 +180,18 @@ def test_what_is_masked_stays_so_and_margins_are_those_of_what_is_sampled():
     exact = predictions(worker.sums[0][-1:])[0]
     assert rows.logits[0].tolist() == [*exact[:2].tolist(), *[-torch.inf] * (VOCABULARY - 2)]
     assert [watch.is_exact for watch in worker.watches] == [True, False] and rows.n_processed == 1
+
+
+def test_an_audit_compares_the_prediction_behind_the_prompt_with_that_from_exact_kv():
+    worker = Worker([20])
+    worker.doubts.begin_step(1, pause_s=1.0)
+    worker.watch(0, answered=0)
+    rows = worker.rows([0.1])
+    blended = rows.logits[0].clone()
+    worker.doubts.look(rows)
+    result = worker.repairs[0].result()
+    expected = compared(blended, predictions(worker.sums[0][-1:])[0]).tolist()
+    assert result and result.audit == AuditOutcome(bool(expected[0]), expected[1])
 
 
 def test_a_request_that_the_step_does_not_sample_or_whose_repair_has_failed_is_left_alone():

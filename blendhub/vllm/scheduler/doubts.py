@@ -65,6 +65,8 @@ class Doubts:
                 seconds=self._seconds(span),
                 prompt_tokens=request.request.num_prompt_tokens,
                 compares=is_plain(request.request.sampling_params),
+                # Behind a mask of structured output, nothing could be compared.
+                is_audited=request.repair.is_audited and not request.request.sampling_params.structured_outputs,
             )
         )
         if progress.sent is None:

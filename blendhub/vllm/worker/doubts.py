@@ -42,7 +42,8 @@ class Watch:
     def add(self, job: DoubtJob) -> None:
         self._tokens.append(job.tokens)
         for known, new in zip(self._blocks, job.blocks, strict=True):
-            known.append(new)
+            if len(new):
+                known.append(new)
 
     def tokens(self, end: int, last: int) -> Tokens:
         """The tokens before ``end``, of which the runner knows the last one; zeros where they are exact."""
@@ -89,6 +90,9 @@ class Doubts:
         if not watched:
             return {}
         rows = sampling.rows([job.request for job, _, _ in watched])
+        for (job, _, repair), row in zip(watched, rows, strict=True):
+            if job.is_audited and row is not None and job.span.end == job.prompt_tokens:
+                repair.blended = sampling.logits[row].clone()
         margins = self._margins(sampling, [row or 0 for row in rows], all(job.compares for job, _, _ in watched))
         doubted = [
             Doubted(job, row, margin, watch, repair)

@@ -41,9 +41,9 @@ class Repair:
         """A span was computed anew. ``tokens``: its own and the next one, if that is known; ``hidden``: its states."""
         self.n_tokens += len(span)
         first = max(span.start, self._last)
-        behind = tokens[first + 1 - span.start :]
+        behind = tokens[first + 1 - span.start :] if self._compares else tokens[:0]
         is_audited = self.blended is not None and first == self._last < span.end
-        n = len(behind) if self._compares else int(is_audited)
+        n = max(len(behind), int(is_audited))
         for at in range(0, n, ROWS):
             begin = first + at
             predicted = self._model.logits(hidden[begin - span.start :][: min(ROWS, n - at)])
@@ -51,9 +51,9 @@ class Repair:
                 continue
             if begin == self._last and self.blended is not None:
                 self.audit = HostCopy(compared(self.blended, predicted[0]))
-            if self._compares:
-                said = self._model.to_device(behind[at : at + ROWS].astype(np.int64))
-                self.same.append((begin - self._last, HostCopy(predicted.argmax(1) == said)))
+            if len(said := behind[at : at + ROWS]):
+                same = predicted[: len(said)].argmax(1) == self._model.to_device(said.astype(np.int64))
+                self.same.append((begin - self._last, HostCopy(same)))
 
     def fail(self, error: Exception) -> None:
         self.error = error
