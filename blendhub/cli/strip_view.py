@@ -21,6 +21,9 @@ def show_outcome(title: str, outcome: Outcome) -> None:
         _show_sources(outcome.sources)
     if computed := not_reused(strip, outcome.unused):
         _show_not_reused(computed)
+    if outcome.ratio is not None:
+        how = ", as the hub has found it" if outcome.found_ratio is not None else ""
+        print(f"ratio: {outcome.ratio:.2f} of the moved text is recomputed{how}")
     if outcome.doubt:
         print(f"doubt: {_about(outcome.doubt)}")
     if outcome.reason:

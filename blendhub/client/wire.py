@@ -241,6 +241,8 @@ class Found(Message, frozen=True):
     """The parts of the prompt that only the store has. They are being fetched, and no match covers them yet."""
     staying: Annotated[tuple[NotReused, ...], Meta(max_length=MAX_MATCHES)] = ()
     """The parts of the prompt that are stored, but may not move here; no match covers them."""
+    ratio: Annotated[float, Meta(ge=0, le=1)] = 0.3
+    """The share of moved text that engines should recompute, as the hub has found it."""
 
     @property
     def on_the_way_tokens(self) -> int:

@@ -16,6 +16,7 @@ from blendhub.hub.handlers.reads import ReadHandlers
 from blendhub.hub.handlers.sessions import SessionHandlers
 from blendhub.hub.handlers.writes import WriteHandlers
 from blendhub.hub.leases.sessions import ProcessWatcher, Session
+from blendhub.hub.ratios import Ratios
 from blendhub.hub.reports import ReportTable
 from blendhub.hub.state import HubState
 from blendhub.hub.stats import collect_stats
@@ -45,6 +46,7 @@ class HubService(Service):
         self.codec = wire.hub_codec()
         self.state = state
         self.counters = Counters(tier.reader.reads if tier else Latencies())
+        self.ratios = Ratios()
         self.reports = ReportTable()
         self._config = config
         self.tier = tier
@@ -53,8 +55,8 @@ class HubService(Service):
         self._watch = ProcessWatcher(state.process_died)
         self._deletion = deletion
         self._sessions = SessionHandlers(state, config.silence_s, clock)
-        reads, writes = ReadHandlers(state, tier, self.counters, clock), WriteHandlers(state, clock)
-        explaining = ExplainHandlers(state, self.counters, self.reports)
+        reads, writes = ReadHandlers(state, tier, self.counters, self.ratios, clock), WriteHandlers(state, clock)
+        explaining = ExplainHandlers(state, self.counters, self.reports, self.ratios)
         self._handlers: dict[type, Handler] = {
             wire.Unregister: self._sessions.unregister,
             wire.Ping: self._sessions.ping,
@@ -105,7 +107,7 @@ class HubService(Service):
         self._watch.close()
 
     def stats(self) -> wire.HubStats:
-        return collect_stats(self.state, self.tier, self.counters, self._clock(), self.follower)
+        return collect_stats(self.state, self.tier, self.counters, self.ratios, self._clock(), self.follower)
 
     async def forget(self, message: wire.Forget, payload: Sequence[Buffer] = ()) -> wire.Reply:
         """Delete what all requests with a cache salt stored."""

@@ -2,6 +2,7 @@
 
 from blendhub.client.wire import HubStats
 from blendhub.hub.counters import Counters
+from blendhub.hub.ratios import Ratios
 from blendhub.hub.state import HubState
 from blendhub.hub.stores.follower import Follower
 from blendhub.hub.stores.store_tier import StoreTier
@@ -10,7 +11,12 @@ STORED = ("variants", "runs", "chunks", "tokens")
 
 
 def collect_stats(
-    state: HubState, tier: StoreTier | None, counters: Counters, now: float, follower: Follower | None = None
+    state: HubState,
+    tier: StoreTier | None,
+    counters: Counters,
+    ratios: Ratios,
+    now: float,
+    follower: Follower | None = None,
 ) -> HubStats:
     sums = state.indexes.sums()
     arena, quarantined = state.cache.arena, state.writes.quarantined.values()
@@ -57,6 +63,7 @@ def collect_stats(
         base: {
             **{name: float(sums[base][name]) if base in sums else 0.0 for name in STORED},
             **counters.audits[base].numbers(),
+            "recompute_ratio": ratios.of(base),
         }
         for base in {**sums, **counters.audits}
     }

@@ -95,6 +95,10 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """None if no KV was approximate, or its repair was not ended."""
     doubt: DoubtOutcome | None = None
     """None if the model was in doubt about no token that followed from approximate KV."""
+    ratio: Annotated[float, Meta(ge=0, le=1)] | None = None
+    """The share of the moved text that was to be recomputed; None if no text was moved."""
+    found_ratio: Annotated[float, Meta(ge=0, le=1)] | None = None
+    """The same, if the hub has found it, and learns from the request: one without a salt, whose client named none."""
     is_sample: bool = False
     """Whether the audit stands for all requests: the engine chose it, no client did."""
     approximate_from: Position | None = None
@@ -116,6 +120,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             "moved_tokens": total(self.spans.moved),
             "recomputed_tokens": total(self.spans.recomputed),
             "hole_tokens": total(self.spans.holes),
+            "ratio": self.ratio,
             "spans": {name: [[span.start, span.end] for span in spans[name]] for name in spans}
             if explains and (self.sources or self.spans.settled)
             else None,

@@ -89,7 +89,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         ),
     ] = "blend"
     recompute_ratio: Annotated[
-        Share, Meta(description="share of the moved text that is recomputed; a request may override it")
+        Share | Literal["auto"],
+        Meta(
+            description="share of the moved text that is recomputed; auto: the hub finds it from what repairs say of "
+            "answers; a request may override it"
+        ),
     ] = 0.3
     donors: Annotated[
         Literal["all", "trusted"],

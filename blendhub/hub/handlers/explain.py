@@ -10,6 +10,7 @@ from blendhub.hub.counters import Counters
 from blendhub.hub.handlers.tokens import read_tokens
 from blendhub.hub.index.finding import Finding, find
 from blendhub.hub.leases.sessions import EngineEntry, Session
+from blendhub.hub.ratios import Ratios
 from blendhub.hub.reports import ReportTable
 from blendhub.hub.state import HubState
 
@@ -19,12 +20,14 @@ class ExplainHandlers:
     state: HubState
     counters: Counters
     reports: ReportTable
+    ratios: Ratios
 
     def reported(self, session: Session, message: wire.Reported, payload: Sequence[Buffer]) -> wire.Reply:
         self.reports.add(session.engine.name, message.outcomes)
         for outcome in message.outcomes:
             if outcome.audit and outcome.is_sample:
                 self.counters.audits[session.engine.base].add(agrees=outcome.audit.agrees)
+            self.ratios.learn(session.engine.base, outcome)
         return wire.Done()
 
     def explain(self, message: wire.Explain, payload: Sequence[Buffer]) -> wire.Reply:

@@ -11,11 +11,10 @@ from blendhub.hub.counters import Counters
 from blendhub.hub.handlers.tokens import read_tokens
 from blendhub.hub.index.finding import Finding, find
 from blendhub.hub.leases.sessions import Session
+from blendhub.hub.ratios import Ratios
 from blendhub.hub.state import HubState
 from blendhub.hub.stores.store_tier import StoreTier
 from blendhub.outcome.fates import fate_of
-
-NOTHING = wire.Found()
 
 
 @dataclass(frozen=True)
@@ -23,6 +22,7 @@ class ReadHandlers:
     state: HubState
     tier: StoreTier | None
     counters: Counters
+    ratios: Ratios
     clock: Callable[[], float]
 
     def look_up(
@@ -31,7 +31,7 @@ class ReadHandlers:
         tokens = read_tokens(payload)
         index = self.state.indexes.find(session.engine.base, message.variant)
         if index is None:
-            return NOTHING
+            return wire.Found(ratio=self.ratios.of(session.engine.base))
         finding = find(index, tokens, message.settled, message.skip_prefix_n_tokens)
         if isinstance(finding, Finding) and not (finding.in_store and message.wait_s):
             return self._found(session, message, finding)
@@ -85,6 +85,7 @@ class ReadHandlers:
             pieces=lease.pieces if lease else (),
             on_the_way=finding.on_the_way,
             staying=tuple(finding.staying[: wire.MAX_MATCHES]),
+            ratio=self.ratios.of(session.engine.base),
         )
 
     def release(self, session: Session, message: wire.Release, payload: Sequence[Buffer]) -> wire.Reply:

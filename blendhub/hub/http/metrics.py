@@ -62,6 +62,7 @@ OF_NAMESPACE: Mapping[str, str] = MappingProxyType(
         "namespace_tokens": "Stored tokens of a model",
         "namespace_recent_audits": "The last audits that engines of a model reported, at most 512",
         "namespace_recent_audit_disagreements": "Those of the last audits whose first tokens differed",
+        "namespace_recompute_ratio": "Share of a model's moved text that is recomputed where recompute_ratio is auto",
     }
 )
 """The gauges with the label ``namespace``, the digest of a model's namespace."""

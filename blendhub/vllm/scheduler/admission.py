@@ -32,6 +32,8 @@ MAX_NAMED = 4096
 """The most names that are remembered; clients choose them where adapters are loaded at run time."""
 
 MAX_NOTED = 32
+FIRST_RATIO = 0.3
+"""The share of moved text that is recomputed until the hub has said which one it has found."""
 NOT_KNOWN = "not known"
 """A placeholder for unknown weights of an adapter; no adapter's weights have this name."""
 
@@ -49,6 +51,15 @@ class Admission:
         self._settings = settings
         self._support = support
         self._noted: set[str] = set()
+        ratio = settings.recompute_ratio
+        self._finds_ratio = ratio == "auto"
+        self.usual_ratio = FIRST_RATIO if ratio == "auto" else ratio
+        """The share of moved text that is recomputed where a request names none."""
+
+    def heard(self, ratio: float) -> None:
+        """Take note of the ratio that the hub has found."""
+        if self._finds_ratio:
+            self.usual_ratio = ratio
 
     def admit(self, request: Request) -> tuple[Terms, Refusal | None]:
         """The request's terms, and why it reads nothing."""
@@ -75,7 +86,8 @@ class Admission:
             variant=variant,
             adapter=adapter,
             mode=mode,
-            ratio=self._settings.recompute_ratio if overrides.recompute_ratio is None else overrides.recompute_ratio,
+            ratio=self.usual_ratio if overrides.recompute_ratio is None else overrides.recompute_ratio,
+            teaches=self._finds_ratio and overrides.recompute_ratio is None and not request.cache_salt,
             stores=self._stores and overrides.store and not _why_unsupported(request),
             donates_from=self._settings.policy.min_donor_context
             if overrides.donate or self._settings.donors == "all"

@@ -54,7 +54,7 @@ class ConnectorScheduler(SchedulerSide):
         arena.look()
         scratch = Scratch(blocks, requests, settings.lookup_timeout_s)
         queue = BlendQueue(max_tokens, requests)
-        self.loads = LoadScheduler(facts, self.client, requests, scratch, queue, self.reports)
+        self.loads = LoadScheduler(facts, self.client, requests, admission, scratch, queue, self.reports)
         self.saves = SaveScheduler(
             self.client, requests, scratch, arena, admission, self.reports, settings.lookup_timeout_s
         )

@@ -53,6 +53,7 @@ class Doubts:
     def watch(self, plan: StepPlan, request: ServedRequest, progress: Progress, span: Span, tables: Tables) -> None:
         """Have the workers look at the token behind this span. ``tables``: the request's blocks."""
         sent = progress.sent or Sent(span.start, [0] * len(tables))
+        sampling = request.request.sampling_params
         plan.pause_s = self.pause_s
         plan.doubts.append(
             DoubtJob(
@@ -64,9 +65,9 @@ class Doubts:
                 is_first=progress.sent is None,
                 seconds=self._seconds(span),
                 prompt_tokens=request.request.num_prompt_tokens,
-                compares=is_plain(request.request.sampling_params),
+                compares=is_plain(sampling),
                 # Behind a mask of structured output, nothing could be compared.
-                is_audited=request.repair.is_audited and not request.request.sampling_params.structured_outputs,
+                is_audited=request.repair.is_audited and bool(sampling and not sampling.structured_outputs),
             )
         )
         if progress.sent is None:

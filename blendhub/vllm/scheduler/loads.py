@@ -14,6 +14,7 @@ from blendhub.core.errors import BlendHubError, DeadlineExceeded
 from blendhub.outcome.reasons import Why
 from blendhub.vllm.decision import Choice, Refusal
 from blendhub.vllm.messages import LoadJob, LoadResult, LoadSource
+from blendhub.vllm.scheduler.admission import Admission
 from blendhub.vllm.scheduler.blend_queue import BlendQueue
 from blendhub.vllm.scheduler.blocks.scratch import Borrowed, Scratch
 from blendhub.vllm.scheduler.blocks.settled_blocks import SettledBlocks
@@ -45,12 +46,14 @@ class LoadScheduler:
         facts: StartupFacts,
         client: HubClient,
         requests: Requests,
+        admission: Admission,
         scratch: Scratch,
         queue: BlendQueue,
         reports: Reports,
     ) -> None:
         self._client = client
         self._requests = requests
+        self._admission = admission
         self._scratch = scratch
         self._queue = queue
         self._reports = reports
@@ -243,7 +246,9 @@ class LoadScheduler:
         if not lookup.done(self.wait_left_s):
             self._client.check_up()
             return False
-        reuse.answered(lookup.result())
+        found = lookup.result()
+        self._admission.heard(found.ratio)
+        reuse.answered(found)
         self._reports.times.add("lookup_seconds", time.monotonic() - lookup.sent_at)
         return True
 
@@ -266,7 +271,7 @@ class LoadScheduler:
         terms = request.terms
         limits = Limits(
             ratio=terms.ratio,
-            usual_ratio=self._settings.recompute_ratio,
+            usual_ratio=self._admission.usual_ratio,
             blends_from=(request.hashes.n_shown if self._shows_hashes else 0) if request.can_blend else None,
             holes=terms.fills_holes,
             min_reused_tokens=self._settings.policy.min_reused_tokens,

@@ -32,6 +32,8 @@ def outcome_of(request: ServedRequest) -> Outcome:
         audit=request.repair.audit,
         repair=request.repair.outcome,
         doubt=request.repair.doubt,
+        ratio=loaded.ratio if loaded and loaded.moved else None,
+        found_ratio=loaded.ratio if loaded and loaded.moved and request.terms.teaches else None,
         is_sample=request.repair.is_sample,
         approximate_from=request.first_approximate,
         ended_at=time.time(),

@@ -45,6 +45,7 @@ function tiles({ counters, gauges, namespaces }) {
   const reused = count("tokens_exact") + count("tokens_settled") + count("tokens_moved");
   const [size, reserved] = [gauge("arena_bytes"), gauge("arena_reserved_bytes")];
   const used = reserved - gauge("arena_free_bytes");
+  const ratios = Object.values(namespaces).map((one) => one.recompute_ratio);
   const audits = Object.values(namespaces).reduce((sum, one) => sum + (one.recent_audits ?? 0), 0);
   const differed = Object.values(namespaces).reduce((sum, one) => sum + (one.recent_audit_disagreements ?? 0), 0);
   const tile = {
@@ -54,6 +55,7 @@ function tiles({ counters, gauges, namespaces }) {
     "tokens found, moved": `${number(count("tokens_moved"))} (${share(count("tokens_moved"), reused)})`,
     "arena in use": `${bytes(used)} of ${bytes(size)}${reserved < size ? `, ${bytes(reserved)} reserved so far` : ""}`,
     evictions: `${number(count("evictions"))}, ${number(count("forgotten_chunks"))} lost`,
+    "recomputed of moved text, if auto": ratios.length ? ratios.map((ratio) => share(ratio, 1)).join(", ") : "none",
     "sessions, engines": `${number(gauge("sessions"))}, ${number(gauge("engines"))}`,
     "lookup p50, p99": `${time(gauges.seconds_lookup_p50)}, ${time(gauges.seconds_lookup_p99)}`,
     store: `${bytes(gauge("store_bytes"))}, ${number(count("store_failures"))} failures`,

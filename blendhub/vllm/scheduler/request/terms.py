@@ -38,6 +38,8 @@ class Terms(msgspec.Struct, frozen=True):
     """Whether holes of the prompt may be computed apart from the engine's own prefill."""
     repair: RepairMode = "off"
     """When approximate KV is computed anew."""
+    teaches: bool = False
+    """Whether the hub has found the ratio, and learns from what becomes of the request."""
     doubt: float = 0.0
     """The margin below which a token waits until all KV is exact; 0: none does."""
     repairable: bool = False

@@ -1,0 +1,66 @@
+"""The share of moved text that engines recompute where no setting says it, found from what repairs say of answers."""
+
+import logging
+import math
+
+from blendhub.outcome.agreement import wilson
+from blendhub.outcome.report import Outcome
+
+log = logging.getLogger(__name__)
+FIRST, LEAST, MOST = 0.3, 0.05, 0.5
+STEP = 0.8
+"""A step down makes the share so many times as large, and a step up undoes one."""
+TOKENS = 16
+"""Answers are judged by so many of their first tokens."""
+TARGET = 0.01
+"""The share of these tokens, as far as they follow from approximate KV, that may differ from what exact KV says."""
+SURE, SURER = 1.64, 2.33
+"""The normal quantiles of bounds that are wrong once in 20, for a step down, and once in 100, for a step up."""
+
+
+class Ratios:
+    """The ratios of all namespaces, by the digests of these."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, FoundRatio] = {}
+
+    def of(self, namespace: str) -> float:
+        found = self._found.get(namespace)
+        return found.ratio if found else FIRST
+
+    def learn(self, namespace: str, outcome: Outcome) -> None:
+        if outcome.found_ratio is not None:
+            self._found.setdefault(namespace, FoundRatio()).learn(outcome)
+
+
+class FoundRatio:
+    """The ratio of one namespace. It goes down where answers surely differ less often than they may, and up as soon as
+    they surely differ more often."""
+
+    def __init__(self) -> None:
+        self.ratio = FIRST
+        self._compared = 0
+        """The tokens of answers with this ratio that were compared."""
+        self._differing = 0
+
+    def learn(self, outcome: Outcome) -> None:
+        """Learn from a request whose ratio was found, if it had this one."""
+        if outcome.found_ratio is None or not math.isclose(outcome.found_ratio, self.ratio):
+            return
+        if outcome.repair and outcome.repair.compared:
+            self._compared += min(outcome.repair.compared, TOKENS)
+            self._differing += sum(number < TOKENS for number in outcome.repair.differing)
+        elif outcome.audit and outcome.is_sample:  # where nothing is repaired
+            self._compared += 1
+            self._differing += not outcome.audit.agrees
+        if wilson(self._differing, self._compared, SURE).high < TARGET:
+            self._go(max(LEAST, self.ratio * STEP))
+        elif wilson(self._differing, self._compared, SURER).low > TARGET:
+            self._go(min(MOST, self.ratio / STEP))
+
+    def _go(self, ratio: float) -> None:
+        log.info(
+            "recompute_ratio: %.3f of the moved text instead of %.3f, because %d of %d tokens differed",
+            ratio, self.ratio, self._differing, self._compared,
+        )  # fmt: skip
+        self.ratio, self._compared, self._differing = ratio, 0, 0
