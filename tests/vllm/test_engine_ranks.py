@@ -72,6 +72,10 @@ def test_two_ranks_blend_and_repair_as_one_and_no_step_waits_for_a_copy(engine, 
         assert all(answer.report["engine_tokens"] > len(prompts[-1]) - 40 for answer in again)
         assert disagreement(again, [plain.one(turn, tokens=4) for turn in turns]) < TOLERANCE
         engine.forget()
+    held = engine.ask(*prompts, tokens=6, recompute_ratio=0.1, doubt=1e6, store=False)
+    assert all(answer.report["doubt"]["token"] == 1 for answer in held)
+    assert disagreement(held, expected) < TOLERANCE
+    engine.forget()
     # What one rank could not copy is computed by all.
     (orders / "1").write_text("copy")
     answer = engine.one(prompts[0], tokens=6, recompute_ratio=1.0, store=False)
