@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from blendhub.client import wire
 from blendhub.client.answer import Answer, expecting
-from blendhub.client.session import DONE, HubSession, Reservation
+from blendhub.client.session import DONE, RESERVE_TIMEOUT_S, HubSession, Reservation
 from blendhub.client.write_rights import WriteRight
 from blendhub.contracts import Segment
 from blendhub.core.errors import HubError
@@ -117,7 +117,7 @@ class HubClient(HubSession):
                 right = WriteRight(reserved.lease, session.epoch, session.arena.nonce, reserved.span.end)
             return Reservation(reserved.span, reserved.run, right, reserved.slots)
 
-        return self._ask(read, message, [as_tokens(tokens).data])
+        return self._ask(read, message, [as_tokens(tokens).data], RESERVE_TIMEOUT_S)
 
     @contextlib.contextmanager
     def writing(self, right: WriteRight) -> Iterator[None]:
