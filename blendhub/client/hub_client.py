@@ -134,18 +134,16 @@ class HubClient(HubSession):
         At the end of the lease this process writes no more under it.
         """
         is_last = upto == right.end
-        message = self._message(wire.Commit, lease=right.lease, upto=upto)
-        try:
+
+        def check() -> None:
             self._rights.check(right)
             if is_last:
                 self._rights.end(right)
                 if self._rights.is_writing(right.lease):
                     raise HubError(f"a write into lease {right.lease} has not ended; try again")
-        except HubError as error:
-            answer = Answer(self, message, DONE)
-            answer.fail(error)
-            return answer
-        return self._ask(DONE, message, ends=right.lease if is_last else None)
+
+        message = self._message(wire.Commit, lease=right.lease, upto=upto)
+        return self._ask(DONE, message, check=check, ends=right.lease if is_last else None)
 
     # The rest.
 

@@ -286,11 +286,15 @@ class HubSession:
         timeout: float | None = None,
         *,
         probing: bool = False,
+        check: Callable[[], None] | None = None,
         ends: int | None = None,
     ) -> Answer[R]:
-        """Send a message. ``probing``: even while the hub is known not to answer. ``ends``: the lease that it ends."""
+        """Send a message. ``probing``: even while the hub is known not to answer. ``check`` raises why it must not be
+        sent. ``ends``: the lease that it ends."""
         answer = Answer(self, message, read, ends)
         try:
+            if check:
+                check()
             if not probing:
                 self.check_up()
             if isinstance(message, wire.FromSession):
