@@ -76,13 +76,13 @@ def test_blocks_are_kept_until_a_late_reservation_is_used(engine, monkeypatch):
     engine.load(request)
     engine.step(a=(0, 64))
     request.append_output_token_ids(text(3, 33))
-    save = engine.side.saves._add_jobs
+    save = engine.side.saves._plan_saves
 
     def save_just_before_the_hub_answers(*arguments):
         save(*arguments)
         engine.settle()
 
-    monkeypatch.setattr(engine.side.saves, "_add_jobs", save_just_before_the_hub_answers)
+    monkeypatch.setattr(engine.side.saves, "_plan_saves", save_just_before_the_hub_answers)
     engine.end(request, 96)
     assert engine.found(text(0, 64) + text(3, 33), exact=True) == set(range(96))
 
