@@ -90,6 +90,7 @@ class Scene:
         until, reports = time.monotonic() + 20, []
         while not any(report.committed_ranks for report in reports):
             assert time.monotonic() < until
+            self.worker.finished()
             reports += [report for report in [self.worker.take_report()] if report]
         assert sum(len(report.save_seconds) for report in reports) == sum(r.saved_tokens for r in reports) // 32
         return reports
@@ -132,6 +133,29 @@ def test_what_is_copied_can_be_read_but_nothing_at_or_behind_a_save_that_failed(
     assert sum(report.saved_tokens for report in reports) == min(32 * failing, 96)
     assert any("LeaseError" in report.failed_saves for report in reports) == (failing < 3)
     scene.played.engine.eventually(lambda: scene.write_leases() == 0)  # a failed right is given back
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_is_copied_first_is_committed_behind_what_stands_before_it_in_the_lease(scene, monkeypatch, fails):
+    """A commit vouches for all of its lease before it."""
+    first_ends = threading.Event()
+
+    def copy(segments, *given):
+        transfer = scene._copy(segments, *given)
+        if segments[0].span.start == 0:
+            monkeypatch.setattr(transfer, "done", first_ends.is_set)
+        return transfer
+
+    monkeypatch.setattr(scene.played.device, "save", copy)
+    if fails:
+        scene.failing, scene.error = 0, RuntimeError("the copy failed")
+    scene.begin()
+    scene.copies_end.set()
+    for _ in range(3):
+        assert scene.saved() == set() and scene.readable() == set()
+    first_ends.set()
+    scene.committed()
+    assert scene.readable() == (set() if fails else set(range(96)))
 
 
 def test_a_request_whose_name_comes_again_is_not_forgotten_with_the_one_before(scene):
