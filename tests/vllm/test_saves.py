@@ -63,12 +63,14 @@ class Scene:
         self._save(segments, *given)
         return HeldTransfer(self.error if self._n_copies - 1 == self.failing else None, self)
 
-    def begin(self, **changes: str) -> None:
-        """``changes`` are those of the right to write."""
+    def jobs(self, **changes: str) -> list[SaveJob]:
+        """The saves of its chunks. ``changes`` are those of the right to write."""
         reserved = self.client.reserve(TOKENS, Span(0, 96)).result()
         right = replace(reserved.right, **changes)
-        jobs = [SaveJob("r", right, slot, (np.arange(1, 7),)) for slot in reserved.slots]
-        self.worker.save(StepPlan(saves=jobs, ending={"r"}))
+        return [SaveJob("r", right, slot, (np.arange(1, 7),)) for slot in reserved.slots]
+
+    def begin(self, **changes: str) -> None:
+        self.worker.save(StepPlan(saves=self.jobs(**changes), ending={"r"}))
 
     def saved(self) -> set[str]:
         """The requests whose blocks can be freed."""
@@ -222,6 +224,18 @@ def test_a_save_waits_for_the_session_until_vllm_frees_its_blocks(scene, monkeyp
     assert scene.readable() == set(range(96 if opens else 0))
     failures = sum(report.failed_saves.get("DeadlineExceeded", 0) for report in reports)
     assert failures == (0 if opens else 3)
+
+
+def test_nothing_is_stored_behind_a_chunk_that_no_session_could_copy(scene, monkeypatch):
+    first, *others = scene.jobs()
+    with monkeypatch.context() as closed:
+        closed.setattr(scene.worker._saves, "_open", lambda: None)
+        scene.worker.save(StepPlan(saves=[first]))
+        scene.worker.begin_step(StepPlan(preempted={"r"}))
+    scene.worker.save(StepPlan(saves=others, ending={"r"}))
+    scene.copies_end.set()
+    (report,) = scene.committed()
+    assert report.failed_saves == {"DeadlineExceeded": 1} and scene.readable() == set()
 
 
 def test_nothing_is_copied_to_the_slots_of_another_arena(scene):
