@@ -154,17 +154,18 @@ class SaveScheduler:
 
         Returns False until the request's adapter is known.
         """
-        saves, kv, terms = request.saves, request.kv, request.terms
+        saves = request.saves
         last = saves.reservations[-1].reply if saves.reservations else None
         spans: list[tuple[Span, Provenance]] = []
         if saves.planned_end is None:
             if saves.is_dropped or not self._is_of_one_adapter(request):
                 return False
-            saves.planned_end, terms = request.prompt_end, request.terms
+            saves.planned_end = request.prompt_end
             stores_blended = self._arena.stores_blended
             spans += spans_to_save(request, stores_blended=stores_blended, keeps_windows=self.has_windows)
+        terms = request.terms  # which name the adapter now
         if end > saves.planned_end and not request.has_media:
-            spans.append((Span(saves.planned_end, end), kv.of_computed(terms.donates_from)))
+            spans.append((Span(saves.planned_end, end), request.kv.of_computed(terms.donates_from)))
             saves.planned_end = end
         for span, provenance in spans:
             run = last.run if last and last.span.end == span.start else None
