@@ -1,5 +1,6 @@
 """The hub's answer to one request, which may not have come yet."""
 
+import threading
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
@@ -36,13 +37,17 @@ class Answer(Generic[R]):
     def done(self, within: float = 0.0) -> bool:
         """Whether there is a reply or an error. Waits for that, but no longer than ``within`` seconds."""
         if self.pending and self.pending.done(within):
-            self._take(self.pending)
+            try:
+                self.reply = self._read(self.pending.result().message)
+                self.pending = None
+            except BlendHubError as error:
+                self.fail(error)
+                self._session.notice(error, self.request)
         return self.pending is None
 
     def result(self) -> R:
         """The reply; raises the error. Waits until the timeout, unless ``done``."""
-        if self.pending:
-            self._take(self.pending)
+        self.done(threading.TIMEOUT_MAX)
         if self.error:
             raise self.error
         return cast(R, self.reply)
@@ -64,14 +69,6 @@ class Answer(Generic[R]):
     def close(self) -> None:
         """End the lease that the answer brought, or still brings. The caller uses the answer no more."""
         self._session.close_answer(self)
-
-    def _take(self, pending: Pending) -> None:
-        try:
-            self.reply = self._read(pending.result().message)
-            self.pending = None
-        except BlendHubError as error:
-            self.fail(error)
-            self._session.notice(error, self.request)
 
 
 def expecting(kind: type[R]) -> Callable[[Any], R]:

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from blendhub.client import wire
 from blendhub.client.answer import Answer, expecting
-from blendhub.client.session import DONE, HubSession, Reservation
+from blendhub.client.session import DONE, RESERVE_TIMEOUT_S, HubSession, Reservation
 from blendhub.client.write_rights import WriteRight
 from blendhub.contracts import Segment
 from blendhub.core.errors import HubError
@@ -117,7 +117,7 @@ class HubClient(HubSession):
                 right = WriteRight(reserved.lease, session.epoch, session.arena.nonce, reserved.span.end)
             return Reservation(reserved.span, reserved.run, right, reserved.slots)
 
-        return self._ask(read, message, [as_tokens(tokens).data])
+        return self._ask(read, message, [as_tokens(tokens).data], RESERVE_TIMEOUT_S)
 
     @contextlib.contextmanager
     def writing(self, right: WriteRight) -> Iterator[None]:
@@ -134,18 +134,16 @@ class HubClient(HubSession):
         At the end of the lease this process writes no more under it.
         """
         is_last = upto == right.end
-        message = self._message(wire.Commit, lease=right.lease, upto=upto)
-        try:
+
+        def check() -> None:
             self._rights.check(right)
             if is_last:
                 self._rights.end(right)
                 if self._rights.is_writing(right.lease):
                     raise HubError(f"a write into lease {right.lease} has not ended; try again")
-        except HubError as error:
-            answer = Answer(self, message, DONE)
-            answer.fail(error)
-            return answer
-        return self._ask(DONE, message, ends=right.lease if is_last else None)
+
+        message = self._message(wire.Commit, lease=right.lease, upto=upto)
+        return self._ask(DONE, message, check=check, ends=right.lease if is_last else None)
 
     # The rest.
 

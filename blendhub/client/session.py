@@ -38,6 +38,9 @@ R = TypeVar("R")
 TIMEOUT_S = 5.0
 REGISTER_TIMEOUT_S = 60.0
 """The timeout of a registration, for which the hub may have to compile an engine's matchers."""
+RESERVE_TIMEOUT_S = 60.0
+"""The timeout of a reservation, for which nobody has to wait. Where it passes, the session ends with all of its leases:
+nobody could end the one that the hub may have granted."""
 
 RETRY_S = 0.1
 """How often a hub that cannot be used is tried again."""
@@ -283,11 +286,15 @@ class HubSession:
         timeout: float | None = None,
         *,
         probing: bool = False,
+        check: Callable[[], None] | None = None,
         ends: int | None = None,
     ) -> Answer[R]:
-        """Send a message. ``probing``: even while the hub is known not to answer. ``ends``: the lease that it ends."""
+        """Send a message. ``probing``: even while the hub is known not to answer. ``check`` raises why it must not be
+        sent. ``ends``: the lease that it ends."""
         answer = Answer(self, message, read, ends)
         try:
+            if check:
+                check()
             if not probing:
                 self.check_up()
             if isinstance(message, wire.FromSession):

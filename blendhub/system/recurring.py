@@ -20,8 +20,11 @@ class RecurringWarnings:
         """When each kind was logged last, and how often it has come since."""
         self._lock = threading.Lock()
 
-    def warn(self, kind: Hashable, text: str, error: BaseException | None = None) -> None:
-        """Log the text if it is the first of its kind, with the traceback of an error that is not BlendHub's."""
+    def warn(self, kind: Hashable, text: str, error: BaseException | None = None, level: int = logging.WARNING) -> None:
+        """Log the text if it is the first of its kind, with the traceback of an error that is not BlendHub's.
+
+        ``level``: that of the line; what is no fault is told at a lower one.
+        """
         with self._lock:
             said, unsaid = self._kinds.get(kind, (float("-inf"), 0))
             now = time.monotonic()
@@ -32,6 +35,5 @@ class RecurringWarnings:
         if is_said:
             more = f" (and {unsaid} times more since this was said last)" if unsaid else ""
             traced = error if error and not isinstance(error, BlendHubError) else None
-            self._log.warning(
-                "%s%s; what follows of this kind within a minute is only counted", text, more, exc_info=traced
-            )
+            only_counted = "what follows of this kind within a minute is only counted"
+            self._log.log(level, "%s%s; %s", text, more, only_counted, exc_info=traced)

@@ -130,13 +130,13 @@ class DoubtJob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SaveJob(msgspec.Struct, frozen=True):
-    """Store the KV of a chunk that this step completes, and commit it."""
+    """Store the KV of a chunk, and commit it. The plan of the step that completes the chunk has it."""
 
     request: str
     right: WriteRight
     slot: Slot
     blocks: tuple[npt.NDArray[np.int64], ...]
-    """The request's blocks in each block table, from position 0 on."""
+    """The request's blocks in each block table, from position 0 on; empty until the chunk is complete."""
     adapter: Adapter | None = None
     """The adapter that the KV was computed with."""
 

@@ -230,17 +230,19 @@ def signal_the_hub(order: str) -> None:
             Path(order).unlink()
             os.kill(int(said[2]), int(said[3]))
 
-    ask, take = client._ask, answer._take
+    ask, done = client._ask, answer.done
 
     def ask_obediently(self: Any, read: Any, message: Any, *rest: Any, **named: Any) -> Any:
         obey(type(message).__name__, "sent")
         return ask(self, read, message, *rest, **named)
 
-    def take_obediently(self: Any, pending: Any) -> None:
-        take(self, pending)
-        obey(type(self.request).__name__, "answered")
+    def done_obediently(self: Any, within: float = 0.0) -> bool:
+        was_pending, is_done = self.pending is not None, done(self, within)
+        if was_pending and is_done:
+            obey(type(self.request).__name__, "answered")
+        return bool(is_done)
 
-    client._ask, answer._take = ask_obediently, take_obediently
+    client._ask, answer.done = ask_obediently, done_obediently
 
 
 # Of ranks

@@ -180,7 +180,7 @@ class PlayedEngine:
     def settle(self) -> None:
         """Until the hub has answered all that the scheduler side asked."""
         for request in (*self.side.requests.known.values(), *self.side.requests.ended.values()):
-            assert all(slots.answer.done(10) for slots in request.saves.reserved)
+            assert all(answer.done(10) for answer in request.saves.reservations)
         answer = self.side.client._ask(expecting(HubStats), Stats(), probing=True)
         assert answer.done(10)
         self.eventually(lambda: not self.side.client.is_clearing)

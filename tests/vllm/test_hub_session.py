@@ -102,6 +102,23 @@ def test_what_ends_a_lease_and_is_lost_while_the_hub_stands_still_ends_it_when_i
         assert other.registrations == 1, "leases of its other requests were to end, too"
 
 
+def test_a_reservation_that_the_hub_answers_late_ends_no_lease_of_other_requests(hub, client):
+    with HubClient(hub.endpoint, hub.transport.name, hub.transport.options, host=HOST, timeout=0.1) as other:
+        other.register("another", HOME, 0)
+        found = other.lookup(TOKENS)
+        assert found.result().lease
+        with standing_still(hub):
+            wanted, unwanted = (other.reserve(TOKENS + first, Span(0, 8)) for first in (100, 200))
+            unwanted.close()
+            assert not wanted.done(0.3)
+        right = wanted.result().right
+        eventually(lambda: other.is_up)
+        other.commit(right, 8).result()
+        eventually(lambda: gauge(client, "write_leases") == 0)
+        assert other.registrations == 1 and gauge(client, "read_leases") == 1
+        found.close()
+
+
 def test_nothing_is_used_between_the_request_to_clear_and_the_clear_which_is_repeated_if_it_fails(
     hub, client, monkeypatch, caplog
 ):

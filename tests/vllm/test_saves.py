@@ -63,12 +63,14 @@ class Scene:
         self._save(segments, *given)
         return HeldTransfer(self.error if self._n_copies - 1 == self.failing else None, self)
 
-    def begin(self, **changes: str) -> None:
-        """``changes`` are those of the right to write."""
+    def jobs(self, **changes: str) -> list[SaveJob]:
+        """The saves of its chunks. ``changes`` are those of the right to write."""
         reserved = self.client.reserve(TOKENS, Span(0, 96)).result()
         right = replace(reserved.right, **changes)
-        jobs = [SaveJob("r", right, slot, (np.arange(1, 7),)) for slot in reserved.slots]
-        self.worker.save(StepPlan(saves=jobs, ending={"r"}))
+        return [SaveJob("r", right, slot, (np.arange(1, 7),)) for slot in reserved.slots]
+
+    def begin(self, **changes: str) -> None:
+        self.worker.save(StepPlan(saves=self.jobs(**changes), ending={"r"}))
 
     def saved(self) -> set[str]:
         """The requests whose blocks can be freed."""
@@ -90,6 +92,7 @@ class Scene:
         until, reports = time.monotonic() + 20, []
         while not any(report.committed_ranks for report in reports):
             assert time.monotonic() < until
+            self.worker.finished()
             reports += [report for report in [self.worker.take_report()] if report]
         assert sum(len(report.save_seconds) for report in reports) == sum(r.saved_tokens for r in reports) // 32
         return reports
@@ -132,6 +135,29 @@ def test_what_is_copied_can_be_read_but_nothing_at_or_behind_a_save_that_failed(
     assert sum(report.saved_tokens for report in reports) == min(32 * failing, 96)
     assert any("LeaseError" in report.failed_saves for report in reports) == (failing < 3)
     scene.played.engine.eventually(lambda: scene.write_leases() == 0)  # a failed right is given back
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_is_copied_first_is_committed_behind_what_stands_before_it_in_the_lease(scene, monkeypatch, fails):
+    """A commit vouches for all of its lease before it."""
+    first_ends = threading.Event()
+
+    def copy(segments, *given):
+        transfer = scene._copy(segments, *given)
+        if segments[0].span.start == 0:
+            monkeypatch.setattr(transfer, "done", first_ends.is_set)
+        return transfer
+
+    monkeypatch.setattr(scene.played.device, "save", copy)
+    if fails:
+        scene.failing, scene.error = 0, RuntimeError("the copy failed")
+    scene.begin()
+    scene.copies_end.set()
+    for _ in range(3):
+        assert scene.saved() == set() and scene.readable() == set()
+    first_ends.set()
+    scene.committed()
+    assert scene.readable() == (set() if fails else set(range(96)))
 
 
 def test_a_request_whose_name_comes_again_is_not_forgotten_with_the_one_before(scene):
@@ -198,6 +224,18 @@ def test_a_save_waits_for_the_session_until_vllm_frees_its_blocks(scene, monkeyp
     assert scene.readable() == set(range(96 if opens else 0))
     failures = sum(report.failed_saves.get("DeadlineExceeded", 0) for report in reports)
     assert failures == (0 if opens else 3)
+
+
+def test_nothing_is_stored_behind_a_chunk_that_no_session_could_copy(scene, monkeypatch):
+    first, *others = scene.jobs()
+    with monkeypatch.context() as closed:
+        closed.setattr(scene.worker._saves, "_open", lambda: None)
+        scene.worker.save(StepPlan(saves=[first]))
+        scene.worker.begin_step(StepPlan(preempted={"r"}))
+    scene.worker.save(StepPlan(saves=others, ending={"r"}))
+    scene.copies_end.set()
+    (report,) = scene.committed()
+    assert report.failed_saves == {"DeadlineExceeded": 1} and scene.readable() == set()
 
 
 def test_nothing_is_copied_to_the_slots_of_another_arena(scene):

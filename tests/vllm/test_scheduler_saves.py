@@ -76,13 +76,13 @@ def test_blocks_are_kept_until_a_late_reservation_is_used(engine, monkeypatch):
     engine.load(request)
     engine.step(a=(0, 64))
     request.append_output_token_ids(text(3, 33))
-    save = engine.side.saves._add_jobs
+    save = engine.side.saves._plan_saves
 
     def save_just_before_the_hub_answers(*arguments):
         save(*arguments)
         engine.settle()
 
-    monkeypatch.setattr(engine.side.saves, "_add_jobs", save_just_before_the_hub_answers)
+    monkeypatch.setattr(engine.side.saves, "_plan_saves", save_just_before_the_hub_answers)
     engine.end(request, 96)
     assert engine.found(text(0, 64) + text(3, 33), exact=True) == set(range(96))
 
@@ -124,13 +124,13 @@ def begin(engine, n_tokens, n_cached=0):
 
 
 def test_what_the_hub_reserved_too_late_for_blocks_that_vllm_has_freed_is_given_up(engine):
-    engine.blocks.blocks = [0, 0, 3, 4]
-    request = engine.arrived("a", text(0, 64))
+    engine.blocks.blocks = [0, 0, 3, 4, 5, 6]
+    request = engine.arrived("a", text(0, 96))
     engine.load(request)
     engine.step(a=(0, 64))
-    assert not engine.step(a=(64, 1))
-    engine.end(request, 64)
-    assert engine.found(text(0, 64), exact=True) == set() and not engine.leases()
+    assert not engine.step(a=(64, 16)) and not engine.step(a=(80, 16)), "a commit vouches for what was given up"
+    engine.end(request, 96)
+    assert engine.found(text(0, 96), exact=True) == set() and not engine.leases()
     assert engine.counters["reservations_failed_DeadlineExceeded"] == 1
 
 

@@ -107,7 +107,7 @@ class ConnectorScheduler(SchedulerSide):
             self._plan.loads.append(load)
         if request.first_approximate != was_approximate_from:
             # If it was preempted, its slots would store as exact what is approximate from now on.
-            self.saves.begin_anew(request)
+            request.saves.drop()
         if request.reuse.stage is not Stage.LOADING:
             self.repairs.begin(request)
         self.reports.begun(request)

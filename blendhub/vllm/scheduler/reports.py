@@ -10,6 +10,7 @@ import msgspec
 from blendhub.client.hub_client import HubClient
 from blendhub.framework.observers import Observers
 from blendhub.outcome.report import MAX_OUTCOMES, Outcome
+from blendhub.system.recurring import RecurringWarnings
 from blendhub.vllm.decision import Decision, Refusal
 from blendhub.vllm.messages import LoadResult, WorkerReport
 from blendhub.vllm.scheduler.outcomes import outcome_of
@@ -31,21 +32,19 @@ class Reports:
         self._observers = observers
         self._requests = requests
         self._waiting: deque[Outcome] = deque(maxlen=MAX_WAITING)
-        self._logged: set[str] = set()
-        """The reasons that were logged; each is logged once."""
+        self._warnings = RecurringWarnings(log)
 
     def refuse(self, request: ServedRequest, refusal: Refusal) -> None:
         """Refuse a request reuse, which is counted and logged."""
         request.reuse.refuse(refusal)
-        if self._is_new(refusal.code):
-            log.info("request %s: nothing is reused: %s", request.id, refusal.message)
+        text = f"request {request.id}: nothing is reused: {refusal.message}"
+        self._warnings.warn(("refused", refusal.code), text, level=logging.INFO)
         self.counters[f"refused_{refusal.code}"] += 1
 
     def unreserved(self, error: BaseException) -> None:
         """Count computed KV for which the hub reserved no slots."""
         reason = type(error).__name__
-        if self._is_new(reason):
-            log.warning("computed KV is not stored: %s", error)
+        self._warnings.warn(reason, f"computed KV is not stored: {error}", error)
         self.counters[f"reservations_failed_{reason}"] += 1
 
     def count_load(self, decision: Decision, result: LoadResult) -> None:
@@ -93,8 +92,3 @@ class Reports:
         if request.lacks_first_token and request.has_begun_to_answer:
             request.lacks_first_token = False
             self.times.add(f"{FIRST_TOKEN}_{request.reused}", time.time() - request.request.arrival_time)
-
-    def _is_new(self, reason: str) -> bool:
-        is_new = reason not in self._logged
-        self._logged.add(reason)
-        return is_new

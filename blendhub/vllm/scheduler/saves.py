@@ -1,13 +1,14 @@
 """Scheduler side of saving: reserves slots in the hub, and has the workers write each chunk that a step completes."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import numpy as np
-import numpy.typing as npt
+from msgspec.structs import replace
 from vllm.v1.core.sched.output import SchedulerOutput
 
 from blendhub.client.hub_client import HubClient
+from blendhub.client.write_rights import WriteRight
 from blendhub.core.errors import AdapterReplaced, DeadlineExceeded
 from blendhub.core.layout import MIN_SAVED_TOKENS
 from blendhub.core.provenance import Provenance
@@ -18,7 +19,6 @@ from blendhub.vllm.scheduler.blocks.scratch import Scratch
 from blendhub.vllm.scheduler.reports import Reports
 from blendhub.vllm.scheduler.request.blocks import Tables
 from blendhub.vllm.scheduler.request.reuse import Stage
-from blendhub.vllm.scheduler.request.saves import ReservedSlots
 from blendhub.vllm.scheduler.request.served_request import Ending, Requests, ServedRequest
 from blendhub.vllm.scheduler.startup import ArenaWatch
 
@@ -55,17 +55,19 @@ class SaveScheduler:
         """Add the saves of what this step computes, and of requests that have ended."""
         self._arena.look()
         for request in self._requests.busy.values():
-            if not request.terms.stores or not request.blocks.are_allocated:
+            saves = request.saves
+            is_stored = saves.is_done and not self.has_windows
+            if is_stored or not request.terms.stores or not request.blocks.are_allocated:
                 continue
-            saves, n_scheduled = request.saves, step.num_scheduled_tokens.get(request.id)
-            if saves.is_done and not self.has_windows:
-                continue
-            self._count_refused(request)
             self._note_loaded_by_other(request)
-            if n_scheduled:
+            if n_scheduled := step.num_scheduled_tokens.get(request.id):
                 saves.begun_in = saves.begun_in or plan.number
-                computed = self._reserve_computed(request, n_scheduled)
-                self._add_jobs(request, computed, self._scratch.blocks.of(request.id), plan)
+                saves.reached = request.request.num_computed_tokens + n_scheduled
+                # With windows, an answer is stored while it is written, by whole chunks.
+                written = _written_end(request) if self.has_windows else 0
+                computed = max(written, min(saves.reached, request.request.num_prompt_tokens))
+                if self._reserve(request, written // self._chunk_tokens * self._chunk_tokens):
+                    self._plan_saves(request, computed, self._scratch.blocks.of(request.id), plan)
         for request in self._requests.ended.values():
             if request.ending is Ending.SAVING:
                 self._save_ended(request, plan)
@@ -82,31 +84,27 @@ class SaveScheduler:
             return True
         saves, now = request.saves, time.monotonic()
         saves.asked_at = saves.asked_at or now
-        self._reserve_prompt(request)
-        is_ready = not are_opening and saves.are_answered(within)
+        self._reserve(request)
+        until = now + within
+        is_ready = not are_opening and all(answer.done(max(0.0, until - time.monotonic())) for answer in saves.asked)
         return is_ready or now > saves.asked_at + self._timeout_s
-
-    def end(self, request: ServedRequest) -> bool:
-        """A request has ended, and is repaired no more; returns whether its blocks are still needed to store it."""
-        saves = request.saves
-        # Of what was dropped, workers may have copies under way.
-        is_over = not (saves.begun_in and (saves.is_planned or saves.is_dropped or request.lacks_adapter))
-        if is_over:
-            saves.close()
-            self._scratch.give_back(request.blocks)
-        else:
-            self._reserve_answer(request, _written_end(request))
-        return not is_over
-
-    def begin_anew(self, request: ServedRequest) -> None:
-        """What is known of a request has changed: the slots that are reserved are of another kind of KV."""
-        request.saves.drop()
 
     def repaired(self, request: ServedRequest) -> None:
         """All KV of a request is exact now, which may have ended: store it as such."""
         request.saves.drop()
         if request.saves.begun_in:
-            self._reserve_prompt(request)
+            self._reserve(request)
+
+    def end(self, request: ServedRequest) -> bool:
+        """A request has ended, and is repaired no more; returns whether its blocks are still needed to store it."""
+        saves = request.saves
+        # Of what was dropped, workers may have copies under way.
+        if saves.begun_in and (saves.planned_end is not None or saves.is_dropped or request.lacks_adapter):
+            self._reserve(request, _written_end(request))
+            return True
+        saves.close()
+        self._scratch.give_back(request.blocks)
+        return False
 
     def drop_all(self) -> None:
         """Store nothing that was computed until now, nor what the workers are saving."""
@@ -114,10 +112,25 @@ class SaveScheduler:
             request.saves.is_dropped |= request.blocks.are_allocated
             request.saves.close()
 
+    def _save_ended(self, request: ServedRequest, plan: StepPlan) -> None:
+        saves, end = request.saves, _written_end(request)
+        is_planned = self._reserve(request, end)
+        if is_planned:
+            assert request.blocks.kept is not None
+            self._plan_saves(request, end, request.blocks.kept, plan)
+        if saves.asked if is_planned else not saves.is_dropped:
+            if time.monotonic() < request.ended_at + self._timeout_s:
+                return
+            missing = "the hub reserved no slots" if is_planned else "the workers reported no LoRA adapter"
+            late = DeadlineExceeded(f"{missing} within lookup_timeout_s {self._timeout_s} of the end")
+            self._reports.unreserved(late)
+        plan.ending.add(request.id)
+        request.ending = Ending.COMMITTING
+
     def _needs_blocks(self, request: ServedRequest) -> bool:
         """Whether some of what a request has loaded or computed is still to be written, or to be repaired."""
         saves = request.saves
-        is_saved = request.terms.stores and not saves.is_dropped and (not saves.is_planned or saves.is_pending)
+        is_saved = request.terms.stores and not saves.is_dropped and (saves.planned_end is None or bool(saves.asked))
         if request.ending:
             is_saved = request.ending is Ending.SAVING
         return is_saved or request.repair.progress is not None
@@ -134,61 +147,32 @@ class SaveScheduler:
         saves.reached = before
         if self.has_windows:
             saves.close()
-            self._reserve_prompt(request)
+            self._reserve(request)
 
-    def _reserve_computed(self, request: ServedRequest, n_scheduled: int) -> int:
-        """Reserve slots for what a request has by the end of this step; returns up to where its KV can be written."""
-        engine_request = request.request
-        before = engine_request.num_computed_tokens
-        request.saves.reached = before + n_scheduled
-        if not self._reserve_prompt(request):
-            return 0
-        computed = min(request.saves.reached, engine_request.num_prompt_tokens)
-        if self.has_windows:
-            answered = _written_end(request)
-            self._reserve_answer(request, answered // self._chunk_tokens * self._chunk_tokens)
-            computed = max(computed, answered)
-        return computed
+    def _reserve(self, request: ServedRequest, end: int = 0) -> bool:
+        """Reserve slots for what the hub lacks of the prompt, and of the answer up to ``end``, whose KV is computed.
 
-    def _save_ended(self, request: ServedRequest, plan: StepPlan) -> None:
-        saves, end = request.saves, _written_end(request)
-        is_planned = self._reserve_answer(request, end)
-        # Read before: the hub may answer at any moment, and its answer must not be missed.
-        is_pending = saves.is_pending if is_planned else not saves.is_dropped
-        self._count_refused(request)
-        if is_planned:
-            assert request.blocks.kept is not None
-            self._add_jobs(request, end, request.blocks.kept, plan)
-        if is_pending:
-            if time.monotonic() < request.ended_at + self._timeout_s:
-                return
-            missing = "the hub reserved no slots" if is_planned else "the workers reported no LoRA adapter"
-            late = DeadlineExceeded(f"{missing} within lookup_timeout_s {self._timeout_s} of the end")
-            self._reports.unreserved(late)
-        plan.ending.add(request.id)
-        request.ending = Ending.COMMITTING
-
-    def _reserve_prompt(self, request: ServedRequest) -> bool:
-        """Reserve slots for what the hub lacks of the prompt; returns False until its adapter is known."""
+        Returns False until the request's adapter is known.
+        """
         saves = request.saves
-        if not saves.is_planned and not saves.is_dropped and self._is_of_one_adapter(request):
-            saves.is_planned = True
+        last = saves.reservations[-1].reply if saves.reservations else None
+        spans: list[tuple[Span, Provenance]] = []
+        if saves.planned_end is None:
+            if saves.is_dropped or not self._is_of_one_adapter(request):
+                return False
+            saves.planned_end = request.prompt_end
             stores_blended = self._arena.stores_blended
-            lacking = spans_to_save(request, stores_blended=stores_blended, keeps_windows=self.has_windows)
-            saves.reserved += [self._reserve(request, span, provenance) for span, provenance in lacking]
-        return saves.is_planned
-
-    def _reserve_answer(self, request: ServedRequest, end: int) -> bool:
-        """Reserve slots for the generated tokens up to ``end``, too, whose KV is computed."""
-        saves = request.saves
-        start = saves.answer_end
-        if self._reserve_prompt(request) and end > start and not request.has_media:
-            last = saves.reserved[-1].reservation if saves.reserved else None
-            run = last.run if last and last.span.end == start else None
-            provenance = request.kv.of_computed(request.terms.donates_from)
-            saves.reserved.append(self._reserve(request, Span(start, end), provenance, run))
-            saves.answer_end = end
-        return saves.is_planned
+            spans += spans_to_save(request, stores_blended=stores_blended, keeps_windows=self.has_windows)
+        terms = request.terms  # which name the adapter now
+        if end > saves.planned_end and not request.has_media:
+            spans.append((Span(saves.planned_end, end), request.kv.of_computed(terms.donates_from)))
+            saves.planned_end = end
+        for span, provenance in spans:
+            run = last.run if last and last.span.end == span.start else None
+            answer = self._client.reserve(request.tokens()[: span.end], span, terms.variant, provenance, run)
+            saves.asked.append(answer)
+            saves.reservations.append(answer)
+        return True
 
     def _is_of_one_adapter(self, request: ServedRequest) -> bool:
         """Whether all KV of a request was computed with the weights that its adapter has now, as far as is known.
@@ -207,43 +191,40 @@ class SaveScheduler:
         if adapter.since <= request.saves.begun_in and not was_replaced:
             return True
         request.saves.is_dropped = True
-        self._reports.unreserved(
-            AdapterReplaced(
-                f"LoRA adapter {lora.lora_name} got other weights, and some of the KV may be of earlier ones"
-            )
-        )
+        text = f"LoRA adapter {lora.lora_name} got other weights, and some of the KV may be of earlier ones"
+        self._reports.unreserved(AdapterReplaced(text))
         return False
 
-    def _add_jobs(self, request: ServedRequest, computed: int, tables: Tables, plan: StepPlan) -> None:
-        """Have each chunk written that is complete with the tokens up to ``computed``."""
-        tables = self._scratch.complete(request.blocks, tables)
-        blocks: tuple[npt.NDArray[np.int64], ...] = ()
-        for slots in request.saves.reserved:
-            for right, slot in slots.take_complete(computed):
-                blocks = blocks or tuple(np.asarray(table, np.int64) for table in tables)
-                if self._are_freed(blocks, slot.span):
-                    slots.drop()
-                    freed = "vLLM had freed the blocks when the hub reserved slots for their KV"
-                    self._reports.unreserved(DeadlineExceeded(freed))
-                    break
-                plan.saves.append(SaveJob(request.id, right, slot, blocks, request.terms.adapter))
-
-    def _are_freed(self, blocks: Sequence[npt.NDArray[np.int64]], span: Span) -> bool:
-        sized = zip(blocks, self._scratch.tables.block_sizes, strict=True)
-        return any(NULL_BLOCK in table[span.start // size : -(-span.end // size)] for table, size in sized)
-
-    def _count_refused(self, request: ServedRequest) -> None:
-        """Forget the slots that the hub has not reserved."""
-        for slots in list(request.saves.reserved):
-            if slots.answer.done() and slots.answer.error:
-                self._reports.unreserved(slots.answer.error)
-                request.saves.reserved.remove(slots)
-
-    def _reserve(
-        self, request: ServedRequest, span: Span, provenance: Provenance, run: int | None = None
-    ) -> ReservedSlots:
-        tokens = request.tokens()[: span.end]
-        return ReservedSlots(self._client.reserve(tokens, span, request.terms.variant, provenance, run))
+    def _plan_saves(self, request: ServedRequest, computed: int, tables: Tables, plan: StepPlan) -> None:
+        """Hear what the hub has reserved, and have each chunk written that is complete with the tokens up to
+        ``computed``."""
+        saves, adapter = request.saves, request.terms.adapter
+        for answer in [answer for answer in saves.asked if answer.done()]:
+            saves.asked.remove(answer)
+            if answer.error:
+                self._reports.unreserved(answer.error)
+            elif (reservation := answer.result()).right:
+                right = reservation.right
+                saves.reserved += [SaveJob(request.id, right, slot, (), adapter) for slot in reservation.slots]
+        complete = [job for job in saves.reserved if job.slot.span.end <= computed]
+        if not complete:
+            return
+        tables, sizes = self._scratch.complete(request.blocks, tables), self._scratch.tables.block_sizes
+        blocks = tuple(np.asarray(table, np.int64) for table in tables)
+        given_up: set[WriteRight] = set()
+        """The rights under which some slot is not written: a commit would vouch for all before it."""
+        for job in complete:
+            start, end = job.slot.span.start, job.slot.span.end
+            if job.right in given_up:
+                continue
+            if any(NULL_BLOCK in table[start // n : -(-end // n)] for table, n in zip(blocks, sizes, strict=True)):
+                given_up.add(job.right)
+                freed = "vLLM had freed the blocks when the hub reserved slots for their KV"
+                self._reports.unreserved(DeadlineExceeded(freed))
+            else:
+                plan.saves.append(replace(job, blocks=blocks))
+        incomplete = [job for job in saves.reserved if job.slot.span.end > computed]
+        saves.reserved = [job for job in incomplete if job.right not in given_up]
 
 
 def _written_end(request: ServedRequest) -> int:

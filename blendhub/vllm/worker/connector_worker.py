@@ -127,7 +127,6 @@ class ConnectorWorker(WorkerSide):
 
     def take_report(self) -> WorkerReport | None:
         report, self._report = self._report, WorkerReport()
-        self._saves.go_on()
         self._saves.report(report)
         repaired: dict[str, RepairResult] = {}
         for record in list(self._requests.values()):
@@ -145,7 +144,7 @@ class ConnectorWorker(WorkerSide):
 
     def detach(self) -> None:
         self._saves.free_blocks(None)
-        self._saves.wait()
+        self._saves.go_on(waits=True)
         self._is_detached = True
         asleep = HubError(ASLEEP)
         self._repairs.stop(asleep)
@@ -160,7 +159,7 @@ class ConnectorWorker(WorkerSide):
         self._repairs.stop(None)
 
     def close(self) -> None:
-        self._saves.wait()
+        self._saves.go_on(waits=True)
         if self._client:
             self._client.close(LEAVE_S)
         self._device.close()

@@ -1,13 +1,16 @@
 """The record of one request on a worker."""
 
 from enum import Enum, auto
+from typing import TYPE_CHECKING
 
 from blendhub.client.write_rights import WriteRight
 from blendhub.vllm.worker.doubts import Watch
 from blendhub.vllm.worker.load_task import LoadTask
 from blendhub.vllm.worker.recompute import HostCopy
 from blendhub.vllm.worker.repairs import Repair
-from blendhub.vllm.worker.save import Save
+
+if TYPE_CHECKING:
+    from blendhub.vllm.worker.saves import Save
 
 
 class Ending(Enum):
@@ -40,7 +43,7 @@ class WorkerRequest:
     @property
     def needs_blocks(self) -> bool:
         """Whether a copy or a repair still uses its blocks, or is going to."""
-        return self.is_repairing or any(not save.is_copied for save in self.saves)
+        return self.is_repairing or any(save.needs_blocks for save in self.saves)
 
     @property
     def is_repairing(self) -> bool:

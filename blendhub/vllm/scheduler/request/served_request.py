@@ -48,7 +48,7 @@ class ServedRequest:
         self.has_media = end is not None
         """Whether the prompt has images, sound or video."""
         self._prompt = np.asarray(request.prompt_token_ids or (), np.uint32)[:end]
-        self.saves = RequestSaves(len(self._prompt))
+        self.saves = RequestSaves()
         self.lacks_first_token = False
         """Whether vLLM has begun it, and its first token is still to be timed."""
         self.ending: Ending | None = None
