@@ -41,31 +41,38 @@ class Service(NamedTuple):
     """The bar of the time of a question in the second half."""
 
 
-def serve(model: Path, tokenizer: Any, service: Service, settings: Sequence[dict[str, Any]]) -> Iterator[Asked]:
-    """Ask all questions; vLLM alone, and BlendHub with each of these settings, take turns."""
-    stop = [tokenizer.eos_token_id] if service.ends else None
-    with contextlib.ExitStack() as stack:
-        blendhubs = [None, *(BLENDHUB | chosen for chosen in settings)]
-        engines = [stack.enter_context(Engine(model, blendhub, **PLAIN)) for blendhub in blendhubs]
-        for question in progress(service.questions, f"{service.name}: questions"):
-            said = []
-            for engine in engines:
-                before = repaired_by(engine)
-                answer = engine.one(question.prompt, tokens=service.tokens, stop_token_ids=stop, logprobs=2)
-                text = tokenizer.decode(answer.tokens, skip_special_tokens=True)
-                said.append(
-                    Said(
-                        text,
-                        answer.tokens,
-                        is_right=question.is_right(answer.tokens, text),
-                        margins=[margin(likely) for likely in answer.logprobs],
-                        first_token_s=answer.first_token_s,
-                        seconds=answer.ended_s,
-                        computed=len(question.prompt) - answer.cached,
-                        repaired=repaired_by(engine) - before,
-                    )
-                )
-            yield Asked(service.name, question.kind, len(question.prompt), said)
+def serve(
+    model: Path, tokenizer: Any, service: Service, settings: Sequence[dict[str, Any]], apart: bool
+) -> Iterator[Asked]:
+    """Ask all questions. vLLM alone, and BlendHub with each of these settings, take turns at each question; ``apart``:
+    each asks all of them before the next one starts."""
+    blendhubs = [None, *(BLENDHUB | chosen for chosen in settings)]
+    together = [[blendhub] for blendhub in blendhubs] if apart else [blendhubs]
+    asked = [Asked(service.name, question.kind, len(question.prompt)) for question in service.questions]
+    for number, group in enumerate(together, 1):
+        with contextlib.ExitStack() as stack:
+            engines = [stack.enter_context(Engine(model, blendhub, **PLAIN)) for blendhub in group]
+            pairs = list(zip(service.questions, asked, strict=True))
+            for question, answered in progress(pairs, f"{service.name}: questions"):
+                answered.said += [answer(engine, tokenizer, service, question) for engine in engines]
+                if number == len(together):
+                    yield answered
+
+
+def answer(engine: Engine, tokenizer: Any, service: Service, question: Question) -> Said:
+    before, stop = repaired_by(engine), [tokenizer.eos_token_id] if service.ends else None
+    answer = engine.one(question.prompt, tokens=service.tokens, stop_token_ids=stop, logprobs=2)
+    text = tokenizer.decode(answer.tokens, skip_special_tokens=True)
+    return Said(
+        text,
+        answer.tokens,
+        is_right=question.is_right(answer.tokens, text),
+        margins=[margin(likely) for likely in answer.logprobs],
+        first_token_s=answer.first_token_s,
+        seconds=answer.ended_s,
+        computed=len(question.prompt) - answer.cached,
+        repaired=repaired_by(engine) - before,
+    )
 
 
 def repaired_by(engine: Engine) -> int:
@@ -101,6 +108,7 @@ def main() -> None:
     arguments.add_argument("--model", choices=MODELS, default="smollm2", help="default smollm2")
     arguments.add_argument("--settings", nargs="+", type=json.loads, default=[{}], metavar="JSON", help="BlendHub's")
     arguments.add_argument("--questions", type=int, metavar="N", help=f"instead of {QUESTIONS}")
+    arguments.add_argument("--apart", action="store_true", help="one engine at a time, where memory holds no two")
     options = arguments.parse_args()
     result: list[Row] = []
     details: list[Asked] = []
@@ -108,7 +116,7 @@ def main() -> None:
         model = make_random_model(Path(place)) if options.quick else make_real_model(MODELS[options.model])
         tokenizer = AutoTokenizer.from_pretrained(model)
         for service in services(Chat(tokenizer), options):
-            asked = serve(model, tokenizer, service, options.settings)
+            asked = serve(model, tokenizer, service, options.settings, options.apart)
             if options.json:
                 asked = written(asked, options.json.with_suffix(f".{service.name}.jsonl"))
             answered = [*asked]

@@ -35,7 +35,7 @@ class Asked(msgspec.Struct):
     service: str
     kind: str
     prompt_tokens: int
-    said: list[Said]
+    said: list[Said] = []
 
 
 def rows(asked: Sequence[Asked], settings: Sequence[dict[str, Any]], kept: float, time: float | None) -> Iterator[Row]:
