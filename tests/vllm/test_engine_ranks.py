@@ -9,7 +9,7 @@ import pytest
 from harness.engines import Engine, disagreement
 from harness.engines.shapes import DEEPSEEK, GPT_OSS, QWEN3
 from tests.vllm.arrangements import arrange, ranks
-from tests.vllm.conftest import ATTENDED, NO_AMX, SETTINGS, TOLERANCE, drawn, store
+from tests.vllm.conftest import ATTENDED, NO_AMX, PROBING, SETTINGS, TOLERANCE, drawn, store
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -29,7 +29,7 @@ def orders(tmp_path_factory):
 @pytest.fixture(scope="module")
 def engine(model, orders):
     """Copies to its pages end late, and at another time on each rank."""
-    settings = SETTINGS | ATTENDED
+    settings = SETTINGS | PROBING
     engine = Engine(model, settings, arrange=arrange(ranks, str(orders)), **RANKS)
     yield engine
     with suppress(RuntimeError):  # a test has ended it
@@ -52,7 +52,9 @@ def expected(plain, prompts):
     return [plain.one(prompt, tokens=6) for prompt in prompts]
 
 
-def test_two_ranks_blend_and_repair_as_one_and_no_step_waits_for_a_copy(engine, plain, prompts, expected, orders):
+def test_two_ranks_blend_and_repair_as_one_and_probe_beside_copies_for_which_no_step_waits(
+    engine, plain, prompts, expected, orders
+):
     assert engine.call("batches_in_flight") == 2
     at_start = len(engine.log)
     for ratio in (1.0, 0.3):
@@ -77,6 +79,7 @@ def test_two_ranks_blend_and_repair_as_one_and_no_step_waits_for_a_copy(engine, 
     assert disagreement([answer], expected[:1]) < TOLERANCE
     assert answer.report["moved_tokens"] == 0 and "failed" in answer.report["reason"]
     assert "the engine waited for a copy" not in engine.log[at_start:]
+    assert "a probe ran beside a copy" in engine.log[at_start:]
     engine.forget()
 
 
