@@ -73,13 +73,17 @@ def test_two_ranks_blend_and_repair_as_one_and_probe_beside_copies_for_which_no_
         assert all(answer.report["engine_tokens"] > len(prompts[-1]) - 40 for answer in again)
         assert disagreement(again, [plain.one(turn, tokens=4) for turn in turns]) < TOLERANCE
         engine.forget()
+    # Alone, so that it is its own copy beside which it probes.
+    alone_at = len(engine.log)
+    engine.one(prompts[0], recompute_ratio=0.3, store=False)
+    assert "a probe ran beside a copy" in engine.log[alone_at:]
+    engine.forget()
     # What one rank could not copy is computed by all.
     (orders / "1").write_text("copy")
     answer = engine.one(prompts[0], tokens=6, recompute_ratio=1.0, store=False)
     assert disagreement([answer], expected[:1]) < TOLERANCE
     assert answer.report["moved_tokens"] == 0 and "failed" in answer.report["reason"]
     assert "the engine waited for a copy" not in engine.log[at_start:]
-    assert "a probe ran beside a copy" in engine.log[at_start:]
     engine.forget()
 
 
