@@ -10,6 +10,7 @@ import pytest
 from blendhub.framework.hookspecs import EngineInfo
 from blendhub.framework.observers import Observers
 from blendhub.outcome.report import Outcome
+from harness.waiting import wait_until
 
 INFO = EngineInfo(engine="e", model="m", device="cpu", matchers=("prefix",), selector="none")
 
@@ -80,9 +81,7 @@ def test_a_slow_observer_delays_no_caller_and_the_calls_it_misses_are_counted(si
     seeing.may_go_on.clear()
     observers = Observers(site.host().observers(), max_waiting=3)
     observers.engine_started(INFO)
-    until = time.monotonic() + 10
-    while observers._waiting.qsize() and time.monotonic() < until:  # the first call is under way
-        time.sleep(0.001)
+    wait_until(lambda: not observers._waiting.qsize(), 10.0, 0.001)  # the first call is under way
     started = time.monotonic()
     for number in range(10):
         observers.request_done(outcome(number))

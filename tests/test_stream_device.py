@@ -20,10 +20,37 @@ from blendhub.devices import HostArena, Runtime
 from blendhub.testing.devices.deferred import DeferredRuntime
 from blendhub.testing.devices.device_harness import DeviceHarness, DeviceSetup
 from blendhub.testing.devices.streams import RUNTIMES, fail, wait_until_pinned
+from harness.waiting import wait_until
 from tests.copying_device import CopyingDevice, CopyingMover
-from tests.slow_registration import SlowRegistration
 
+DEADLINE_S = 20.0
 SETUP = DeviceSetup(chunk_tokens=40, n_blocks=40, n_shards=8, rotations=(None,) * 3)
+
+
+class SlowRegistration(DeferredRuntime):
+    """A machine that takes long to lock memory: ``register`` waits until the test allows it."""
+
+    def __init__(self):
+        super().__init__()
+        self._allowed = threading.Semaphore(0)
+        self._calls = 0
+
+    def register(self, memory):
+        self._calls += 1
+        assert self._allowed.acquire(timeout=DEADLINE_S), f"the test did not allow call {self._calls} of register"
+        return super().register(memory)
+
+    def allow(self, n_calls):
+        """Let calls return, and wait until the call after them waits."""
+        number = self._calls + n_calls
+        self.allow_soon(n_calls)
+        self.wait_for_call(number)
+
+    def allow_soon(self, n_calls):
+        self._allowed.release(n_calls)
+
+    def wait_for_call(self, number=1):
+        wait_until(lambda: self._calls >= number, DEADLINE_S, 0.001)
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import numpy as np
 from blendhub.client.hub_client import HubClient
 from blendhub.core.spans import Span
 from blendhub.hub.config import HubConfig, Listen, as_toml
+from harness.waiting import wait_until
 from tests.hub.hub_direct import marks
 
 SOON_S = 20.0
@@ -65,10 +65,7 @@ def python_of(process: subprocess.Popen) -> int:
 
 def until(condition: Callable[[], bool]) -> None:
     """Wait until the condition holds."""
-    deadline = time.monotonic() + SOON_S
-    while not condition():
-        assert time.monotonic() < deadline, f"the condition did not hold within {SOON_S} s"
-        time.sleep(0.01)
+    wait_until(condition, SOON_S, 0.01)
 
 
 def store(client: HubClient, text: np.ndarray, **about: Any) -> None:

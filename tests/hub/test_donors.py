@@ -9,7 +9,7 @@ import pytest
 from blendhub.contracts import RunKey, StoredRun
 from blendhub.core.errors import InvalidInput
 from blendhub.core.layout import MIN_SAVED_TOKENS
-from blendhub.core.provenance import EXACT, Provenance
+from blendhub.core.provenance import Provenance
 from blendhub.core.spans import NOWHERE, Span
 from blendhub.hub.stores.store_tier import described
 from blendhub.hub.stores.store_writer import RunDescription
@@ -21,7 +21,6 @@ SHALLOW = 3 * CHUNK
 """KV with fewer tokens before it stays."""
 TEXT = tokens(1, 5 * CHUNK)
 DEEP = Provenance(donates_from=SHALLOW)
-NOT_DONATED = Provenance(donates_from=NOWHERE)
 OF_OTHERS = Provenance("by_other")
 ELSEWHERE = np.concatenate([tokens(2, 40), TEXT, tokens(3, 10)])
 
@@ -31,20 +30,6 @@ def member(hub):
     member = hub.join()
     member.store(TEXT, provenance=DEEP)
     return member
-
-
-def test_what_was_not_donated_stays_until_a_request_that_may_donate_computes_it(hub):
-    member = hub.join()
-    member.store(TEXT, provenance=NOT_DONATED)
-    assert kinds(member.lookup(TEXT)) == [(0, len(TEXT), "exact")]
-    found = member.lookup(ELSEWHERE)
-    assert not found.matches and found.staying == (NotReused(Span(40, 40 + len(TEXT)), Why.NOT_DONATED),)
-    # The stranger's copy does not stand in the way of the trusted one.
-    assert member.store(TEXT).span == Span(0, len(TEXT))
-    assert kinds(member.lookup(ELSEWHERE)) == [(40, 40 + len(TEXT), "moved")]
-    for provenance in (EXACT, NOT_DONATED):
-        assert member.reserve(TEXT, provenance=provenance).lease is None, "it is there already"
-    hub.state.check_integrity()
 
 
 @pytest.mark.parametrize("stored", [False, True])

@@ -252,7 +252,9 @@ def ranks(place: str = "", wide: str = "") -> None:
     """Ranks are forked from the engine's process, which has imported vLLM, instead of importing it each.
 
     ``place``: a folder in which a file named like a rank orders what happens to it: its next "copy" to pages fails, or
-    its next "forward" finds no memory. Copies end late there, on each rank at another time. ``wide``: large weights.
+    its next "forward" finds no memory. Copies end late there, on each rank at another time, those of the layers that
+    probes read before the others; it is told if the engine waits for one, and if it probes beside one. ``wide``: large
+    weights.
     """
     import torch
 
@@ -278,7 +280,11 @@ def _obey_orders(place: Path) -> None:
     from vllm.distributed.parallel_state import get_tp_group
 
     from blendhub.contracts import Transfer
+    from blendhub.vllm.model import layer_groups
     from blendhub.vllm.model.engine_model import EngineModel
+
+    layer_groups.LEAST_BYTES = 0
+    copying: set[Transfer] = set()
 
     def is_ordered(what: str) -> bool:
         """Whether this rank's order, which is taken then, is that what fails."""
@@ -293,6 +299,7 @@ def _obey_orders(place: Path) -> None:
             self._copy = copy
             self._fails = fails
             self._asks = 3 + 6 * get_tp_group().rank_in_group
+            copying.add(self)
 
         def done(self) -> bool:
             self._asks -= 1
@@ -301,18 +308,24 @@ def _obey_orders(place: Path) -> None:
         def wait(self) -> None:
             if self._asks > 0:
                 print("the engine waited for a copy", flush=True)
+            copying.discard(self)
             self._copy.wait()
             if self._fails:
                 # As CUDA does, for any earlier error.
                 raise RuntimeError("CUDA error: a copy failed on this rank")
 
     device, model = cast(Any, CpuDevice), cast(Any, EngineModel)
-    load, forward = device.load, model.forward
+    load, forward, probe = device.load, model.forward, model.forward_until
 
     def forward_or_fail(*arguments: Any, **named: Any) -> Any:
         if is_ordered("forward"):
             raise torch.OutOfMemoryError("tried to allocate 2 GiB")
         return forward(*arguments, **named)
 
-    device.overlaps_compute, model.forward = True, forward_or_fail
+    def probe_and_tell(*arguments: Any, **named: Any) -> Any:
+        if copying:
+            print("a probe ran beside a copy", flush=True)
+        return probe(*arguments, **named)
+
+    device.overlaps_compute, model.forward, model.forward_until = True, forward_or_fail, probe_and_tell
     device.load = lambda *arguments, **named: LateTransfer(load(*arguments, **named), is_ordered("copy"))

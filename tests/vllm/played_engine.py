@@ -1,6 +1,5 @@
 """The connector's scheduler side on a real hub with vLLM's own requests; tests play vLLM and the worker."""
 
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -40,6 +39,7 @@ from blendhub.vllm.scheduler.outcomes import outcome_of
 from blendhub.vllm.scheduler.request.blocks import Tables
 from blendhub.vllm.scheduler.startup import StartupFacts
 from blendhub.vllm.settings import ReusePolicy, Settings
+from harness.waiting import wait_until
 
 register()
 init_none_hash(sha256)
@@ -172,11 +172,6 @@ class PlayedEngine:
         self.side.arrived(request)
         return request
 
-    def answer_within(self, seconds: float) -> None:
-        """Have the hub's answers waited for so long: ``lookup_timeout_s``."""
-        self.side.loads._settings = msgspec.structs.replace(SETTINGS, lookup_timeout_s=seconds)
-        self.side.saves._timeout_s = seconds
-
     def settle(self) -> None:
         """Until the hub has answered all that the scheduler side asked."""
         for request in (*self.side.requests.known.values(), *self.side.requests.ended.values()):
@@ -255,11 +250,8 @@ class PlayedEngine:
         """How many rights to read and to write there are."""
         return self.gauge("read_leases") + self.gauge("write_leases")
 
-    def eventually(self, what: Callable[[], Any]) -> None:
-        until = time.monotonic() + 10
-        while not what():
-            assert time.monotonic() < until
-            time.sleep(0.005)
+    def eventually(self, what: Callable[[], bool]) -> None:
+        wait_until(what, 10.0, 0.005)
 
 
 @contextmanager

@@ -17,7 +17,6 @@ from vllm.v1.request import Request
 
 from blendhub import Span
 from blendhub.contracts import Segment, Transfer
-from blendhub.devices import HostArena, PinningThread
 from blendhub.testing.devices.deferred import DeferredRuntime, Task
 from blendhub.vllm.model.layer_groups import attach
 from blendhub.vllm.worker.connector_worker import ConnectorWorker
@@ -27,15 +26,13 @@ from tests.vllm.stand_in_model import StandInModel
 
 
 class SideTransfer(Transfer):
-    def __init__(self, device: "SideDevice", end: Task, group: int) -> None:
+    def __init__(self, device: "SideDevice", end: Task) -> None:
         self._device = device
         self._end = end
-        self._group = group
 
     def done(self) -> bool:
         """The machine takes up to ten tasks further between two polls."""
-        is_held = self._device.is_held or self._group in self._device.held_groups
-        return not is_held and any(self._device.runtime.query(self._end) for _ in range(10))
+        return not self._device.is_held and any(self._device.runtime.query(self._end) for _ in range(10))
 
     def wait(self) -> None:
         assert self.done(), "a step waits for a copy"
@@ -48,20 +45,17 @@ class SideDevice(CpuDevice):
 
     overlaps_compute = True
 
-    def __init__(self, runtime: DeferredRuntime | None = None) -> None:
+    def __init__(self) -> None:
         super().__init__(CpuOptions())
-        self.runtime = runtime or DeferredRuntime()
+        self.runtime = DeferredRuntime()
         self.runtime.set_device()
         self.is_held = False
         """No load ends while this is true."""
-        self.held_groups: set[int] = set()
-        """No load of these groups of layers ends."""
         self.error: Exception | None = None
         """What loads and the pinning of the arena raise."""
         self.pins = 0
         self.loads: list[tuple[int, int]] = []
         """For each load, where its first segment begins, and how many tokens the device was told to skip."""
-        self._pinning = PinningThread("side")
         self._stream = self.runtime.create_stream()
 
     def pin(self, arena: np.ndarray, progress: Any = None) -> None:
@@ -69,7 +63,6 @@ class SideDevice(CpuDevice):
             raise self.error
         super().pin(arena)
         self.pins += 1
-        self._pinning.run_later(HostArena(arena, self.runtime, progress).pin)
 
     def begin_step(self) -> None:
         self._step_begins = self.runtime.record_event()
@@ -79,7 +72,7 @@ class SideDevice(CpuDevice):
         self.runtime.wait_event(self._stream, self._step_begins)
         super_load = super().load
         self._stream.submit(lambda: super_load(segments, blocks, skip_prefix_n_tokens, group).wait())
-        return SideTransfer(self, self.runtime.record_event(self._stream), group)
+        return SideTransfer(self, self.runtime.record_event(self._stream))
 
 
 class PlayedWorker:

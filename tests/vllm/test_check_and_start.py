@@ -208,28 +208,6 @@ def test_what_is_wrong_is_refused_by_both_with_the_same_words(verdicts, settings
     assert "kv_connector_extra_config.blendhub" in check
 
 
-def test_options_of_a_stranger_s_plugin_are_checked_by_both(verdicts, site):
-    site.install(
-        "stranger",
-        """
-        from typing import Annotated
-        import msgspec
-        from blendhub import PluginSpec, hookimpl
-        from blendhub_selectors.first_k import FirstKSelector
-
-        class MyOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-            window: Annotated[int, msgspec.Meta(ge=1, le=4096)] = 32
-
-        @hookimpl
-        def blendhub_selectors():
-            return [PluginSpec(name="mine", api=5, summary="", factory=FirstKSelector, options=MyOptions)]
-        """,
-    )
-    assert verdicts(choosing_with("selector", "mine", {"window": 4096})) == ("", "")
-    check, start = verdicts(choosing_with("selector", "mine", {"window": 4097}))
-    assert check == start and "Expected `int` <= 4096 - at `$.window`; 4097 was given" in check
-
-
 def test_a_text_without_tokens_of_its_own_is_left_to_the_start_and_the_command_says_so(verdicts, capsys):
     settings = choosing_with("matcher", "separator", {"separator": "7"})
     check, start = verdicts(settings)

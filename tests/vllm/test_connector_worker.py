@@ -17,11 +17,10 @@ from blendhub.vllm.messages import Adapter, HubAddress, SaveJob, StepPlan
 from blendhub.vllm.worker import forwards
 from blendhub.vllm.worker.load_task import LoadProgress
 from blendhub.vllm.worker.recompute import HostCopy
+from harness.waiting import wait_until
 from tests.hub.processes import HubProcess
-from tests.slow_registration import SlowRegistration
 from tests.vllm.played_engine import HOST, NAMESPACE, SETTINGS, PlayedEngine, text
 from tests.vllm.played_worker import SideDevice, played_worker, worker_of
-from tests.vllm.standing_still import standing_still
 
 STORED = text(0, 96)
 PROMPT = STORED + text(1, 32)
@@ -41,9 +40,7 @@ def worker(device):
 def reason(worker):
     """Why the request whose load has failed is computed; its lease ends."""
     assert worker.failed() == ["r"]
-    until = time.monotonic() + 10
-    while worker.engine.gauge("read_leases"):
-        assert time.monotonic() < until
+    worker.engine.eventually(lambda: not worker.engine.gauge("read_leases"))
     return worker.engine.report("r")["reason"]
 
 
@@ -156,19 +153,14 @@ def test_a_copy_that_fails_keeps_its_blocks_until_it_has_ended_and_one_that_does
     assert "the device is lost" in reason(worker)
 
 
-@pytest.mark.parametrize("hub", ["stands still", "has no session yet"])
-def test_a_load_waits_for_the_hub_no_longer_than_the_timeout(worker, device, monkeypatch, hub):
+def test_a_load_waits_for_the_worker_s_session_no_longer_than_the_timeout(worker, monkeypatch):
+    """How long it waits for a hub that stands still, test_engine_stopped_hub.py has."""
     worker.arrive("r", PROMPT)
-    if hub == "has no session yet":
-        monkeypatch.setattr(worker.worker, "_open", lambda: None)
-    device.is_held = True
-    worker.step()
+    monkeypatch.setattr(worker.worker, "_open", lambda: None)
     begun = time.monotonic()
-    with standing_still(worker.engine.hub):
-        device.is_held = False
-        worker.until_loaded("r", hub_answers=False)
-        assert time.monotonic() - begun < SETTINGS.lookup_timeout_s
-    assert worker.failed() == ["r"] and "DeadlineExceeded" in worker.engine.report("r")["reason"]
+    worker.until_loaded("r")
+    assert time.monotonic() - begun < SETTINGS.lookup_timeout_s
+    assert "DeadlineExceeded" in reason(worker)
 
 
 def test_nothing_is_copied_from_an_arena_of_another_registration(worker, device):
@@ -183,52 +175,27 @@ def test_nothing_is_copied_from_an_arena_of_another_registration(worker, device)
     assert len(device.loads) == 1
 
 
-@pytest.mark.parametrize("other", [LoadProgress.PROVEN, LoadProgress.FAILED])
-def test_the_lease_ends_when_the_last_rank_has_copied_and_a_load_fails_on_all_ranks(worker, monkeypatch, other):
+def test_the_lease_ends_when_the_last_rank_has_copied(worker, monkeypatch):
     now = LoadProgress.PENDING
     monkeypatch.setattr(worker.worker._ranks, "least", lambda numbers: [min(number, now) for number in numbers])
     worker.arrive("r", PROMPT)
     for _ in range(3):
         assert worker.step() == set() and worker.engine.gauge("read_leases") == 1, "the other rank still copies"
-    now = other
+    now = LoadProgress.PROVEN
     worker.until_loaded("r")
     assert worker.engine.gauge("read_leases") == 0
-    if other == LoadProgress.FAILED:
-        assert "another rank failed" in reason(worker)
-    else:
-        assert worker.failed() == [] and worker.engine.report("r")["exact_tokens"] == 96
+    assert worker.failed() == [] and worker.engine.report("r")["exact_tokens"] == 96
 
 
-@pytest.mark.parametrize("ends", [False, True], ids=["the session lives", "the session ends"])
-def test_a_load_that_takes_long_while_others_fill_the_arena(device, ends):
-    """While the scheduler's session lives, nothing that the lease covers is evicted. Where it ends, what was copied
-    proves nothing, and vLLM computes the tokens."""
-    with played_worker(device, STORED, arena_gib=0.0005) as worker:
-        device.is_held = True
-        worker.arrive("r", PROMPT)
-        engine, numbers = worker.engine, iter(range(10**9, 2 * 10**9, 96))
-        if ends:  # as if the scheduler's process had stood still
-            engine.side.client._join()
-        with engine.hub.connect() as writer:
-            writer.register("other", NAMESPACE, 0)
-            while writer.stats().result().counters["evictions"] < 1000:
-                assert not worker.step()
-                for _ in range(20):
-                    tokens = np.arange(96, dtype=np.uint32) + next(numbers)
-                    reserved = writer.reserve(tokens, Span(0, 96)).result()
-                    for slot in reserved.slots:
-                        writer.shard(slot.slot)[:] = 2
-                    writer.commit(reserved.right, reserved.span.end).result()
-        matches = engine.client.lookup(np.asarray(STORED, np.uint32), acquire=False).result().matches
-        assert (matches or ends) and engine.gauge("read_leases") == (not ends)
-        device.is_held = False
-        worker.until_loaded("r")
-        assert engine.report("r")["exact_tokens"] == (0 if ends else 96)
-        if ends:
-            assert "LeaseError" in reason(worker)
-        else:
-            assert worker.failed() == [] and engine.gauge("read_leases") == 0
-            assert (worker.kv[:6].numpy().view(np.uint8) == 1).all()
+def test_what_was_copied_under_a_lease_that_has_ended_proves_nothing_and_vllm_computes_it(worker, device):
+    device.is_held = True
+    worker.arrive("r", PROMPT)
+    worker.step()
+    worker.engine.side.client._join()  # the session ends, as if the scheduler's process had stood still
+    assert worker.engine.gauge("read_leases") == 0
+    device.is_held = False
+    worker.until_loaded("r")
+    assert "LeaseError" in reason(worker) and worker.engine.report("r")["exact_tokens"] == 0
 
 
 @pytest.mark.slow
@@ -247,13 +214,11 @@ def test_a_restarted_hub_s_arena_is_pinned_when_no_copy_is_left_in_the_earlier_o
         before = engine.client.epoch
         hub.kill()
         hub.start()
-        until = time.monotonic() + 30
-        while any(client.epoch == before or not client.is_up for client in clients):
-            assert time.monotonic() < until
-            time.sleep(0.01)
+        wait_until(lambda: all(client.is_up and client.epoch != before for client in clients), 30.0)
         assert worker.step() == set() and device.pins == 1, "the device still copies in the earlier arena"
         device.is_held = False
         loaded: set[str] = set()
+        until = time.monotonic() + 30
         while loaded != {"copying", "r"}:
             assert time.monotonic() < until
             loaded |= worker.step()
@@ -263,27 +228,16 @@ def test_a_restarted_hub_s_arena_is_pinned_when_no_copy_is_left_in_the_earlier_o
     hub.kill()
 
 
-def test_no_step_waits_for_the_registration_of_the_arena_and_requests_are_served_meanwhile():
-    """The machine may take minutes; here it takes until the request is served, so a step that waited would hang."""
-    runtime = SlowRegistration()
-    with played_worker(SideDevice(runtime), STORED) as worker:
-        runtime.wait_for_call()
-        worker.arrive("r", PROMPT)
-        assert worker.step() == {"r"} and not runtime.registered
-        runtime.allow_soon(10_000)
-
-
-@pytest.mark.parametrize("error", [RuntimeError("CUDA error: out of memory"), MemoryError("no pinned memory")])
-def test_an_arena_that_cannot_be_pinned_costs_loads_and_saves_and_no_step(device, error):
-    device.error = error
+def test_an_arena_that_cannot_be_pinned_costs_loads_and_saves_and_no_step(device):
+    device.error = RuntimeError("CUDA error: out of memory")
     with played_worker(device, STORED) as worker:
         worker.arrive("r", PROMPT)
         worker.until_loaded("r")
-        assert str(error) in reason(worker)
+        assert "out of memory" in reason(worker)
         save = SaveJob("s", WriteRight(1, 2, "nonce", 3), Slot(Span(0, 32), 0), (np.arange(2),))
         worker.worker.save(StepPlan(saves=[save], ending={"s"}))
         assert worker.worker.finished() == ({"s"}, set())
-        assert worker.worker.take_report().failed_saves == {type(error).__name__: 1}
+        assert worker.worker.take_report().failed_saves == {"RuntimeError": 1}
 
 
 @pytest.mark.parametrize("samples_last", [False, True], ids=["V2", "V1 on a GPU"])

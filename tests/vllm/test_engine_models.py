@@ -118,6 +118,7 @@ def test_of_a_model_with_recurrent_layers_nothing_is_reused_and_one_line_says_wh
     prompts = [texts.new(n) for n in (200, 333)]
     with start(LFM2, arrange=arrange(draw_wide_weights), enable_prefix_caching=True) as engine:
         assert engine.log.count("keeps a recurrent state") == 1
+        assert "/dev/shm/blendhub-" not in Path(f"/proc/{engine.pid}/maps").read_text(), "a hub was started for it"
         first = engine.ask(*prompts, tokens=9)
         engine.forget()
         again = engine.ask(*prompts, tokens=9)

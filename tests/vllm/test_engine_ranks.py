@@ -9,7 +9,7 @@ import pytest
 from harness.engines import Engine, disagreement
 from harness.engines.shapes import GPT_OSS
 from tests.vllm.arrangements import arrange, ranks
-from tests.vllm.conftest import ATTENDED, NO_AMX, SETTINGS, TOLERANCE, drawn, store
+from tests.vllm.conftest import ATTENDED, NO_AMX, PROBING, SETTINGS, TOLERANCE, drawn, store
 from tests.vllm.shapes import DEEPSEEK, QWEN3
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -30,7 +30,7 @@ def orders(tmp_path_factory):
 @pytest.fixture(scope="module")
 def engine(model, orders):
     """Copies to its pages end late, and at another time on each rank."""
-    settings = SETTINGS | ATTENDED
+    settings = SETTINGS | PROBING
     engine = Engine(model, settings, arrange=arrange(ranks, str(orders)), **RANKS)
     yield engine
     with suppress(RuntimeError):  # a test has ended it
@@ -53,7 +53,9 @@ def expected(plain, prompts):
     return [plain.one(prompt, tokens=6) for prompt in prompts]
 
 
-def test_two_ranks_blend_and_repair_as_one_and_no_step_waits_for_a_copy(engine, plain, prompts, expected, orders):
+def test_two_ranks_blend_and_repair_as_one_and_probe_beside_copies_for_which_no_step_waits(
+    engine, plain, prompts, expected, orders
+):
     assert engine.call("batches_in_flight") == 2
     at_start = len(engine.log)
     for ratio in (1.0, 0.3):
@@ -75,6 +77,11 @@ def test_two_ranks_blend_and_repair_as_one_and_no_step_waits_for_a_copy(engine, 
     held = engine.ask(*prompts, tokens=6, recompute_ratio=0.1, doubt=1e6, store=False)
     assert all(answer.report["doubt"]["token"] == 1 for answer in held)
     assert disagreement(held, expected) < TOLERANCE
+    engine.forget()
+    # Alone, so that it is its own copy beside which it probes.
+    alone_at = len(engine.log)
+    engine.one(prompts[0], recompute_ratio=0.3, store=False)
+    assert "a probe ran beside a copy" in engine.log[alone_at:]
     engine.forget()
     # What one rank could not copy is computed by all.
     (orders / "1").write_text("copy")

@@ -1,9 +1,5 @@
 """The names of a model's and of an adapter's weights, without a copy of them."""
 
-import pytest
-
-pytest.importorskip("vllm", reason="the adapter's tests need vLLM; `make setup` installs it")
-
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from vllm.lora.lora_model import LoRAModel

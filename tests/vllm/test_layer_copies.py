@@ -16,7 +16,7 @@ from blendhub.core.layout import KVLayout, section_starts, shard_bytes_of
 from blendhub.vllm.model import layer_groups
 from blendhub.vllm.model.layer_groups import LayerGroup, split
 from blendhub.vllm.worker.layer_copies import LayerCopies, Transfers
-from tests.stand_in import Anything
+from tests.stand_in import Anything, StandIn
 
 N_BLOCKS, CHUNK, N_CHUNKS = 40, 12, 6
 
@@ -111,3 +111,14 @@ def test_a_copy_that_fails_in_one_group_ends_when_all_have_ended():
     with pytest.raises(RuntimeError, match="out of memory"):
         Transfers(parts).wait()
     assert all(part.is_waited_for for part in parts)
+
+
+def test_probes_wait_for_the_copies_of_the_layers_that_they_read_and_for_no_others():
+    groups = [
+        StandIn(table=0, block_size=2, at=0, is_probed=number == 0, pages=lambda blocks: blocks) for number in (0, 1)
+    ]
+    for ended in ((True, False), (False, True)):
+        parts = [StandIn(done=lambda part=part: part) for part in ended]
+        device = StandIn(overlaps_compute=True, load=lambda *given, parts=parts: parts[given[-1]])
+        load = LayerCopies(device, groups).load([], [np.ones(1, np.int64)], 0)
+        assert (load.probed.done(), load.all.done()) == (ended[0], False)

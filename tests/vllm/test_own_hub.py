@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("vllm", reason="the adapter's tests need vLLM; `make setup` installs it")
-
 from blendhub.vllm.own_hub import engines_of_this_host
 
 ENGINES = """

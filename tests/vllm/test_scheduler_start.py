@@ -20,7 +20,7 @@ from blendhub.vllm import connector as vllm_connector
 from blendhub.vllm import scheduler_start
 from blendhub.vllm.connector import BlendHubConnector
 from blendhub.vllm.messages import LoadedAdapter, WorkerProof, WorkerReport
-from blendhub.vllm.model_support import ModelSupport, unsupported
+from blendhub.vllm.model_support import ModelSupport
 from blendhub.vllm.scheduler.side import NotServed
 from blendhub.vllm.scheduler_start import SchedulerStart
 from tests.stand_in import StandIn
@@ -111,26 +111,13 @@ def test_alone_workers_show_their_proof_before_vllm_is_ready_and_the_first_reque
     assert list(side.requests.known) == ["r"] and worker.build_connector_worker_meta() is None
 
 
-def test_beside_others_workers_show_no_handshake_and_report_their_proof(monkeypatch):
-    worker = BlendHubConnector(config_of(OURS), KVConnectorRole.WORKER, CACHE)
-    worker._unchecked = StandIn(finish=lambda neighbours: (PROOF, None))
-    beside = StandIn(sub_connectors=[worker], _kv_transfer_config=StandIn(kv_load_failure_policy="recompute"))
-    monkeypatch.setattr(vllm_connector, "get_kv_transfer_group", lambda: beside)
-    assert worker.get_handshake_metadata() is None
-    assert worker.build_connector_worker_meta() == WorkerReport(proofs={0: PROOF})
-
-
-@pytest.mark.parametrize(
-    "proofs, reason",
-    [({0: WorkerProof(0, unsupported("it has no KV"))}, "it has no KV"), ({}, scheduler_start.NOT_HEARD)],
-)
-def test_without_reuse_no_hub_is_started_and_requests_go_on_and_learn_why(connector, proofs, reason):
+def test_without_a_report_of_the_workers_no_hub_is_started_and_requests_go_on_and_learn_why(connector):
     early = request("early")
     connector.on_new_request(early)
-    report(connector, WorkerReport(proofs=proofs))
+    report(connector, WorkerReport())
     for _ in range(scheduler_start.MAX_STEPS):
         step(connector)
     assert connector.get_num_new_matched_tokens(early, 0) == (0, False)
     assert isinstance(connector._scheduler, NotServed) and not connector.has_pending_push_work()
-    assert reason in connector.request_finished(early, [])[1]["blendhub"]["reason"]
+    assert scheduler_start.NOT_HEARD in connector.request_finished(early, [])[1]["blendhub"]["reason"]
     assert connector.get_kv_connector_stats().data == {"refused_model": 1}

@@ -6,8 +6,6 @@ from typing import Any
 import msgspec
 import pytest
 
-pytest.importorskip("vllm", reason="the adapter's tests need vLLM; `make setup` installs it")
-
 from blendhub.contracts import ArenaProgress
 from blendhub.core.layout import KVLayout, Namespace
 from blendhub.core.plugin_choice import PluginChoice

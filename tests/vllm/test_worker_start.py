@@ -10,7 +10,6 @@ import torch
 
 from blendhub.core.errors import InvalidInput, Unsupported
 from blendhub.core.plugin_choice import PluginChoice
-from blendhub.vllm.model import layer_groups
 from blendhub.vllm.model.device_memory import DeviceMemory
 from blendhub.vllm.model_support import Neighbours
 from blendhub.vllm.settings import Settings
@@ -42,10 +41,10 @@ class Start(WorkerStart):
     ``fails`` gives the error of an attachment, from its number.
     """
 
-    def __init__(self, monkeypatch, *rotaries, fails=lambda number: None, ranks=ALONE, n_layers=2, **settings):
+    def __init__(self, monkeypatch, *rotaries, fails=lambda number: None, ranks=ALONE):
         self.devices: list[Any] = []
         self.attached: list[Any] = []
-        model = StandInModel(forward_together if ranks.count > 1 else lambda tensor: tensor, n_layers=n_layers)
+        model = StandInModel(forward_together if ranks.count > 1 else lambda tensor: tensor)
         model.module.others = torch.nn.ModuleList(rotaries)
 
         def attach(layers, block_size, layout):
@@ -62,7 +61,7 @@ class Start(WorkerStart):
         monkeypatch.setattr(worker_start, "find_caller", lambda *methods: SimpleNamespace(device=PLACE))
         monkeypatch.setattr(worker_start, "EngineModel", lambda runner, config, platform: model)
         monkeypatch.setattr(worker_start, "get_tp_group", lambda: ranks._group)
-        chosen = Settings(device=PluginChoice("noted"), chunk_tokens=32, **settings)
+        chosen = Settings(device=PluginChoice("noted"), chunk_tokens=32)
         super().__init__(None, chosen, StandIn(create=create), "engine", lambda runner, config: None)
 
     def started(self, neighbours=None):
@@ -80,21 +79,6 @@ def test_kernels_are_compiled_before_the_warm_up_for_every_form_of_rotation(monk
     assert proof.support.blends and worker
     assert [rotation.cos_sin.shape[1] for rotation in start.attached[-1]] == [16, 16] and not start._rotations
     assert len(start.attached) == 5 and not start.devices[-1].is_closed
-
-
-@pytest.mark.parametrize(
-    "selector, overlaps, layers", [("hkvd", True, [2, 1]), ("hkvd", False, [3]), ("first_k", True, [3])]
-)
-def test_layers_that_a_selector_probes_are_attached_apart_where_copies_run_beside_forwards(
-    monkeypatch, selector, overlaps, layers
-):
-    monkeypatch.setattr(Noted, "overlaps_compute", overlaps)
-    monkeypatch.setattr(layer_groups, "LEAST_BYTES", 0)
-    start = Start(monkeypatch, n_layers=3, selector=PluginChoice(selector))
-    start.register()
-    start.attached.clear()
-    _, worker = start.finish()
-    assert worker and [len(rotations) for rotations in start.attached] == layers
 
 
 @pytest.mark.parametrize(

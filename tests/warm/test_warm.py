@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections import Counter
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from blendhub.cli import main
 from blendhub.cli.warming.prompts import MAX_COMPANIES, companies_of
 from blendhub.hub.config import HubConfig
 from blendhub.hub.embedded import HubInThread
+from harness.waiting import wait_until
 from tests.warm.small_server import SmallServer
 
 pytestmark = pytest.mark.slow
@@ -94,9 +94,7 @@ def test_a_stopped_command_goes_on_where_it_was(server, warm, tmp_path):
     command = [sys.executable, "-c", restored, "warm", "--server", server.url, "--data", str(data)]
     command += ["--system", str(tmp_path / "system"), "--concurrency", "2"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as stopped:
-        until = time.monotonic() + 60
-        while len(server.computed) < 30 and time.monotonic() < until:
-            time.sleep(0.01)
+        wait_until(lambda: len(server.computed) >= 30, 60.0, 0.01)
         stopped.send_signal(signal.SIGINT)
         said, _ = stopped.communicate(timeout=30)
     assert stopped.returncode == 130 and "Stopped: the same command goes on from here." in said
