@@ -9,10 +9,10 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 
 BOUNDS = {
-    "blendhub/, plugins/": 32_400,
+    "blendhub/, plugins/": 33_650,
     "blendhub/testing/": 5_450,
-    "tests/, plugins/*/tests/": 24_950,
-    "benchmarks/, harness/, examples/": 6_150,
+    "tests/, plugins/*/tests/": 25_600,
+    "benchmarks/, harness/, examples/": 6_880,
 }
 """The most lines of Python in these folders: at most 4% more than there are. A folder's files count in the row that
 names it most closely; ``research/`` counts in none."""
