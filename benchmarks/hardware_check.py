@@ -36,6 +36,7 @@ SETTINGS = {
     "policy": {"min_donor_context": 0, "min_reused_tokens": 64},
     "audit_share": 0.0,
     "repair": "off",
+    "doubt": 0,
 }
 """Everything that was asked for is blended, whether it pays or not."""
 SHAPE = {"head_dim": 128, "num_attention_heads": 2, "num_key_value_heads": 1, "torch_dtype": "bfloat16"}

@@ -94,7 +94,7 @@ def run(module: str, out: Path, start: Callable[[], AbstractContextManager[Engin
 def start_engine(blendhub: dict[str, Any]) -> Engine:
     print("start vLLM", flush=True)
     lengths = {"max_model_len": LONGEST, "max_num_batched_tokens": LONGEST}
-    return Engine(make_real_model(), blendhub | {"audit_share": 0, "repair": "off"}, **lengths, **PLAIN)
+    return Engine(make_real_model(), blendhub | {"audit_share": 0, "repair": "off", "doubt": 0}, **lengths, **PLAIN)
 
 
 def ask_all(engines: Engines, model: Path, n_prompts: int) -> dict[str, list[Answer]]:

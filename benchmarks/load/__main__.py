@@ -30,6 +30,7 @@ SETTINGS = {
     "policy": {"min_donor_context": 0},
     "audit_share": 0.0,
     "repair": "off",
+    "doubt": 0,
 }
 PLAIN, BLENDHUB = None, transfer_config(SETTINGS)
 """vLLM with its prefix cache, and with BlendHub."""

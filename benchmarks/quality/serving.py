@@ -11,6 +11,7 @@ SETTINGS: dict[str, Any] = {
     "lookup_timeout_s": 30.0,
     "audit_share": 0.0,
     "repair": "off",
+    "doubt": 0,
     # Benchmarks compute documents alone, or behind little text, and reuse whether it pays or not.
     "policy": {"min_donor_context": 0, "min_reused_tokens": 64},
 }

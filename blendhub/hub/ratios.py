@@ -59,6 +59,8 @@ class FoundRatio:
             self._go(min(MOST, self.ratio / STEP))
 
     def _go(self, ratio: float) -> None:
+        if ratio == self.ratio:
+            return
         log.info(
             "recompute_ratio: %.3f of the moved text instead of %.3f, because %d of %d tokens differed",
             ratio, self.ratio, self._differing, self._compared,

@@ -28,7 +28,7 @@ OPTIONS: dict[str, Any] = {
     "max_num_batched_tokens": 8192,
     "enable_prompt_tokens_details": True,
 }
-SETTINGS = {"hub": {"arena_gib": 3.0, "metrics": ""}, "audit_share": 0.0, "repair": "off"}
+SETTINGS = {"hub": {"arena_gib": 3.0, "metrics": ""}, "audit_share": 0.0, "repair": "off", "doubt": 0}
 BLENDHUB = transfer_config(SETTINGS)
 
 

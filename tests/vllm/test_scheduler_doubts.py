@@ -5,6 +5,7 @@ import msgspec
 import pytest
 
 from blendhub import Span
+from blendhub.outcome.report import RepairOutcome
 from blendhub.vllm.costs import Cost, Costs
 from blendhub.vllm.messages import HeldToken, RepairResult, WorkerReport
 from blendhub.vllm.scheduler.repairs import REPORT_STEPS
@@ -57,21 +58,24 @@ def held(step: int, position: int, agrees: bool = False) -> HeldToken:
 
 def test_the_first_token_is_looked_at_and_each_job_brings_what_the_workers_do_not_know(engine):
     request, there = arrived(engine)
+    engine.blocks.blocks = list(range(1, 1 - (-N // BLOCK)))
     assert step(engine, request, there, N - 1 - there) is None, "behind a chunk of the prompt nothing is sampled"
     job = step(engine, request, N - 1)
     assert job.span == Span(FIRST, N) and job.is_first and job.margin == DOUBT and job.prompt_tokens == N
     assert job.tokens.tolist() == PROMPT[FIRST:-1] and job.compares
-    blocks = list(engine.blocks.blocks)
-    assert job.blocks[0].tolist() == blocks and job.seconds == pytest.approx(0.01 * (N - FIRST))
+    assert job.blocks[0].tolist() == engine.blocks.blocks and job.seconds == pytest.approx(0.01 * (N - FIRST))
     said(request)
-    engine.blocks.blocks.append(500)
     job = step(engine, request, N)
     assert job.span == Span(FIRST, N + 1) and not job.is_first
-    assert job.tokens.tolist() == PROMPT[-1:] and job.blocks[0].tolist() == [500]
+    assert job.tokens.tolist() == PROMPT[-1:] and not job.blocks[0].size
     # vLLM plans a step ahead: it does not know the last token, which the runner has.
     job = step(engine, request, N + 1)
     assert job.span == Span(FIRST, N + 2) and job.tokens.tolist() == [7] and not job.blocks[0].size
     assert step(engine, request, N + 2) is None, "no runner has two tokens that vLLM does not know"
+    said(request, BLOCK)
+    engine.blocks.blocks.append(500)
+    job = step(engine, request, request.num_tokens - 1)
+    assert job.blocks[0].tolist() == [500] and len(job.tokens) == BLOCK - 1
 
 
 @pytest.mark.parametrize(
@@ -119,6 +123,15 @@ def test_what_was_held_before_a_preemption_says_nothing_of_what_was_loaded_after
     assert engine.report("a")["approximate_from"] == FIRST
 
 
+def test_a_token_held_behind_the_end_of_an_answer_is_not_counted(engine):
+    request, there = arrived(engine)
+    step(engine, request, there, N - there)
+    said(request)
+    step(engine, request, N)
+    report(engine, tokens=9, held=held(engine.side._n_steps, N + 1))
+    assert not engine.counters["answers_held"] and "doubt" not in engine.report("a")
+
+
 def test_a_token_that_did_not_wait_is_counted_and_what_is_too_long_is_repaired_before(settings):
     settings, cheap = msgspec.structs.replace(settings, doubt_pause_s=1e-9), Cost(1e-8)
     costs = msgspec.structs.replace(COSTS, recompute=cheap)
@@ -154,3 +167,25 @@ def test_blocks_are_kept_until_the_workers_have_said_whether_the_last_token_was_
         ending.append(engine.ending)
     assert engine.counters["answers_held"] == is_held and ending.count({"a"}) == 1
     assert is_held or ending[-1] == {"a"}, "the workers have yet to report"
+
+
+def test_where_the_ratio_is_auto_the_hub_says_it_and_learns_from_requests_without_a_salt_or_a_ratio_of_their_own(
+    settings,
+):
+    settings = msgspec.structs.replace(settings, recompute_ratio="auto")
+    with played_engine(settings=settings, costs=COSTS, audits=True, holds=True) as engine:
+        engine.serve("stored", text(0, 96))
+        engine.serve("salted", text(0, 96), salt="ann")
+
+        def ratios(name: str, salt: str | None = None, **asked):
+            engine.serve(name, text(3, 32) + text(0, 96) + text(4, 21), salt=salt, store=False, **asked)
+            told = engine.client.explain(name).result().outcome
+            assert told
+            return told.ratio, told.found_ratio
+
+        assert ratios("own", recompute_ratio=0.5) == (0.5, None) and ratios("other", salt="ann") == (0.3, None)
+        assert ratios("first") == (0.3, 0.3)
+        outcome = engine.client.explain("first").result().outcome
+        engine.client.report([msgspec.structs.replace(outcome, repair=RepairOutcome(9, 9, 9, (1, 2, 3)))]).result()
+        ratios("hears")
+        assert ratios("next") == (pytest.approx(0.375), pytest.approx(0.375))

@@ -4,6 +4,7 @@ Both runners call their sampler outside of graphs, once a step, behind the masks
 everything else that a request asks for.
 """
 
+import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -31,7 +32,10 @@ class Sampling(ABC):
 
     @abstractmethod
     def processed(self) -> torch.Tensor:
-        """The predictions behind penalties, biases and other processors, as they will be sampled."""
+        """The predictions behind penalties, biases and vLLM's other processors, as they will be sampled.
+
+        Processors of others are left out: they may count how often they are called.
+        """
 
 
 Look = Callable[[Sampling], None]
@@ -55,7 +59,9 @@ class SamplingOfV1(Sampling):
 
     def processed(self) -> torch.Tensor:
         logits = self.logits.to(torch.float32, copy=True)
-        processed: torch.Tensor = self._runner.sampler.apply_logits_processors(logits, self._metadata, False)
+        of_vllm = type(self._metadata.logitsprocs)(filter(_is_of_vllm, self._metadata.logitsprocs.all))
+        metadata = dataclasses.replace(self._metadata, logitsprocs=of_vllm)
+        processed: torch.Tensor = self._runner.sampler.apply_logits_processors(logits, metadata, False)
         return processed
 
 
@@ -75,7 +81,13 @@ class SamplingOfV2(Sampling):
         return [ids[row] for row in rows]
 
     def processed(self) -> torch.Tensor:
-        processed: torch.Tensor = self._runner.sampler.apply_sampling_params(**self._arguments, skip_top_k_top_p=True)
+        sampler = self._runner.sampler
+        processors = sampler.logits_processors
+        sampler.logits_processors = [*filter(_is_of_vllm, processors)]
+        try:
+            processed: torch.Tensor = sampler.apply_sampling_params(**self._arguments, skip_top_k_top_p=True)
+        finally:
+            sampler.logits_processors = processors
         return processed
 
 
@@ -100,7 +112,8 @@ def watch_sampling(runner: Any, look: Look) -> None:
 
         sampler.register_forward_pre_hook(before_forward, with_kwargs=True)
         return
-    _need(runner, "req_states.req_id_to_index", "sampler.sample", "sampler.apply_sampling_params")
+    paths = ("sampler.sample", "sampler.apply_sampling_params", "sampler.logits_processors")
+    _need(runner, "req_states.req_id_to_index", *paths)
     assert sampler
     sample = sampler.sample
 
@@ -110,6 +123,10 @@ def watch_sampling(runner: Any, look: Look) -> None:
         return sample(*arguments, **named)
 
     sampler.sample = look_and_sample
+
+
+def _is_of_vllm(processor: Any) -> bool:
+    return type(processor).__module__.startswith("vllm.")
 
 
 def _need(runner: Any, *paths: str) -> None:

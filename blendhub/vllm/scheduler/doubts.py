@@ -1,8 +1,10 @@
 """Doubt: the tokens that workers look at before a step is sampled, and hold if the model is unsure of them."""
 
 from collections import Counter
+from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 from vllm.v1.core.sched.output import SchedulerOutput
 
 from blendhub.core.spans import Span
@@ -10,15 +12,11 @@ from blendhub.outcome.report import DoubtOutcome
 from blendhub.vllm.costs import Costs
 from blendhub.vllm.messages import DoubtJob, HeldToken, StepPlan
 from blendhub.vllm.scheduler.repair_pace import GUESSED_COST
-from blendhub.vllm.scheduler.request.blocks import Tables
 from blendhub.vllm.scheduler.request.repair import Progress, Sent
 from blendhub.vllm.scheduler.request.served_request import ServedRequest
 from blendhub.vllm.scheduler.request.terms import is_plain
 from blendhub.vllm.settings import Settings
 from blendhub.vllm.watching.stats import Times
-
-GUESSED_PAUSE_S = 0.5
-"""How long a step is held at most, where no costs were measured at the start and no setting says it."""
 
 
 class Doubts:
@@ -28,8 +26,8 @@ class Doubts:
         self, settings: Settings, costs: Costs | None, max_tokens: int, counters: "Counter[str]", times: Times
     ) -> None:
         """``max_tokens``: vLLM's token budget of a step."""
-        self._cost = costs.recompute if costs else GUESSED_COST
-        prefill_s = costs.prefill.seconds(costs.prefill.sum([Span(0, max_tokens)])) if costs else GUESSED_PAUSE_S
+        self._cost, prefill = (costs.recompute, costs.prefill) if costs else (GUESSED_COST, GUESSED_COST)
+        prefill_s = prefill.seconds(prefill.sum([Span(0, max_tokens)]))
         self.pause_s = prefill_s if settings.doubt_pause_s is None else settings.doubt_pause_s
         self._counters = counters
         self._times = times
@@ -41,7 +39,7 @@ class Doubts:
     def watched(self, step: SchedulerOutput, request: ServedRequest, progress: Progress) -> Span | None:
         """The approximate tokens of a request, up to the last one of this step; None if its token is not looked at."""
         n_scheduled = step.num_scheduled_tokens.get(request.id, 0)
-        if not request.terms.doubt or not n_scheduled or progress.is_planned:
+        if not request.terms.doubt or not n_scheduled or progress.is_planned or request.ending:
             return None
         if progress.has_begun and not progress.sent:  # what was planned may have failed
             return None
@@ -50,9 +48,16 @@ class Doubts:
         # Behind a chunk of the prompt nothing is sampled. If vLLM plans one step ahead, one token is not known yet.
         return Span(min(progress.exact_end, end - 1), end) if n_known <= end <= n_known + 1 else None
 
-    def watch(self, plan: StepPlan, request: ServedRequest, progress: Progress, span: Span, tables: Tables) -> None:
-        """Have the workers look at the token behind this span. ``tables``: the request's blocks."""
-        sent = progress.sent or Sent(span.start, [0] * len(tables))
+    def watch(
+        self,
+        plan: StepPlan,
+        request: ServedRequest,
+        progress: Progress,
+        span: Span,
+        blocks: Sequence[npt.NDArray[np.int64]],
+    ) -> None:
+        """Have the workers look at the token behind this span. ``blocks``: those in each table that they lack."""
+        sent = progress.sent or Sent(span.start, [0] * len(blocks))
         sampling = request.request.sampling_params
         plan.pause_s = self.pause_s
         plan.doubts.append(
@@ -61,7 +66,7 @@ class Doubts:
                 margin=request.terms.doubt,
                 span=span,
                 tokens=np.asarray(request.request.all_token_ids[sent.end : span.end - 1], np.uint32),
-                blocks=tuple(np.asarray(table[n:], np.int64) for table, n in zip(tables, sent.n_blocks, strict=True)),
+                blocks=tuple(blocks),
                 is_first=progress.sent is None,
                 seconds=self._seconds(span),
                 prompt_tokens=request.request.num_prompt_tokens,
@@ -72,7 +77,7 @@ class Doubts:
         )
         if progress.sent is None:
             progress.since = plan.number
-        progress.sent = Sent(span.end - 1, [len(table) for table in tables])
+        progress.sent = Sent(span.end - 1, [n + len(new) for n, new in zip(sent.n_blocks, blocks, strict=True)])
         progress.last_watched = plan.number
 
     def passed(self, request: ServedRequest, progress: Progress, margin: float) -> None:
@@ -85,11 +90,13 @@ class Doubts:
 
     def held(self, request: ServedRequest, held: HeldToken) -> int:
         """Take note of a token that was held; returns the number of the answer's token, counted from 1."""
+        number = held.position - request.request.num_prompt_tokens + 1
+        if held.position >= request.request.num_tokens:  # behind an answer that had ended
+            return number
         self._counters["answers_held"] += 1
         self._counters["answers_held_differing"] += not held.agrees
         self._times.add("held_seconds", held.seconds)
         passed = request.repair.doubt.passed if request.repair.doubt else 0
-        number = held.position - request.request.num_prompt_tokens + 1
         request.repair.doubt = DoubtOutcome(number, held.margin, held.agrees, held.kl, held.seconds, passed)
         return number
 

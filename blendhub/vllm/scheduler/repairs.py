@@ -5,8 +5,10 @@ import math
 import time
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 from vllm.v1.core.sched.output import SchedulerOutput
 
 from blendhub.core.spans import Span
@@ -31,6 +33,8 @@ AUDIT_S = 60.0
 """How long an audit may go on behind the end of the answer."""
 REPORT_STEPS = 3
 """So many steps after one, the workers have reported of it: vLLM may plan a step ahead, and samples behind reports."""
+Blocks: TypeAlias = npt.NDArray[np.int64]
+NO_BLOCKS: Blocks = np.empty(0, np.int64)
 MIN_TOKENS_UNKNOWN = 64
 """While tokens are under way that are not known yet, no fewer are repaired: it would not be the last time."""
 BANDS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
@@ -100,9 +104,7 @@ class Repairs:
     def reported(self, results: Mapping[str, RepairResult]) -> Iterator[ServedRequest]:
         """Take note of how repairs have ended; yields the requests whose KV is exact now."""
         for name, result in results.items():
-            # A request that has ended may have the name of one that is known, and be repaired no more.
-            named = (self._requests.known.get(name), self._requests.ended.get(name))
-            request = next((request for request in named if request and request.repair.progress), None)
+            request = self._repaired(name)
             if request is None or (progress := request.repair.progress) is None:
                 continue
             if result.error:
@@ -115,9 +117,14 @@ class Repairs:
     def passed(self, margins: Mapping[str, float]) -> None:
         """Take note of tokens that the model was in doubt about, or nearly, and that were not held."""
         for name, margin in margins.items():
-            request = self._requests.known.get(name)
+            request = self._repaired(name)
             if request and (progress := request.repair.progress):
                 self._doubts.passed(request, progress, margin)
+
+    def _repaired(self, name: str) -> ServedRequest | None:
+        """The request of this name that is repaired. One that has ended may have the name of one that is known."""
+        named = (self._requests.known.get(name), self._requests.ended.get(name))
+        return next((request for request in named if request and request.repair.progress), None)
 
     def goes_on(self, request: ServedRequest) -> bool:
         """A request ends; returns whether it is repaired on, for which its blocks have to be kept."""
@@ -171,11 +178,22 @@ class Repairs:
             span = self._doubts.watched(step, request, progress)
             if span is None:
                 continue
-            tables = self._scratch.complete(request.blocks, self._tables(request))
-            if self._lacks_blocks(span, tables):
+            blocks = self._new_blocks(request, progress, span)
+            if blocks is None:
                 self._give_up(request, "freed_blocks")
             else:
-                self._doubts.watch(plan, request, progress, span, tables)
+                self._doubts.watch(plan, request, progress, span, blocks)
+
+    def _new_blocks(self, request: ServedRequest, progress: Progress, span: Span) -> list[Blocks] | None:
+        """The blocks in each block table that the workers do not know; None if vLLM has freed some that are needed."""
+        sizes = self._scratch.tables.block_sizes
+        sent = progress.sent.n_blocks if progress.sent else [0] * len(sizes)
+        if not self._has_windows and all(n * size >= span.end for n, size in zip(sent, sizes, strict=True)):
+            return [NO_BLOCKS] * len(sizes)  # as in most steps, of which each would read long tables
+        tables = self._scratch.complete(request.blocks, self._tables(request))
+        if self._lacks_blocks(span, tables):
+            return None
+        return [np.asarray(table[n:], np.int64) for table, n in zip(tables, sent, strict=True)]
 
     def _has_heard(self, step: int, progress: Progress) -> bool:
         """Whether the workers have reported, by this step, what became of the last token that they looked at."""

@@ -3,6 +3,7 @@
 What this knows of a request grows with each job: blocks and tokens are sent once.
 """
 
+import logging
 import time
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -21,11 +22,12 @@ from blendhub.vllm.worker.forwards import fail_on_error
 from blendhub.vllm.worker.recompute import BlendContext
 from blendhub.vllm.worker.repairs import Repair
 
+log = logging.getLogger(__name__)
 NEAR = 2.0
 """With a margin of less than so many times that of doubt, the model is nearly in doubt."""
 PARTS = 1_000_000
 """Ranks agree on margins in whole parts of a nat."""
-SURE = 1_000.0
+SURE = 1_000
 """The margin where only one token is allowed, or nothing can be compared."""
 
 
@@ -93,7 +95,12 @@ class Doubts:
         for (job, _, repair), row in zip(watched, rows, strict=True):
             if job.is_audited and row is not None and job.span.end == job.prompt_tokens:
                 repair.blended = sampling.logits[row].clone()
-        margins = self._margins(sampling, [row or 0 for row in rows], all(job.compares for job, _, _ in watched))
+        parts = [PARTS * SURE] * len(watched)
+        try:
+            parts = self._margins(sampling, [row or 0 for row in rows], all(job.compares for job, _, _ in watched))
+        except Exception:  # this rank has no opinion, and holds what the others do
+            log.exception("BlendHub: the margins of tokens are not known")
+        margins = [number / PARTS for number in self._context.ranks.least(parts)]
         doubted = [
             Doubted(job, row, margin, watch, repair)
             for (job, watch, repair), row, margin in zip(watched, rows, margins, strict=True)
@@ -101,21 +108,21 @@ class Doubts:
         ]
         held, seconds = list[Doubted](), 0.0
         for token in sorted(doubted, key=lambda token: token.margin):
-            if token.margin < token.job.margin and not token.repair.error:
+            is_held = token.margin < token.job.margin and not token.repair.error
+            if is_held and seconds + token.job.seconds <= self._pause_s:
+                held.append(token)
                 seconds += token.job.seconds
-                if seconds <= self._pause_s:
-                    held.append(token)
         if held:
             self._hold(sampling, held)
         return {token.job.request: token.margin for token in doubted if not token.watch.is_exact}
 
-    def _margins(self, sampling: Sampling, rows: Sequence[int], are_plain: bool) -> list[float]:
-        """By how much the second token is less likely than the first one, in nats, as all ranks see it."""
+    def _margins(self, sampling: Sampling, rows: Sequence[int], are_plain: bool) -> list[int]:
+        """By how much the second token is less likely than the first one, in parts of a nat."""
         logits = sampling.logits if are_plain else sampling.processed()
         best = logits[self._context.model.to_device(np.array(rows, np.int64))].float().topk(2).values
         margins = (best[:, 0] - best[:, 1]).nan_to_num(SURE, SURE).clamp(0, SURE)
-        parts = self._context.ranks.least((margins * PARTS).long().tolist())
-        return [number / PARTS for number in parts]
+        parts: list[int] = (margins * PARTS).long().tolist()
+        return parts
 
     def _hold(self, sampling: Sampling, held: Sequence[Doubted]) -> None:
         """Make the KV of these requests exact, and put the exact predictions in place. If that fails, their tokens are

@@ -102,7 +102,8 @@ def _jobs(arguments: argparse.Namespace, settings: dict[str, Any]) -> list[Job]:
     engine, host = read_object("--engine", arguments.engine), PluginHost.discover()
     read_settings({KEY: settings}, host, None, runs_here=False)
     served = {
-        name: settings | {"audit_share": 0, "repair": "off", "mode": "blend", "selector": selector_of(name, settings)}
+        name: settings
+        | {"audit_share": 0, "repair": "off", "doubt": 0, "mode": "blend", "selector": selector_of(name, settings)}
         for name in arguments.selectors.split(",")
     }
     for measured in served.values():

@@ -65,6 +65,7 @@ def is_plain(params: Any) -> bool:
         and not (params.presence_penalty or params.frequency_penalty or params.repetition_penalty != 1)
         and not (params.logit_bias or params.allowed_token_ids or params.bad_words or params.min_tokens)
         and not params.structured_outputs
+        and getattr(params, "thinking_token_budget", None) is None  # not every version has it
         and set(params.extra_args or ()) <= {"kv_transfer_params"}
     )
 
