@@ -68,7 +68,7 @@ class Browser:
     def until(self, condition: str) -> None:
         deadline = time.monotonic() + ANSWER_S
         while not self.run(f"Boolean({condition})"):
-            text = self.run("document.body.innerText")
+            text = self.run("document.body?.innerText")
             assert time.monotonic() < deadline, f"{condition} did not become true: {text}"
             time.sleep(0.05)
 

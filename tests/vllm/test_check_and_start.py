@@ -42,6 +42,8 @@ SETTINGS: dict[str, Any] = {
     "repair": "always",
     "repair_share": 0.1,
     "repair_after_s": 0,
+    "doubt": 0.3,
+    "doubt_pause_s": 2,
     "store": False,
     "store_blended": True,
     "chunk_tokens": 64,

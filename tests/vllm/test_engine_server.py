@@ -93,7 +93,7 @@ def test_a_request_may_say_what_it_wants_and_its_response_tells_what_was_reused(
     nothing = {f"{fate}_tokens": 0 for fate in fates}
     reason = "nothing of this prompt is stored"
     assert server.store([*texts.new(MIN_DONOR_CONTEXT), *document]) == nothing | {"reason": reason}
-    moved = {"moved_tokens": 400, "recomputed_tokens": 120, "hole_tokens": 50, "approximate_from": 50}
+    moved = {"moved_tokens": 400, "recomputed_tokens": 120, "hole_tokens": 50, "ratio": 0.3, "approximate_from": 50}
     assert server.ask([*texts.new(50), *document, *texts.new(9)]) == nothing | moved
     server.ask([*texts.new(MIN_DONOR_CONTEXT), *unstored], store=False)
     half = server.ask([*texts.new(40), *document, *texts.new(9)], recompute_ratio=0.5, explain=True)

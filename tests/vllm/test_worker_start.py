@@ -10,10 +10,10 @@ import torch
 
 from blendhub.core.errors import InvalidInput, Unsupported
 from blendhub.core.plugin_choice import PluginChoice
-from blendhub.vllm.model.device_memory import DeviceMemory
 from blendhub.vllm.model_support import Neighbours
 from blendhub.vllm.settings import Settings
 from blendhub.vllm.worker.start import worker_start
+from blendhub.vllm.worker.start.device_memory import DeviceMemory
 from blendhub.vllm.worker.start.worker_start import WorkerStart
 from tests.stand_in import StandIn
 from tests.vllm.blending import HOST

@@ -2,7 +2,8 @@
 
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar
@@ -68,6 +69,12 @@ class DeferredRuntime(Runtime):
         self.errors: list[str] = []
         """The errors in threads that have no caller to raise them to."""
         self._devices = threading.local()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """No task of any stream runs meanwhile."""
+        with self._lock:
+            yield
 
     def set_device(self) -> None:
         self._devices.is_set = True

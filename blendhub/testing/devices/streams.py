@@ -207,15 +207,16 @@ def check_that_it_follows_the_engine(
 def overwrite_later(harness: DeviceHarness, runtime: DeferredRuntime) -> None:
     """Submit work to the engine's stream that overwrites all pages."""
     tensors = [tensor for layer in harness.layers for tensor in layer.tensors]
-    before = [tensor.clone() for tensor in tensors]
-    harness.overwrite_pages()
-    after = [tensor.clone() for tensor in tensors]
 
     def write(values: list[torch.Tensor]) -> None:
         for tensor, value in zip(tensors, values, strict=True):
             tensor.copy_(value)
 
-    write(before)
+    with runtime.paused():  # a device's thread may go on with a load
+        before = [tensor.clone() for tensor in tensors]
+        harness.overwrite_pages()
+        after = [tensor.clone() for tensor in tensors]
+        write(before)
     runtime.engine.submit(partial(write, after))
 
 

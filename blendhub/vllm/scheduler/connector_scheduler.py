@@ -63,7 +63,6 @@ class ConnectorScheduler(SchedulerSide):
             Audits(settings, facts.support.audits, admission.namespace.digest),
             Doubts(settings, facts.support.costs, max_tokens, self.reports.counters, self.reports.times),
             RepairPace(facts.support.costs, settings.repair_share, lag=_steps_ahead(config)),
-            max_tokens,
             scratch,
             requests,
             self.reports.counters,

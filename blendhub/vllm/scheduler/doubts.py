@@ -25,7 +25,8 @@ class Doubts:
     def __init__(
         self, settings: Settings, costs: Costs | None, max_tokens: int, counters: "Counter[str]", times: Times
     ) -> None:
-        """``max_tokens``: vLLM's token budget of a step."""
+        self.max_tokens = max_tokens
+        """vLLM's token budget of a step."""
         self._cost, prefill = (costs.recompute, costs.prefill) if costs else (GUESSED_COST, GUESSED_COST)
         prefill_s = prefill.seconds(prefill.sum([Span(0, max_tokens)]))
         self.pause_s = prefill_s if settings.doubt_pause_s is None else settings.doubt_pause_s

@@ -50,17 +50,14 @@ class Repairs:
         audits: Audits,
         doubts: Doubts,
         pace: RepairPace,
-        max_tokens: int,
         scratch: Scratch,
         requests: Requests,
         counters: "Counter[str]",
     ) -> None:
-        """``max_tokens``: vLLM's token budget of a step."""
         self.audits = audits
         self._doubts = doubts
         self._after_s = settings.repair_after_s
         self._pace = pace
-        self._max_tokens = max_tokens
         self._scratch = scratch
         self._requests = requests
         self._counters = counters
@@ -152,7 +149,7 @@ class Repairs:
     def _plan_job(self, plan: StepPlan, step: SchedulerOutput, repaired: list[ServedRequest]) -> None:
         modes = {"always", "idle"} if self._is_idle else {"always"}
         ready = [request for request in repaired if self._is_ready(request, step.num_scheduled_tokens, modes)]
-        n_left = self._max_tokens - step.total_num_scheduled_tokens
+        n_left = self._doubts.max_tokens - step.total_num_scheduled_tokens
         if not ready or n_left <= 0:
             return
         request = max(ready, key=_priority)

@@ -17,7 +17,6 @@ from blendhub.vllm.messages import WorkerProof
 from blendhub.vllm.model.attention_probe import AttentionProbe
 from blendhub.vllm.model.checks.model_check import ModelCheck, check_model, groups_and_rotations
 from blendhub.vllm.model.checks.parts_check import tolerance
-from blendhub.vllm.model.device_memory import DeviceMemory
 from blendhub.vllm.model.engine_model import EngineModel
 from blendhub.vllm.model.layer_groups import LayerGroup, attach, attention_of, pages_of, split
 from blendhub.vllm.model.platform import Platform
@@ -30,6 +29,7 @@ from blendhub.vllm.worker.audit import check_predictions
 from blendhub.vllm.worker.connector_worker import ConnectorWorker
 from blendhub.vllm.worker.recompute import BlendContext
 from blendhub.vllm.worker.start.attention_choice import choose_attention
+from blendhub.vllm.worker.start.device_memory import DeviceMemory
 from blendhub.vllm.worker.start.measured_costs import measure_costs
 
 log = logging.getLogger(__name__)
