@@ -178,6 +178,7 @@ def test_all_hubs_delete_a_salt_also_from_their_arenas(fleet):
         late.ask(wire.Forget("b"))
     fleet.hubs.append(late)
     fleet.until_each_knows(1)
+    fleet.until(lambda: late.follower.in_step, "it has read all")
     late.ask(wire.Forget("b"))
     fleet.until_each_knows(0)
 
