@@ -91,7 +91,7 @@ def growth(few: int, many: int) -> Iterator[Row]:
 
 @contextlib.contextmanager
 def _hub(n_chunks: int) -> Iterator[HubClient]:
-    """The client of a hub with room for so many chunks, in a process of its own."""
+    """The client of a hub whose arena holds this number of chunks. The hub runs in its own process."""
     config = HubConfig(arena_gib=1.1 * n_chunks * NAMESPACE.slot_bytes / 2**30, metrics="")
     with HubInProcess(config) as hub, hub.connect() as client:
         client.register("benchmark", NAMESPACE, rank=0)

@@ -19,7 +19,7 @@ class Said(msgspec.Struct):
     tokens: Tokens
     is_right: bool
     margins: list[float]
-    """Of each token: the log-probability of the likeliest one less that of the second."""
+    """For each token, the log-probability of the likeliest token less that of the second one."""
     first_token_s: float
     seconds: float
     """Until the answer was whole."""
@@ -39,7 +39,8 @@ class Asked(msgspec.Struct):
 
 
 def rows(asked: Sequence[Asked], settings: Sequence[dict[str, Any]], kept: float, time: float | None) -> Iterator[Row]:
-    """Of one service; with the bars of the right answers that are kept, and of the time of later questions."""
+    """The rows of one service. ``kept``: the bar for right answers that stay right. ``time``: the bar for the time of
+    later questions."""
     service = asked[0].service
     for number, chosen in enumerate(settings, 1):
         suffix, how = "" if number == 1 else f"_{number}", json.dumps(chosen) if chosen else "default settings"

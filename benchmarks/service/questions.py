@@ -19,7 +19,7 @@ class Question(NamedTuple):
     kind: str
     prompt: Tokens
     is_right: Callable[[Tokens, str], bool]
-    """Of an answer's tokens and its text."""
+    """Takes an answer's tokens and its text, and returns whether the answer is right."""
 
 
 class Document(NamedTuple):

@@ -39,8 +39,8 @@ TIMEOUT_S = 5.0
 REGISTER_TIMEOUT_S = 60.0
 """The timeout of a registration, for which the hub may have to compile an engine's matchers."""
 RESERVE_TIMEOUT_S = 60.0
-"""The timeout of a reservation, for which nobody has to wait. Where it passes, the session ends with all of its leases:
-nobody could end the one that the hub may have granted."""
+"""The timeout of a reservation; no step waits for the answer. If the timeout passes, the session registers anew, which
+ends all of its leases: the hub may have granted one whose number never arrived."""
 
 RETRY_S = 0.1
 """How often a hub that cannot be used is tried again."""

@@ -25,6 +25,8 @@ from blendhub.system.processes import ProcessId
 WIRE_VERSION = 15
 
 Seconds = Annotated[float, Meta(ge=0, le=3600)]
+FIRST_RATIO = 0.3
+"""The share of moved text that is recomputed until the hub has found one."""
 MAX_ITEMS = 2**16
 MAX_MATCHES = 2**12
 """The most matches in one message; a lookup answers with no more."""
@@ -241,7 +243,7 @@ class Found(Message, frozen=True):
     """The parts of the prompt that only the store has. They are being fetched, and no match covers them yet."""
     staying: Annotated[tuple[NotReused, ...], Meta(max_length=MAX_MATCHES)] = ()
     """The parts of the prompt that are stored, but may not move here; no match covers them."""
-    ratio: Annotated[float, Meta(ge=0, le=1)] = 0.3
+    ratio: Annotated[float, Meta(ge=0, le=1)] = FIRST_RATIO
     """The share of moved text that engines should recompute, as the hub has found it."""
 
     @property

@@ -3,11 +3,12 @@
 import logging
 import math
 
+from blendhub.client.wire import FIRST_RATIO
 from blendhub.outcome.agreement import wilson
 from blendhub.outcome.report import Outcome
 
 log = logging.getLogger(__name__)
-FIRST, LEAST, MOST = 0.3, 0.05, 0.5
+LEAST, MOST = 0.05, 0.5
 STEP = 0.8
 """A step down makes the share so many times as large, and a step up undoes one."""
 TOKENS = 16
@@ -26,7 +27,7 @@ class Ratios:
 
     def of(self, namespace: str) -> float:
         found = self._found.get(namespace)
-        return found.ratio if found else FIRST
+        return found.ratio if found else FIRST_RATIO
 
     def learn(self, namespace: str, outcome: Outcome) -> None:
         if outcome.found_ratio is not None:
@@ -38,7 +39,7 @@ class FoundRatio:
     they surely differ more often."""
 
     def __init__(self) -> None:
-        self.ratio = FIRST
+        self.ratio = FIRST_RATIO
         self._compared = 0
         """The tokens of answers with this ratio that were compared."""
         self._differing = 0

@@ -23,7 +23,7 @@ class RecurringWarnings:
     def warn(self, kind: Hashable, text: str, error: BaseException | None = None, level: int = logging.WARNING) -> None:
         """Log the text if it is the first of its kind, with the traceback of an error that is not BlendHub's.
 
-        ``level``: that of the line; what is no fault is told at a lower one.
+        ``level``: the level of the log line, for example INFO for what is expected.
         """
         with self._lock:
             said, unsaid = self._kinds.get(kind, (float("-inf"), 0))

@@ -8,10 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blendhub import Span
+from blendhub.client.wire import FIRST_RATIO as FIRST
 from blendhub.core.layout import KVLayout, Namespace
 from blendhub.hub.config import HubConfig
 from blendhub.hub.embedded import HubInThread
-from blendhub.hub.ratios import FIRST, LEAST, MOST, STEP, TOKENS, FoundRatio
+from blendhub.hub.ratios import LEAST, MOST, STEP, TOKENS, FoundRatio
 from blendhub.outcome.report import AuditOutcome, Outcome, RepairOutcome
 
 NAMESPACE = Namespace(model="m", layout=KVLayout(layers=1, kv_heads=1, key_dim=4, value_dim=4, dtype="float16"))

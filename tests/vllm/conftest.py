@@ -105,6 +105,24 @@ def store(engine: Engine, *documents: list[int]) -> None:
     engine.forget()
 
 
+BEFORE = 40
+"""The tokens of a blended prompt before its first document."""
+
+
+def blended_prompt(engine: Engine, texts: Texts) -> list[int]:
+    """A prompt that moves two documents, which are stored."""
+    first, second = texts.new(250), texts.new(250)
+    store(engine, [*first, *second])
+    return [*texts.new(BEFORE), *second, *texts.new(20), *first, *texts.new(30)]
+
+
+def exactly(answer: Answer, plain: Engine, prompt: list[int]) -> bool:
+    """Whether the KV of a prompt and its answer is what the model alone computes."""
+    said = [*prompt, *answer.tokens]
+    n = len(said) - 1
+    return largest_difference(answer.kv(n), plain.one(said).kv(n)) < ROUNDING
+
+
 def check_recomputation(engine: Engine, texts: Texts, n: int, rounding: float = ROUNDING) -> None:
     """Two documents of ``n`` tokens in another order, all recomputed, repaired, or repaired for a token in doubt, have
     the KV of a full prefill."""

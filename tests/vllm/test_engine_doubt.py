@@ -4,13 +4,13 @@ from typing import Any
 
 import pytest
 
-from harness.engines import Engine, disagreement, largest_difference
+from harness.engines import Engine, disagreement
 from tests.vllm.arrangements import fail_repairs, inside, unfinished_repairs
-from tests.vllm.conftest import ROUNDING, SETTINGS, TOLERANCE, store
+from tests.vllm.conftest import BEFORE, SETTINGS, TOLERANCE, blended_prompt, exactly, store
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
-TOKENS, BLOCK, BEFORE = 24, 32, 40
+TOKENS, BLOCK = 24, 32
 ALWAYS = 1e6
 """A margin that no token of the model reaches."""
 BLENDED: dict[str, Any] = {"recompute_ratio": 0.0, "store": False}
@@ -21,19 +21,6 @@ def engine(model):
     with Engine(model, SETTINGS) as engine:
         yield engine
         assert inside(engine, unfinished_repairs) == 0
-
-
-def blended_prompt(engine, texts) -> list[int]:
-    """A prompt that moves two documents, which are stored."""
-    first, second = texts.new(250), texts.new(250)
-    store(engine, [*first, *second])
-    return [*texts.new(BEFORE), *second, *texts.new(20), *first, *texts.new(30)]
-
-
-def same_kv(answer, plain, prompt) -> bool:
-    said = [*prompt, *answer.tokens]
-    n = len(said) - 1
-    return largest_difference(answer.kv(n), plain.one(said).kv(n)) < ROUNDING
 
 
 @pytest.mark.versions
@@ -47,7 +34,7 @@ def test_an_answer_in_doubt_from_the_start_is_the_models_own_and_is_found_as_exa
     doubt, repair = report["doubt"], report["repair"]
     assert doubt["token"] == repair["exact_from"] == 1 and doubt["passed"] == 0
     assert doubt["kl"] > 1e-4 and doubt["seconds"] > 0 and repair["tokens"] == len(prompt) - BEFORE
-    assert same_kv(answer, plain, prompt)
+    assert exactly(answer, plain, prompt)
     engine.forget()  # from here on the hub alone has it
     turn = [*prompt, *answer.tokens, *texts.new(50)]
     assert engine.one(turn, mode="exact", store=False).report["exact_tokens"] == len(prompt) + TOKENS - 1
@@ -75,7 +62,7 @@ def test_the_first_token_with_a_smaller_margin_is_held_and_those_before_it_are_a
     assert answer.tokens[:number] == before.tokens[:number]
     assert doubt["agrees"] == (answer.tokens[number] == before.tokens[number])
     own = plain.one([*prompt, *answer.tokens[:number]], TOKENS - number)
-    assert answer.tokens[number:] == own.tokens and same_kv(answer, plain, prompt)
+    assert answer.tokens[number:] == own.tokens and exactly(answer, plain, prompt)
     engine.forget()
 
 
@@ -87,7 +74,7 @@ def test_requests_in_doubt_at_once_share_forwards_and_each_is_exact_also_where_t
     answers = engine.ask(*prompts, tokens=TOKENS, each=[{"doubt": ALWAYS, **BLENDED}] * 2 + [{"doubt": 0.0, **BLENDED}])
     assert engine.call("counts")["answers_held"] == held + 2
     assert disagreement(answers[:2], plain.ask(*prompts[:2], tokens=TOKENS)) < TOLERANCE
-    assert same_kv(answers[0], plain, prompts[0]) and same_kv(answers[1], plain, prompts[1])
+    assert exactly(answers[0], plain, prompts[0]) and exactly(answers[1], plain, prompts[1])
     assert "doubt" not in answers[2].report and answers[2].report["approximate_from"] == BEFORE
     engine.forget()
 
@@ -109,7 +96,7 @@ def test_the_margin_is_that_of_what_is_sampled(engine, plain, texts, sampling, i
     assert ("doubt" in answer.report) == is_held
     if is_held:
         assert disagreement([answer], [plain.one(prompt, TOKENS, sampling=sampling)]) < TOLERANCE
-        assert same_kv(answer, plain, prompt)
+        assert exactly(answer, plain, prompt)
     engine.forget()
 
 
@@ -119,7 +106,7 @@ def test_what_takes_longer_than_the_bound_is_repaired_before_and_what_ends_at_on
         answer = engine.one(prompt, TOKENS, **BLENDED)
         report = answer.report
         assert report["doubt"]["token"] == 0 and 0 < report["doubt"]["passed"] == report["repair"]["exact_from"] - 1
-        assert same_kv(answer, plain, prompt)
+        assert exactly(answer, plain, prompt)
         assert engine.call("counts")["tokens_doubted"] == report["doubt"]["passed"]
         engine.forget()
 

@@ -5,13 +5,11 @@ import pytest
 from harness.engines import Engine, disagreement, largest_difference
 from tests.vllm.adapters import make_adapter
 from tests.vllm.arrangements import fail_repairs, inside, unfinished_repairs
-from tests.vllm.conftest import ROUNDING, SETTINGS, TOLERANCE, store
+from tests.vllm.conftest import BEFORE, ROUNDING, SETTINGS, TOLERANCE, blended_prompt, exactly, store
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 TOKENS, BLOCK = 40, 32
-BEFORE = 40
-"""The tokens of a prompt before its first document."""
 
 
 @pytest.fixture(scope="module")
@@ -20,20 +18,6 @@ def engine(model):
         yield engine
         assert not [name for name in engine.call("counts") if "failed" in name]
         assert inside(engine, unfinished_repairs) == 0
-
-
-def blended_prompt(engine, texts) -> list[int]:
-    """A prompt that moves two documents, which are stored."""
-    first, second = texts.new(250), texts.new(250)
-    store(engine, [*first, *second])
-    return [*texts.new(BEFORE), *second, *texts.new(20), *first, *texts.new(30)]
-
-
-def exactly(answer, plain, prompt) -> bool:
-    """Whether the KV of a prompt and its answer is what the model alone computes."""
-    said = [*prompt, *answer.tokens]
-    n = len(said) - 1
-    return largest_difference(answer.kv(n), plain.one(said).kv(n)) < ROUNDING
 
 
 def next_turn(engine, plain, said, texts):

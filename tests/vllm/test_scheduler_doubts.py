@@ -1,5 +1,7 @@
-"""Of which tokens the scheduler side has the workers ask whether the model is in doubt, and what it makes of the
-answers: on a real hub, with a played worker."""
+"""The scheduler side of doubt: for which tokens workers look at the margin, and what follows from their reports.
+
+The hub is real, and the worker is played.
+"""
 
 import msgspec
 import pytest

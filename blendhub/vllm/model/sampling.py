@@ -20,7 +20,8 @@ class Sampling(ABC):
 
     def __init__(self, logits: torch.Tensor) -> None:
         self.logits = logits
-        """What is written here is sampled, and shown as the request's log-probabilities."""
+        """The runner samples from this tensor, and takes from it the log-probabilities that a client sees. ``look`` may
+        change it in place."""
 
     @abstractmethod
     def rows(self, requests: Sequence[str]) -> list[int | None]:

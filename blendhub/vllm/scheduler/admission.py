@@ -8,6 +8,7 @@ from vllm.config import VllmConfig
 from vllm.lora.request import LoRARequest
 from vllm.v1.request import Request
 
+from blendhub.client.wire import FIRST_RATIO
 from blendhub.core.bounded import put_last
 from blendhub.core.errors import InvalidInput, OptionError
 from blendhub.core.layout import Namespace, Variant
@@ -32,8 +33,6 @@ MAX_NAMED = 4096
 """The most names that are remembered; clients choose them where adapters are loaded at run time."""
 
 MAX_NOTED = 32
-FIRST_RATIO = 0.3
-"""The share of moved text that is recomputed until the hub has said which one it has found."""
 NOT_KNOWN = "not known"
 """A placeholder for unknown weights of an adapter; no adapter's weights have this name."""
 
