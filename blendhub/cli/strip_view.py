@@ -22,7 +22,7 @@ def show_outcome(title: str, outcome: Outcome) -> None:
     if computed := not_reused(strip, outcome.unused):
         _show_not_reused(computed)
     if outcome.ratio is not None:
-        how = ", as the hub has found it" if outcome.found_ratio is not None else ""
+        how = ", as the hub has found it" if outcome.has_found_ratio else ""
         print(f"ratio: {outcome.ratio:.2f} of the moved text is recomputed{how}")
     if outcome.doubt:
         print(f"doubt: {_about(outcome.doubt)}")

@@ -61,8 +61,14 @@ class HubClient(HubSession):
             wait_s=wait_s,
             settled=settled,
         )
+
+        def read(reply: object) -> wire.Found:
+            found = expecting(wire.Found)(reply)
+            self.ratio = found.ratio
+            return found
+
         timeout = self._timeout + wait_s if timeout is None else timeout
-        return self._ask(expecting(wire.Found), message, [as_tokens(tokens).data], timeout)
+        return self._ask(read, message, [as_tokens(tokens).data], timeout)
 
     @contextlib.contextmanager
     def reading(self, found: wire.Found) -> Iterator[tuple[Segment, ...]]:

@@ -110,6 +110,8 @@ class HubSession:
         self.arena: ArenaView | None = None
         """The hub's arena, mapped; None before the first registration."""
         self.registrations = 0
+        self.ratio: float | None = None
+        """The share of moved text to recompute that the hub has last named."""
         self._abandoned: dict[int, Pending | None] = {}
         """The leases that a ping has yet to end, and the requests to wait for, which end them, too."""
         self._closing: deque[Answer[Any]] = deque()
@@ -362,7 +364,8 @@ class HubSession:
             raise HubError("a write into the arena has not ended; the client registers anew after it")
         # Answered at once, so that a hub that is down is noticed before the long timeout of a registration.
         self._ask(expecting(wire.HubStats), wire.Stats(), probing=True).result()
-        joining = self._ask(expecting(wire.Registered), self._introduced, (), REGISTER_TIMEOUT_S, probing=True)
+        register = msgspec.structs.replace(self._introduced, ratio=self.ratio)
+        joining = self._ask(expecting(wire.Registered), register, (), REGISTER_TIMEOUT_S, probing=True)
         answer = joining.result()
         self._registered = answer
         if self.arena is None or self.arena.name != answer.arena:

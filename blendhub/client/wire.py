@@ -22,7 +22,7 @@ from blendhub.outcome.reasons import NotReused
 from blendhub.outcome.report import LONGEST_NAME, MAX_OUTCOMES, Outcome
 from blendhub.system.processes import ProcessId
 
-WIRE_VERSION = 15
+WIRE_VERSION = 16
 
 Seconds = Annotated[float, Meta(ge=0, le=3600)]
 FIRST_RATIO = 0.3
@@ -60,6 +60,8 @@ class Register(Message, frozen=True):
     client: Id
     """A random number that the client keeps. When it registers anew, its earlier session ends: the client no longer
     writes under the leases of that session."""
+    ratio: Annotated[float, Meta(ge=0, le=1)] | None = None
+    """The share of moved text to recompute that the client heard of last, so that a hub that was restarted knows it."""
 
 
 class FromSession(Message, frozen=True):

@@ -29,8 +29,12 @@ class Ratios:
         found = self._found.get(namespace)
         return found.ratio if found else FIRST_RATIO
 
+    def remember(self, namespace: str, ratio: float) -> None:
+        """What an engine heard before this hub was started."""
+        self._found.setdefault(namespace, FoundRatio(min(max(LEAST, ratio), MOST)))
+
     def learn(self, namespace: str, outcome: Outcome) -> None:
-        if outcome.found_ratio is not None:
+        if outcome.has_found_ratio:
             self._found.setdefault(namespace, FoundRatio()).learn(outcome)
 
 
@@ -38,15 +42,15 @@ class FoundRatio:
     """The ratio of one namespace. It goes down where answers surely differ less often than they may, and up as soon as
     they surely differ more often."""
 
-    def __init__(self) -> None:
-        self.ratio = FIRST_RATIO
+    def __init__(self, ratio: float = FIRST_RATIO) -> None:
+        self.ratio = ratio
         self._compared = 0
         """The tokens of answers with this ratio that were compared."""
         self._differing = 0
 
     def learn(self, outcome: Outcome) -> None:
         """Learn from a request whose ratio was found, if it had this one."""
-        if outcome.found_ratio is None or not math.isclose(outcome.found_ratio, self.ratio):
+        if not outcome.has_found_ratio or outcome.ratio is None or not math.isclose(outcome.ratio, self.ratio):
             return
         if outcome.repair and outcome.repair.compared:
             self._compared += min(outcome.repair.compared, TOKENS)

@@ -54,7 +54,7 @@ class HubService(Service):
         self._clock = clock
         self._watch = ProcessWatcher(state.process_died)
         self._deletion = deletion
-        self._sessions = SessionHandlers(state, config.silence_s, clock)
+        self._sessions = SessionHandlers(state, self.ratios, config.silence_s, clock)
         reads, writes = ReadHandlers(state, tier, self.counters, self.ratios, clock), WriteHandlers(state, clock)
         explaining = ExplainHandlers(state, self.counters, self.reports, self.ratios)
         self._handlers: dict[type, Handler] = {

@@ -97,8 +97,9 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """None if the model was in doubt about no token that followed from approximate KV."""
     ratio: Annotated[float, Meta(ge=0, le=1)] | None = None
     """The share of the moved text that was to be recomputed; None if no text was moved."""
-    found_ratio: Annotated[float, Meta(ge=0, le=1)] | None = None
-    """The same, if the hub has found it, and learns from the request: one without a salt, whose client named none."""
+    has_found_ratio: bool = False
+    """Whether the hub has found this ratio, and learns from the request: one without a salt, whose client named none.
+    """
     is_sample: bool = False
     """Whether the audit stands for all requests: the engine chose it, no client did."""
     approximate_from: Position | None = None

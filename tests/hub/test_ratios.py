@@ -8,19 +8,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blendhub import Span
+from blendhub.client.hub_client import HubClient
 from blendhub.client.wire import FIRST_RATIO as FIRST
 from blendhub.core.layout import KVLayout, Namespace
 from blendhub.hub.config import HubConfig
 from blendhub.hub.embedded import HubInThread
 from blendhub.hub.ratios import LEAST, MOST, STEP, TOKENS, FoundRatio
 from blendhub.outcome.report import AuditOutcome, Outcome, RepairOutcome
+from tests.hub.processes import until
 
 NAMESPACE = Namespace(model="m", layout=KVLayout(layers=1, kv_heads=1, key_dim=4, value_dim=4, dtype="float16"))
 
 
 def repaired(ratio: float | None, compared: int, *differing: int) -> Outcome:
     return Outcome(
-        request="r", prompt_tokens=9, engine_tokens=0, ratio=ratio, found_ratio=ratio,
+        request="r", prompt_tokens=9, engine_tokens=0, ratio=ratio, has_found_ratio=True,
         repair=RepairOutcome(9, compared + 1, compared, differing),
     )  # fmt: skip
 
@@ -66,6 +68,18 @@ def test_it_does_not_learn_that_answers_differ_from(outcome):
     assert found.ratio <= FIRST
 
 
+def test_a_hub_that_is_restarted_hears_from_its_engines_how_far_it_had_come(hub_process):
+    hub = hub_process(arena_gib=0.01)
+    with HubClient(hub.endpoint) as engine:
+        engine.register("engine", NAMESPACE)
+        engine.report([repaired(FIRST, TOKENS, 1, 2, 3)] * 2).result()
+        assert engine.lookup(np.arange(9, dtype=np.uint32)).result().ratio == pytest.approx(FIRST / STEP)
+        hub.kill()
+        hub.start()
+        until(lambda: engine.registrations == 2)
+        assert engine.lookup(np.arange(9, dtype=np.uint32)).result().ratio == pytest.approx(FIRST / STEP)
+
+
 def test_where_nothing_is_repaired_sampled_audits_teach():
     found = FoundRatio()
     for is_sample in (False, True):
@@ -73,7 +87,7 @@ def test_where_nothing_is_repaired_sampled_audits_teach():
             audit = AuditOutcome(agrees=False, kl=1.0)
             found.learn(
                 Outcome(
-                    request="r", prompt_tokens=9, engine_tokens=0, found_ratio=FIRST, audit=audit, is_sample=is_sample
+                    request="r", prompt_tokens=9, engine_tokens=0, ratio=FIRST, has_found_ratio=True, audit=audit, is_sample=is_sample
                 )
             )
         assert (found.ratio > FIRST) == is_sample

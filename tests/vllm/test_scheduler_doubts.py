@@ -183,11 +183,11 @@ def test_where_the_ratio_is_auto_the_hub_says_it_and_learns_from_requests_withou
             engine.serve(name, text(3, 32) + text(0, 96) + text(4, 21), salt=salt, store=False, **asked)
             told = engine.client.explain(name).result().outcome
             assert told
-            return told.ratio, told.found_ratio
+            return told.ratio, told.has_found_ratio
 
-        assert ratios("own", recompute_ratio=0.5) == (0.5, None) and ratios("other", salt="ann") == (0.3, None)
-        assert ratios("first") == (0.3, 0.3)
+        assert ratios("own", recompute_ratio=0.5) == (0.5, False) and ratios("other", salt="ann") == (0.3, False)
+        assert ratios("first") == (0.3, True)
         outcome = engine.client.explain("first").result().outcome
         engine.client.report([msgspec.structs.replace(outcome, repair=RepairOutcome(9, 9, 9, (1, 2, 3)))]).result()
         ratios("hears")
-        assert ratios("next") == (pytest.approx(0.375), pytest.approx(0.375))
+        assert ratios("next") == (pytest.approx(0.375), True)

@@ -8,6 +8,7 @@ from blendhub.client import wire
 from blendhub.contracts.transport import Buffer, Peer
 from blendhub.core.errors import InvalidInput
 from blendhub.hub.leases.sessions import ProcessWatcher, Session
+from blendhub.hub.ratios import Ratios
 from blendhub.hub.state import HubState
 
 PONG = wire.Pong()
@@ -18,6 +19,7 @@ PINGS_PER_SILENCE = 5
 @dataclass(frozen=True)
 class SessionHandlers:
     state: HubState
+    ratios: Ratios
     silence_s: float
     clock: Callable[[], float]
 
@@ -28,6 +30,8 @@ class SessionHandlers:
         # Without an await in between: a process that dies after this has a session that its death ends.
         watcher.watch(message.process)
         session = self.state.join(message, peer, self.clock())
+        if message.ratio is not None:
+            self.ratios.remember(session.engine.base, message.ratio)
         return wire.Registered(
             session=session.id,
             epoch=self.state.sessions.epoch,

@@ -33,7 +33,7 @@ def outcome_of(request: ServedRequest) -> Outcome:
         repair=request.repair.outcome,
         doubt=request.repair.doubt,
         ratio=loaded.ratio if loaded and loaded.moved else None,
-        found_ratio=loaded.ratio if loaded and loaded.moved and request.terms.teaches else None,
+        has_found_ratio=bool(loaded and loaded.moved) and request.terms.teaches,
         is_sample=request.repair.is_sample,
         approximate_from=request.first_approximate,
         ended_at=time.time(),
