@@ -243,6 +243,8 @@ class Repairs:
     def _job(self, request: ServedRequest, progress: Progress, span: Span, tables: Tables, *, asks: bool) -> RepairJob:
         is_first, tokens = not progress.has_begun, request.request.all_token_ids
         progress.has_begun, progress.exact_end = True, span.end
+        progress.n_planned += len(span)
+        self._counters["tokens_repaired"] += len(span)
         progress.is_planned = span.end == request.computed_end and _knows_all(request)
         n_prompt = request.request.num_prompt_tokens
         end = max(span.end, n_prompt) if asks else span.end
@@ -263,7 +265,8 @@ class Repairs:
         """All KV of a request is what the model alone computes: vLLM finds its blocks as such."""
         first, tables = request.first_approximate, self._scratch.complete(request.blocks, self._tables(request))
         self._stop(request)
-        self._counters.update({"requests_repaired": 1, "tokens_repaired": result.tokens})
+        # All but those of a hold were counted when they were planned.
+        self._counters.update({"requests_repaired": 1, "tokens_repaired": result.tokens - progress.n_planned})
         self._count_agreement(result)
         if result.audit:
             self.audits.end(request, result.audit)

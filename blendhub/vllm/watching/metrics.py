@@ -26,7 +26,7 @@ COUNTERS: dict[str, str] = {
     "tokens_in_holes": "Tokens between reused ones that were computed.",
     "saved_tokens": "Tokens whose KV was stored.",
     "requests_repaired": "Requests whose approximate KV was computed anew, so that all of it is exact.",
-    "tokens_repaired": "Tokens that were computed anew for these requests.",
+    "tokens_repaired": "Tokens that repairs have computed anew, also those that were given up.",
     "answers_held": "Answers of which a token in doubt waited until all KV was exact.",
     "answers_held_differing": "Those of them whose likeliest token was another one from exact KV.",
     "tokens_doubted": "Tokens in doubt that did not wait, because the repair takes longer than doubt_pause_s.",

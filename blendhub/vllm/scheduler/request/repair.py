@@ -26,6 +26,8 @@ class Progress:
         self.has_begun = False
         self.is_planned = False
         """Whether everything was planned to be computed; the workers have yet to report that it was."""
+        self.n_planned = 0
+        """The tokens that were planned to be computed anew."""
         self.until = 0.0
         """If the request has ended: when the repair is given up."""
         self.sent: Sent | None = None
