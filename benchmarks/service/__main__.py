@@ -72,6 +72,7 @@ def answer(engine: Engine, tokenizer: Any, service: Service, question: Question)
         seconds=answer.ended_s,
         computed=len(question.prompt) - answer.cached,
         repaired=repaired_by(engine) - before,
+        doubt=answer.report.get("doubt"),
     )
 
 

@@ -27,6 +27,8 @@ class Said(msgspec.Struct):
     """Tokens of the prompt that were computed."""
     repaired: int
     """Tokens that were computed anew, while the answer was written or behind its end."""
+    doubt: dict[str, Any] | None = None
+    """What the report says of doubt."""
 
 
 class Asked(msgspec.Struct):

@@ -9,12 +9,12 @@ from blendhub.outcome.report import Outcome
 
 log = logging.getLogger(__name__)
 LEAST, MOST = 0.05, 0.5
-STEP = 0.8
+STEP = 0.7
 """A step down makes the share so many times as large, and a step up undoes one."""
 TOKENS = 16
 """Answers are judged by so many of their first tokens."""
 TARGET = 0.01
-"""The share of these tokens, as far as they follow from approximate KV, that may differ from what exact KV says."""
+"""The share of these tokens that may differ from what exact KV says."""
 SURE, SURER = 1.64, 2.33
 """The normal quantiles of bounds that are wrong once in 20, for a step down, and once in 100, for a step up."""
 
@@ -44,23 +44,26 @@ class FoundRatio:
 
     def __init__(self, ratio: float = FIRST_RATIO) -> None:
         self.ratio = ratio
-        self._compared = 0
-        """The tokens of answers with this ratio that were compared."""
+        self._judged = 0
+        """The first tokens of answers with this ratio that were compared, or that follow from exact KV."""
         self._differing = 0
 
     def learn(self, outcome: Outcome) -> None:
         """Learn from a request whose ratio was found, if it had this one."""
         if not outcome.has_found_ratio or outcome.ratio is None or not math.isclose(outcome.ratio, self.ratio):
             return
-        if outcome.repair and outcome.repair.compared:
-            self._compared += min(outcome.repair.compared, TOKENS)
-            self._differing += sum(number < TOKENS for number in outcome.repair.differing)
+        repair = outcome.repair
+        if repair and (repair.compared or repair.exact_from == 1):
+            n_first = min(TOKENS, outcome.answer_tokens)
+            n_compared = min(repair.compared, n_first)
+            self._judged += n_compared + max(0, n_first - max(n_compared, repair.exact_from - 1))
+            self._differing += sum(number < n_compared for number in repair.differing)
         elif outcome.audit and outcome.is_sample:  # where nothing is repaired
-            self._compared += 1
+            self._judged += 1
             self._differing += not outcome.audit.agrees
-        if wilson(self._differing, self._compared, SURE).high < TARGET:
+        if wilson(self._differing, self._judged, SURE).high < TARGET:
             self._go(max(LEAST, self.ratio * STEP))
-        elif wilson(self._differing, self._compared, SURER).low > TARGET:
+        elif wilson(self._differing, self._judged, SURER).low > TARGET:
             self._go(min(MOST, self.ratio / STEP))
 
     def _go(self, ratio: float) -> None:
@@ -68,6 +71,6 @@ class FoundRatio:
             return
         log.info(
             "recompute_ratio: %.3f of the moved text instead of %.3f, because %d of %d tokens differed",
-            ratio, self.ratio, self._differing, self._compared,
+            ratio, self.ratio, self._differing, self._judged,
         )  # fmt: skip
-        self.ratio, self._compared, self._differing = ratio, 0, 0
+        self.ratio, self._judged, self._differing = ratio, 0, 0

@@ -100,6 +100,8 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     has_found_ratio: bool = False
     """Whether the hub has found this ratio, and learns from the request: one without a salt, whose client named none.
     """
+    answer_tokens: Position = 0
+    """The length of the answer."""
     is_sample: bool = False
     """Whether the audit stands for all requests: the engine chose it, no client did."""
     approximate_from: Position | None = None

@@ -20,9 +20,9 @@ from tests.hub.processes import until
 NAMESPACE = Namespace(model="m", layout=KVLayout(layers=1, kv_heads=1, key_dim=4, value_dim=4, dtype="float16"))
 
 
-def repaired(ratio: float | None, compared: int, *differing: int) -> Outcome:
+def repaired(ratio: float | None, compared: int, *differing: int, answer_tokens: int = TOKENS) -> Outcome:
     return Outcome(
-        request="r", prompt_tokens=9, engine_tokens=0, ratio=ratio, has_found_ratio=True,
+        request="r", prompt_tokens=9, engine_tokens=0, ratio=ratio, has_found_ratio=True, answer_tokens=answer_tokens,
         repair=RepairOutcome(9, compared + 1, compared, differing),
     )  # fmt: skip
 
@@ -78,6 +78,19 @@ def test_a_hub_that_is_restarted_hears_from_its_engines_how_far_it_had_come(hub_
         hub.start()
         until(lambda: engine.registrations == 2)
         assert engine.lookup(np.arange(9, dtype=np.uint32)).result().ratio == pytest.approx(FIRST / STEP)
+
+
+@pytest.mark.parametrize("compared", [0, 5, TOKENS])
+def test_tokens_behind_exact_kv_count_as_those_that_agree(compared):
+    """Of an answer in doubt, they are all that follow from the token that was held."""
+    n_answers = 17  # by 17 times 16 tokens it is sure
+    found, shorter = FoundRatio(), FoundRatio()
+    for _ in range(n_answers):
+        assert found.ratio == shorter.ratio == FIRST
+        found.learn(repaired(FIRST, compared))
+        shorter.learn(repaired(FIRST, compared, answer_tokens=compared))
+    assert found.ratio == FIRST * STEP
+    assert (shorter.ratio == FIRST) == (compared < TOKENS)
 
 
 def test_where_nothing_is_repaired_sampled_audits_teach():

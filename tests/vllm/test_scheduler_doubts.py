@@ -7,6 +7,8 @@ import msgspec
 import pytest
 
 from blendhub import Span
+from blendhub.client.wire import FIRST_RATIO
+from blendhub.hub.ratios import STEP
 from blendhub.outcome.report import RepairOutcome
 from blendhub.vllm.costs import Cost, Costs
 from blendhub.vllm.messages import HeldToken, RepairResult, WorkerReport
@@ -188,6 +190,7 @@ def test_where_the_ratio_is_auto_the_hub_says_it_and_learns_from_requests_withou
         assert ratios("own", recompute_ratio=0.5) == (0.5, False) and ratios("other", salt="ann") == (0.3, False)
         assert ratios("first") == (0.3, True)
         outcome = engine.client.explain("first").result().outcome
-        engine.client.report([msgspec.structs.replace(outcome, repair=RepairOutcome(9, 9, 9, (1, 2, 3)))]).result()
+        wrong = msgspec.structs.replace(outcome, answer_tokens=9, repair=RepairOutcome(9, 10, 9, (1, 2, 3)))
+        engine.client.report([wrong]).result()
         ratios("hears")
-        assert ratios("next") == (pytest.approx(0.375), True)
+        assert ratios("next") == (pytest.approx(FIRST_RATIO / STEP), True)

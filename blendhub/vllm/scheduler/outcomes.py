@@ -34,6 +34,7 @@ def outcome_of(request: ServedRequest) -> Outcome:
         doubt=request.repair.doubt,
         ratio=loaded.ratio if loaded and loaded.moved else None,
         has_found_ratio=bool(loaded and loaded.moved) and request.terms.teaches,
+        answer_tokens=request.request.num_output_tokens,
         is_sample=request.repair.is_sample,
         approximate_from=request.first_approximate,
         ended_at=time.time(),
