@@ -100,7 +100,13 @@ def test_where_nothing_is_repaired_sampled_audits_teach():
             audit = AuditOutcome(agrees=False, kl=1.0)
             found.learn(
                 Outcome(
-                    request="r", prompt_tokens=9, engine_tokens=0, ratio=FIRST, has_found_ratio=True, audit=audit, is_sample=is_sample
+                    request="r",
+                    prompt_tokens=9,
+                    engine_tokens=0,
+                    ratio=FIRST,
+                    has_found_ratio=True,
+                    audit=audit,
+                    is_sample=is_sample,
                 )
             )
         assert (found.ratio > FIRST) == is_sample
