@@ -13,10 +13,11 @@ STEP = 0.7
 """A step down makes the share so many times as large, and a step up undoes one."""
 TOKENS = 16
 """Answers are judged by so many of their first tokens."""
-TARGET = 0.01
-"""The share of these tokens that may differ from what exact KV says."""
-SURE, SURER = 1.64, 2.33
-"""The normal quantiles of bounds that are wrong once in 20, for a step down, and once in 100, for a step up."""
+TARGET = 0.1 / TOKENS
+"""The share of these tokens that may differ from what exact KV says: one in a tenth of the answers."""
+SURE, SURER = 1.64, 3.09
+"""The normal quantiles of bounds that are wrong once in 20, for a step down, and once in 1,000, for a step up, that the
+first differing token must not decide."""
 
 
 class Ratios:

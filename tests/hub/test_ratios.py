@@ -83,7 +83,7 @@ def test_a_hub_that_is_restarted_hears_from_its_engines_how_far_it_had_come(hub_
 @pytest.mark.parametrize("compared", [0, 5, TOKENS])
 def test_tokens_behind_exact_kv_count_as_those_that_agree(compared):
     """Of an answer in doubt, they are all that follow from the token that was held."""
-    n_answers = 17  # by 17 times 16 tokens it is sure
+    n_answers = 27  # by 27 times 16 tokens it is sure
     found, shorter = FoundRatio(), FoundRatio()
     for _ in range(n_answers):
         assert found.ratio == shorter.ratio == FIRST
