@@ -5,7 +5,7 @@ What a field means, and what to do about a reason, is written in the table itsel
 
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
@@ -29,8 +29,9 @@ from tests.metric_names import OF_HUB
 from tests.public_api import PUBLIC
 
 DOCS = Path(__file__).parent.parent / "docs"
+MADE_BY_PLUGINS: list[type[msgspec.Struct]] = [hookspecs.PluginSpec, hookspecs.Unavailable]
 STRUCTS: list[type[msgspec.Struct]] = [
-    *(hookspecs.PluginSpec, hookspecs.Unavailable, hookspecs.EngineInfo),
+    *(*MADE_BY_PLUGINS, hookspecs.EngineInfo),
     *(report.Outcome, report.ReusedSpans, report.AuditOutcome, report.RepairOutcome, report.DoubtOutcome),
 ]
 
@@ -82,8 +83,14 @@ def default_of(field: msgspec.structs.FieldInfo) -> object:
 
 
 def rows_of_fields(struct: type[msgspec.Struct], rows: list[str]) -> list[str]:
-    needed = {field.name: "required" if field.required else "optional" for field in msgspec.structs.fields(struct)}
-    return _with_meanings(needed.items(), rows)
+    meanings = {row.split("`")[1]: row.rsplit(" | ", 1)[1] for row in rows}
+    made = []
+    for field in msgspec.structs.fields(struct):
+        cells = [f"| `{field.name}`", meanings.get(field.name, "to be written |")]
+        if struct in MADE_BY_PLUGINS:
+            cells.insert(1, "required" if field.required else "optional")
+        made.append(" | ".join(cells))
+    return made
 
 
 def rows_of_reasons(rows: list[str]) -> list[str]:
@@ -96,11 +103,6 @@ def rows_of_modules(rows: list[str]) -> list[str]:
         return rows
     first_lines = {module: (import_module(module).__doc__ or "").partition("\n")[0].rstrip(".") for module in PUBLIC}
     return [f"| `{module}` | {line} |" for module, line in first_lines.items()]
-
-
-def _with_meanings(facts: Iterable[tuple[str, Any]], rows: list[str]) -> list[str]:
-    meanings = {row.split("`")[1]: row.rsplit(" | ", 1)[1] for row in rows}
-    return [f"| `{name}` | {fact} | {meanings.get(name, 'to be written |')}" for name, fact in facts]
 
 
 def tables() -> dict[tuple[str, str], Rows]:
