@@ -20,9 +20,9 @@ from blendhub.core.plugin_choice import PluginChoice
 from blendhub.framework import hookspecs
 from blendhub.framework.builtin_plugins import HOMES
 from blendhub.framework.options import describe_options
-from blendhub.hub.config import HubConfig, Listen, StoreChoice
+from blendhub.hub.config import HubConfig, Listen
 from blendhub.outcome import report
-from blendhub.outcome.fates import LETTERS, WHY, Fate
+from blendhub.outcome.fates import LETTERS, Fate
 from blendhub.outcome.reasons import Why
 from blendhub.vllm.settings import RequestSettings, ReusePolicy, Settings
 from tests.metric_names import OF_HUB
@@ -34,6 +34,9 @@ STRUCTS: list[type[msgspec.Struct]] = [
     *(*MADE_BY_PLUGINS, hookspecs.EngineInfo),
     *(report.Outcome, report.ReusedSpans, report.AuditOutcome, report.RepairOutcome, report.DoubtOutcome),
 ]
+
+FAR_AWAY = 2**20
+"""A bound that no one reaches by mistake."""
 
 Rows = Callable[[list[str]], list[str]]
 """The rows of a table, made of those that stand there."""
@@ -48,8 +51,8 @@ def rows_of_options(struct: type[msgspec.Struct], _: list[str]) -> list[str]:
             continue
         default = defaults[option["name"]]
         shown = "none" if default in (None, msgspec.NODEFAULT) else f"`{json.dumps(as_written(default))}`"
-        kind = option["type"].removesuffix(" or null").replace("any", "object") + in_words(option["bounds"])
-        rows.append(f"| `{option['name']}` | {kind} | {shown} | {option['description']} |")
+        kind = option["type"].removesuffix(" or null").replace("any", "object").replace("' or '", "', '")
+        rows.append(f"| `{option['name']}` | {kind}{in_words(option['bounds'])} | {shown} | {option['description']} |")
     return rows
 
 
@@ -62,7 +65,9 @@ def in_words(bounds: dict[str, Any]) -> str:
         "maximum": "to",
         "maxItems": "to",
     }
-    said = " ".join(f"{word} {bounds[name]}" for name, word in words.items() if name in bounds)
+    said = " ".join(
+        f"{word} {bounds[name]}" for name, word in words.items() if name in bounds and bounds[name] < FAR_AWAY
+    )
     pattern = bounds.get("pattern", "").replace("|", r"\|")
     return "".join(f", {part}" for part in (said, f"pattern `{pattern}`" if pattern else "") if part)
 
@@ -116,11 +121,8 @@ def tables() -> dict[tuple[str, str], Rows]:
         ("settings.md", "## Settings of a request"): partial(rows_of_options, RequestSettings),
         ("settings.md", "### `hub.toml`"): partial(rows_of_options, HubConfig),
         ("settings.md", "### `[[listen]]`"): partial(rows_of_options, Listen),
-        ("settings.md", "### `[store]`"): partial(rows_of_options, StoreChoice),
         ("settings.md", "### The stores of a fleet"): partial(rows_of_options, FleetOptions),
-        ("reports.md", "| letter | what | why |"): lambda _: [
-            f"| `{LETTERS[fate]}` | {fate.label} | {WHY[fate]} |" for fate in Fate
-        ],
+        ("reports.md", "| letter | what |"): lambda _: [f"| `{LETTERS[fate]}` | {fate.label} |" for fate in Fate],
         ("reports.md", "| reason | why it was computed | what to change |"): rows_of_reasons,
         ("plugins.md", "## What a plugin may import"): rows_of_modules,
         ("watch.md", "## The hub's metrics"): lambda _: [

@@ -10,8 +10,7 @@ BlockTokens: TypeAlias = Annotated[
     Meta(
         ge=0,
         le=65536,
-        description="neighbours that are picked together; "
-        "0: 16, or as many as the engine's attention computes in the time of one",
+        description="neighbours that are picked together; 0: 16, or as many as are computed in the time of one",
     ),
 ]
 
@@ -24,7 +23,7 @@ class HkvdOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         int, Meta(ge=1, description="where it is compared; the layers before it are computed for what is probed")
     ] = 1
     probe_share: Annotated[
-        float, Meta(gt=0, le=1, description="how much of the moved text is probed; less is sooner done, and less sure")
+        float, Meta(gt=0, le=1, description="how much of the moved text is probed: less is faster, and less sure")
     ] = 0.25
     block_tokens: BlockTokens = 0
     window_tokens: Annotated[
@@ -66,7 +65,7 @@ class AttendedOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Meta(
             ge=0,
             le=256,
-            description="a token is picked with what follows it, so many in all; "
-            "0: as many as the engine's attention computes in the time of one, and 1 where the device attends",
+            description="a token is picked with what follows it, so many in all; 0: as many as are computed in the "
+            "time of one",
         ),
     ] = 0
