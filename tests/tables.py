@@ -16,7 +16,6 @@ import msgspec
 from blendhub_fleet.options import FleetOptions
 
 from blendhub import PluginHost
-from blendhub.core.plugin_choice import PluginChoice
 from blendhub.framework import hookspecs
 from blendhub.framework.builtin_plugins import HOMES
 from blendhub.framework.options import describe_options
@@ -29,9 +28,8 @@ from tests.metric_names import OF_HUB
 from tests.public_api import PUBLIC
 
 DOCS = Path(__file__).parent.parent / "docs"
-MADE_BY_PLUGINS: list[type[msgspec.Struct]] = [hookspecs.PluginSpec, hookspecs.Unavailable]
 STRUCTS: list[type[msgspec.Struct]] = [
-    *(*MADE_BY_PLUGINS, hookspecs.EngineInfo),
+    *(hookspecs.PluginSpec, hookspecs.EngineInfo),
     *(report.Outcome, report.ReusedSpans, report.AuditOutcome, report.RepairOutcome, report.DoubtOutcome),
 ]
 
@@ -92,7 +90,7 @@ def rows_of_fields(struct: type[msgspec.Struct], rows: list[str]) -> list[str]:
     made = []
     for field in msgspec.structs.fields(struct):
         cells = [f"| `{field.name}`", meanings.get(field.name, "to be written |")]
-        if struct in MADE_BY_PLUGINS:
+        if struct is hookspecs.PluginSpec:  # observers make no records
             cells.insert(1, "required" if field.required else "optional")
         made.append(" | ".join(cells))
     return made
@@ -114,9 +112,6 @@ def tables() -> dict[tuple[str, str], Rows]:
     """Each table, by its page and the heading, or the first row, that it stands under."""
     made: dict[tuple[str, str], Rows] = {
         ("settings.md", "### `blendhub`"): partial(rows_of_options, Settings),
-        ("settings.md", "### `transport`, `device`, `selector`, and each of `matchers`"): partial(
-            rows_of_options, PluginChoice
-        ),
         ("settings.md", "### `policy`"): partial(rows_of_options, ReusePolicy),
         ("settings.md", "## Settings of a request"): partial(rows_of_options, RequestSettings),
         ("settings.md", "### `hub.toml`"): partial(rows_of_options, HubConfig),

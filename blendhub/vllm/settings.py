@@ -161,9 +161,7 @@ class RequestSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         bool, Meta(description="true: what this request stores may be moved into other prompts, if donors is trusted")
     ] = False
     explain: Annotated[bool, Meta(description="true: the response lists the loaded and the recomputed spans")] = False
-    settled: Annotated[
-        bool, Meta(description="false: take no KV that earlier requests blended; their text is blended anew")
-    ] = True
+    settled: Annotated[bool, Meta(description="false: take no KV that earlier requests blended")] = True
     audit: Annotated[bool, Meta(description="true: audit this request if it blends")] = False
     repair: Annotated[RepairMode | None, Meta(description="overrides the engine's")] = None
     doubt: Annotated[Annotated[float, Meta(ge=0)] | None, Meta(description="overrides the engine's")] = None

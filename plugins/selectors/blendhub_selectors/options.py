@@ -19,9 +19,7 @@ class HkvdOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     signal: Annotated[Literal["k", "v", "kv"], Meta(description="what is compared: keys, values, or both added up")] = (
         "kv"
     )
-    layer: Annotated[
-        int, Meta(ge=1, description="where it is compared; the layers before it are computed for what is probed")
-    ] = 1
+    layer: Annotated[int, Meta(ge=1, description="the layer at which it is compared")] = 1
     probe_share: Annotated[
         float, Meta(gt=0, le=1, description="how much of the moved text is probed: less is faster, and less sure")
     ] = 0.25
@@ -43,8 +41,7 @@ class FirstKOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Meta(
             ge=0,
             le=2**31,
-            description="tokens of each moved span, if it has as many; "
-            "0: as many as the ratio pays for, equally many of each",
+            description="tokens of each moved span; 0: equally many of each, by the ratio",
         ),
     ] = 16
 
