@@ -5,7 +5,7 @@ What a field means, and what to do about a reason, is written in the table itsel
 
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
@@ -16,13 +16,12 @@ import msgspec
 from blendhub_fleet.options import FleetOptions
 
 from blendhub import PluginHost
-from blendhub.core.plugin_choice import PluginChoice
 from blendhub.framework import hookspecs
 from blendhub.framework.builtin_plugins import HOMES
 from blendhub.framework.options import describe_options
-from blendhub.hub.config import HubConfig, Listen, StoreChoice
+from blendhub.hub.config import HubConfig, Listen
 from blendhub.outcome import report
-from blendhub.outcome.fates import LETTERS, WHY, Fate
+from blendhub.outcome.fates import LETTERS, Fate
 from blendhub.outcome.reasons import Why
 from blendhub.vllm.settings import RequestSettings, ReusePolicy, Settings
 from tests.metric_names import OF_HUB
@@ -30,9 +29,12 @@ from tests.public_api import PUBLIC
 
 DOCS = Path(__file__).parent.parent / "docs"
 STRUCTS: list[type[msgspec.Struct]] = [
-    *(hookspecs.PluginSpec, hookspecs.Unavailable, hookspecs.EngineInfo),
+    *(hookspecs.PluginSpec, hookspecs.EngineInfo),
     *(report.Outcome, report.ReusedSpans, report.AuditOutcome, report.RepairOutcome, report.DoubtOutcome),
 ]
+
+FAR_AWAY = 2**20
+"""A bound that no one reaches by mistake."""
 
 Rows = Callable[[list[str]], list[str]]
 """The rows of a table, made of those that stand there."""
@@ -47,8 +49,8 @@ def rows_of_options(struct: type[msgspec.Struct], _: list[str]) -> list[str]:
             continue
         default = defaults[option["name"]]
         shown = "none" if default in (None, msgspec.NODEFAULT) else f"`{json.dumps(as_written(default))}`"
-        kind = option["type"].removesuffix(" or null").replace("any", "object") + in_words(option["bounds"])
-        rows.append(f"| `{option['name']}` | {kind} | {shown} | {option['description']} |")
+        kind = option["type"].removesuffix(" or null").replace("any", "object").replace("' or '", "', '")
+        rows.append(f"| `{option['name']}` | {kind}{in_words(option['bounds'])} | {shown} | {option['description']} |")
     return rows
 
 
@@ -61,7 +63,9 @@ def in_words(bounds: dict[str, Any]) -> str:
         "maximum": "to",
         "maxItems": "to",
     }
-    said = " ".join(f"{word} {bounds[name]}" for name, word in words.items() if name in bounds)
+    said = " ".join(
+        f"{word} {bounds[name]}" for name, word in words.items() if name in bounds and bounds[name] < FAR_AWAY
+    )
     pattern = bounds.get("pattern", "").replace("|", r"\|")
     return "".join(f", {part}" for part in (said, f"pattern `{pattern}`" if pattern else "") if part)
 
@@ -82,8 +86,14 @@ def default_of(field: msgspec.structs.FieldInfo) -> object:
 
 
 def rows_of_fields(struct: type[msgspec.Struct], rows: list[str]) -> list[str]:
-    needed = {field.name: "required" if field.required else "optional" for field in msgspec.structs.fields(struct)}
-    return _with_meanings(needed.items(), rows)
+    meanings = {row.split("`")[1]: row.rsplit(" | ", 1)[1] for row in rows}
+    made = []
+    for field in msgspec.structs.fields(struct):
+        cells = [f"| `{field.name}`", meanings.get(field.name, "to be written |")]
+        if struct is hookspecs.PluginSpec:  # observers make no records
+            cells.insert(1, "required" if field.required else "optional")
+        made.append(" | ".join(cells))
+    return made
 
 
 def rows_of_reasons(rows: list[str]) -> list[str]:
@@ -98,27 +108,16 @@ def rows_of_modules(rows: list[str]) -> list[str]:
     return [f"| `{module}` | {line} |" for module, line in first_lines.items()]
 
 
-def _with_meanings(facts: Iterable[tuple[str, Any]], rows: list[str]) -> list[str]:
-    meanings = {row.split("`")[1]: row.rsplit(" | ", 1)[1] for row in rows}
-    return [f"| `{name}` | {fact} | {meanings.get(name, 'to be written |')}" for name, fact in facts]
-
-
 def tables() -> dict[tuple[str, str], Rows]:
     """Each table, by its page and the heading, or the first row, that it stands under."""
     made: dict[tuple[str, str], Rows] = {
         ("settings.md", "### `blendhub`"): partial(rows_of_options, Settings),
-        ("settings.md", "### `transport`, `device`, `selector`, and each of `matchers`"): partial(
-            rows_of_options, PluginChoice
-        ),
         ("settings.md", "### `policy`"): partial(rows_of_options, ReusePolicy),
         ("settings.md", "## Settings of a request"): partial(rows_of_options, RequestSettings),
         ("settings.md", "### `hub.toml`"): partial(rows_of_options, HubConfig),
         ("settings.md", "### `[[listen]]`"): partial(rows_of_options, Listen),
-        ("settings.md", "### `[store]`"): partial(rows_of_options, StoreChoice),
         ("settings.md", "### The stores of a fleet"): partial(rows_of_options, FleetOptions),
-        ("reports.md", "| letter | what | why |"): lambda _: [
-            f"| `{LETTERS[fate]}` | {fate.label} | {WHY[fate]} |" for fate in Fate
-        ],
+        ("reports.md", "| letter | what |"): lambda _: [f"| `{LETTERS[fate]}` | {fate.label} |" for fate in Fate],
         ("reports.md", "| reason | why it was computed | what to change |"): rows_of_reasons,
         ("plugins.md", "## What a plugin may import"): rows_of_modules,
         ("watch.md", "## The hub's metrics"): lambda _: [

@@ -48,16 +48,14 @@ class HubConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         Meta(
             ge=0,
             le=2**20,
-            description="shared memory for KV; 0: a quarter of the memory that is available, at most half of /dev/shm "
-            "and 64 GiB, divided by vLLM's data-parallel engines on the machine",
+            description="shared memory for KV; 0: a quarter of the available memory, at most half of /dev/shm and 64 "
+            "GiB, divided by the machine's data-parallel engines",
         ),
     ] = 0.0
     store: Annotated[
         StoreChoice | None, Meta(description="keeps KV beyond memory and restarts; none: KV is in memory only")
     ] = None
-    silence_s: Annotated[
-        float, Meta(gt=0, description="a session that sends nothing for so long ends; clients ping five times as often")
-    ] = 15.0
+    silence_s: Annotated[float, Meta(gt=0, description="a process that sends nothing for so long is given up")] = 15.0
     metrics: Annotated[str, Meta(description="HOST:PORT of /metrics and /healthz; port 0: any; empty: not served")] = (
         "127.0.0.1:0"
     )

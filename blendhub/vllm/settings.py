@@ -37,16 +37,15 @@ class ReusePolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     min_reused_tokens: Annotated[
         Annotated[int, Meta(ge=1)] | None,
         Meta(
-            description="fewer reusable tokens, beyond vLLM's own cache, are not reused; default: no reuse that takes "
-            "longer than prefill, by times measured on the loaded model"
+            description="fewer reusable tokens, beyond vLLM's own cache, are not reused; default: times measured on "
+            "the loaded model decide"
         ),
     ] = None
     min_donor_context: Annotated[
         int,
         Meta(
             ge=0,
-            description="KV that was computed with fewer tokens before it is not moved: elsewhere its text is computed "
-            "once more, and moved from there; 0: all is moved",
+            description="KV that was computed with fewer tokens before it is not moved; 0: all is moved",
         ),
     ] = MIN_DONOR_CONTEXT
 
@@ -92,20 +91,20 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         Share | Literal["auto"],
         Meta(
             description="share of the moved text that is recomputed; auto: the hub finds it from what repairs say of "
-            "answers; a request may override it"
+            "answers"
         ),
     ] = 0.3
     donors: Annotated[
         Literal["all", "trusted"],
         Meta(
             description="whose KV may be moved into other prompts: that of all requests, or of those that say donate "
-            "and of `blendhub warm`; other KV is reused behind its whole prefix only"
+            "and of `blendhub warm`"
         ),
     ] = "all"
     policy: Annotated[ReusePolicy, Meta(description="limits within which reuse pays")] = ReusePolicy()
     audit_share: Annotated[
         Share,
-        Meta(description="share of the blended requests that are audited, and at least one in ten minutes; 0: none"),
+        Meta(description="share of the blended requests that are audited, at least one in ten minutes; 0: none"),
     ] = 0.001
     expected_agreement: Annotated[
         Share, Meta(description="vLLM's log warns if fewer of the audited requests agree on the first token")
@@ -113,26 +112,24 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     repair: Annotated[
         RepairMode,
         Meta(
-            description="compute blended KV anew while the answer is written, so that later tokens follow from exact "
-            "KV; idle: while no prompt waits and at most four answers are written; always: beside other work, too"
+            description="compute blended KV anew while the answer is written; idle: while no prompt waits and at most "
+            "four answers are written; always: beside other work, too"
         ),
     ] = "idle"
     repair_share: Annotated[
         float,
-        Meta(
-            gt=0, description="by how much steps that write answers may take longer for repairs, on average; 0.5: half"
-        ),
+        Meta(gt=0, description="by how much steps that write answers may take longer for repairs, on average"),
     ] = 0.5
     repair_after_s: Annotated[
         float,
-        Meta(ge=0, description="seconds after an answer's end in which its KV may still be repaired; its blocks stay"),
+        Meta(ge=0, description="seconds after an answer's end in which its KV may still be repaired"),
     ] = 2.0
     doubt: Annotated[
         float,
         Meta(
             ge=0,
-            description="a token of a greedy answer waits until all KV is exact if, from blended KV, the second token "
-            "is so much less likely than the first one, or less: in nats; 0: no token waits",
+            description="a token of a greedy answer waits until all KV is exact if the likeliest one leads by less "
+            "than this, in nats; 0: no token waits",
         ),
     ] = 0.5
     doubt_pause_s: Annotated[
@@ -157,27 +154,23 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 class RequestSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The settings of one request, in ``kv_transfer_params.blendhub``."""
 
-    mode: Annotated[Mode | None, Meta(description="overrides the engine's for this request")] = None
-    recompute_ratio: Annotated[Share | None, Meta(description="overrides the engine's for this request")] = None
+    mode: Annotated[Mode | None, Meta(description="overrides the engine's")] = None
+    recompute_ratio: Annotated[Share | None, Meta(description="overrides the engine's")] = None
     store: Annotated[bool, Meta(description="false: store nothing of this request")] = True
     donate: Annotated[
         bool, Meta(description="true: what this request stores may be moved into other prompts, if donors is trusted")
     ] = False
     explain: Annotated[bool, Meta(description="true: the response lists the loaded and the recomputed spans")] = False
-    settled: Annotated[
-        bool, Meta(description="false: take no KV that earlier requests blended; their text is blended anew")
-    ] = True
+    settled: Annotated[bool, Meta(description="false: take no KV that earlier requests blended")] = True
     audit: Annotated[bool, Meta(description="true: audit this request if it blends")] = False
-    repair: Annotated[RepairMode | None, Meta(description="overrides the engine's for this request")] = None
-    doubt: Annotated[
-        Annotated[float, Meta(ge=0)] | None, Meta(description="overrides the engine's for this request")
-    ] = None
+    repair: Annotated[RepairMode | None, Meta(description="overrides the engine's")] = None
+    doubt: Annotated[Annotated[float, Meta(ge=0)] | None, Meta(description="overrides the engine's")] = None
     approximate_from: Annotated[
         int,
         Meta(
             ge=0,
-            description="of a prompt that another engine has computed: the position from which on its KV may be "
-            "blended, as the report of that engine says",
+            description="of a prompt that another engine has computed: from where on its KV may be blended, as that "
+            "engine's report says",
         ),
     ] = 0
 

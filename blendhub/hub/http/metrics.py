@@ -15,10 +15,10 @@ COUNTERS: Mapping[str, str] = MappingProxyType(
     {
         "lookups_that_found": "Lookups that found something; divided by all lookups, this is the hit rate",
         "tokens_exact": "Tokens found at the same position after the same tokens",
-        "tokens_settled": "Tokens found after the same tokens, whose KV was blended before or computed behind such KV",
+        "tokens_settled": "Tokens found after the same tokens, whose KV is approximate",
         "tokens_moved": "Tokens found at another position or after other tokens",
         "evictions": "Chunks that left the arena to make room",
-        "forgotten_chunks": "Evicted chunks that no store had, and that are no longer matchable",
+        "forgotten_chunks": "Evicted chunks that no store had",
         "store_saves": "Chunks saved to the store",
         "store_loads": "Chunks loaded from the store",
         "store_skipped": "Chunks that were evicted before the store had them",
@@ -28,15 +28,15 @@ COUNTERS: Mapping[str, str] = MappingProxyType(
         "fleet_dropped_chunks": "Chunks that other hubs dropped",
         "fleet_snapshots": "How often the hub read the whole catalogue",
         "fleet_failures": "Failed calls to follow the log of the catalogue",
-        "fleet_refused_runs": "Runs of the catalogue whose descriptions or chunks this hub cannot use",
+        "fleet_refused_runs": "Runs of the catalogue that this hub cannot use",
     }
 )
 GAUGES: Mapping[str, str] = MappingProxyType(
     {
-        "arena_bytes": "Size of the arena when all of it is reserved",
-        "arena_reserved_bytes": "Bytes of the arena that are reserved by now",
-        "arena_free_bytes": "Free bytes of what is reserved of the arena",
-        "arena_missing_bytes": "Bytes that the arena was to have, and for which memory did not suffice",
+        "arena_bytes": "Size of the arena",
+        "arena_reserved_bytes": "Bytes of the arena that are reserved",
+        "arena_free_bytes": "Free bytes of what is reserved",
+        "arena_missing_bytes": "Bytes of the arena for which memory did not suffice",
         "arena_quarantined_bytes": "Bytes of slots of revoked leases that a process may still write into",
         "chunks": "Matchable chunks",
         "chunks_in_arena": "Matchable chunks in memory",
@@ -57,7 +57,7 @@ GAUGES: Mapping[str, str] = MappingProxyType(
 OF_NAMESPACE: Mapping[str, str] = MappingProxyType(
     {
         "namespace_variants": "Variants of a model, each a LoRA adapter with a salt, that have stored KV",
-        "namespace_runs": "Stored runs of a model, with all LoRA adapters and salts",
+        "namespace_runs": "Stored runs of a model",
         "namespace_chunks": "Stored chunks of a model",
         "namespace_tokens": "Stored tokens of a model",
         "namespace_recent_audits": "The last audits that engines of a model reported, at most 512",
@@ -85,8 +85,8 @@ AGREEMENT: Mapping[str, str] = MappingProxyType(
 REFUSED = ("refused_requests", "Requests refused, by the class of the error")
 HISTOGRAMS: Mapping[str, str] = MappingProxyType(
     {
-        "request_seconds": "Time in the hub, by the kind of request: lookup, reserve, commit and so on",
-        "store_read_seconds": "Time of the reads from the store or the fleet, each of one chunk or several",
+        "request_seconds": "Time in the hub, by the kind of request",
+        "store_read_seconds": "Time of the reads from the store or the fleet",
     }
 )
 

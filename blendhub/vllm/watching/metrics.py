@@ -18,18 +18,18 @@ COUNTERS: dict[str, str] = {
     "requests_blended": "Requests for which moved text or settled KV was loaded.",
     "requests_exact": "Requests for which only exact text was reused.",
     "requests_with_holes": "Requests for which tokens between reused ones were computed.",
-    "loads_failed": "Requests whose stored KV could not be loaded, so vLLM computed it.",
-    "tokens_exact": "Tokens reused at the position where they were computed.",
-    "tokens_settled": "Tokens reused as they were blended before, behind the same text.",
-    "tokens_moved": "Tokens reused at another position than where they were computed.",
+    "loads_failed": "Requests whose stored KV could not be loaded.",
+    "tokens_exact": "Tokens reused exactly.",
+    "tokens_settled": "Tokens reused as they were blended before.",
+    "tokens_moved": "Tokens reused at another position.",
     "tokens_recomputed": "Moved tokens that were recomputed.",
     "tokens_in_holes": "Tokens between reused ones that were computed.",
     "saved_tokens": "Tokens whose KV was stored.",
-    "requests_repaired": "Requests whose approximate KV was computed anew, so that all of it is exact.",
+    "requests_repaired": "Requests whose approximate KV was all computed anew.",
     "tokens_repaired": "Tokens that repairs have computed anew, also those that were given up.",
-    "answers_held": "Answers of which a token in doubt waited until all KV was exact.",
+    "answers_held": "Answers of which a token in doubt waited.",
     "answers_held_differing": "Those of them whose likeliest token was another one from exact KV.",
-    "tokens_doubted": "Tokens in doubt that did not wait, because the repair takes longer than doubt_pause_s.",
+    "tokens_doubted": "Tokens in doubt that did not wait, because of doubt_pause_s.",
 }
 """The counters without a label."""
 
@@ -51,7 +51,7 @@ SECONDS: dict[str, str] = {
     "lookup_seconds": "Time from the begin of a lookup until its answer was used.",
     "load_seconds": "Time from the begin of a load until its KV was copied.",
     "blend_seconds": "Time spent on choosing and recomputing tokens of a request.",
-    "probe_seconds": "Time spent on choosing the tokens to recompute of a request.",
+    "probe_seconds": "Time spent on choosing tokens of a request.",
     "recompute_seconds": "Time spent on computing these tokens and the holes of a request.",
     "held_seconds": "Time for which a token in doubt waited.",
     "save_seconds": "Time from the begin of a save until the hub had committed it.",
@@ -61,10 +61,10 @@ SECONDS: dict[str, str] = {
 FIRST_TOKENS = "Time from a request's arrival until its first token was sampled, by its reuse: none, exact, or blended."
 OF_AUDITS: dict[str, str] = {
     "audits": "Blended requests that were audited.",
-    "audit_disagreements": "Audited requests whose likeliest first token differs between blended and exact KV.",
+    "audit_disagreements": "Audited requests whose likeliest first token differs.",
 }
-DIVERGENCE = "How far the first token's prediction from blended KV is off in an audit, in nats."
-EXPECTED = "The share of audits that should agree: the setting expected_agreement."
+DIVERGENCE = "How far the first token's prediction is off in an audit, in nats."
+EXPECTED = "The setting expected_agreement."
 
 BANDS = (0.0, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0)
 KL_BUCKETS = (1e-4, 1e-3, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)

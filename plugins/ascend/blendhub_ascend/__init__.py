@@ -20,7 +20,7 @@ class AscendOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         ),
     ] = 96.0
     block_tokens: Annotated[
-        int, Meta(ge=1, le=4096, description="neighbours that the engine's attention computes in about the time of one")
+        int, Meta(ge=1, le=4096, description="neighbours that are computed in about the time of one")
     ] = 32
     fast_ops: Annotated[
         bool,

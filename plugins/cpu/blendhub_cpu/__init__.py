@@ -12,7 +12,7 @@ from blendhub.framework.hookspecs import PluginSpec, Unavailable, hookimpl
 
 class CpuOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     block_tokens: Annotated[
-        int, Meta(ge=1, le=4096, description="neighbours that the engine's attention computes in about the time of one")
+        int, Meta(ge=1, le=4096, description="neighbours that are computed in about the time of one")
     ] = 1
 
 

@@ -22,7 +22,7 @@ class CudaOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         ),
     ] = 192.0
     block_tokens: Annotated[
-        int, Meta(ge=1, le=4096, description="neighbours that the engine's attention computes in about the time of one")
+        int, Meta(ge=1, le=4096, description="neighbours that are computed in about the time of one")
     ] = 32
 
 

@@ -43,8 +43,8 @@ class DirectoryOptions(FleetOptions, frozen=True, kw_only=True, forbid_unknown_f
     unix_group: Annotated[
         str,
         Meta(
-            description="a Unix group, by name or number, whose members may use the files: for hubs that run as "
-            "different users; empty: only this hub's user may"
+            description="a Unix group, by name or number, whose members may use the files; empty: only this hub's "
+            "user may"
         ),
     ] = ""
     transfer_deadline_s: Annotated[
@@ -52,7 +52,7 @@ class DirectoryOptions(FleetOptions, frozen=True, kw_only=True, forbid_unknown_f
         Meta(
             gt=0,
             le=60,
-            description="how long the directory may take for a step, such as to open a file or to copy a MiB",
+            description="how long a step, such as to open a file or to copy a MiB, may take",
         ),
     ] = 5.0
 

@@ -23,6 +23,4 @@ class MooncakeOptions(FleetOptions, frozen=True, kw_only=True, forbid_unknown_fi
     ] = "P2PHANDSHAKE"
     protocol: Annotated[Literal["tcp", "rdma"], Meta(description="how Mooncake transfers chunks")] = "tcp"
     devices: Annotated[str, Meta(description="the RDMA devices, separated by commas; empty: Mooncake chooses")] = ""
-    transfer_deadline_s: Annotated[
-        float, Meta(gt=0, le=60, description="how long a call of Mooncake may take; one that takes longer fails")
-    ] = 5.0
+    transfer_deadline_s: Annotated[float, Meta(gt=0, le=60, description="how long a call of Mooncake may take")] = 5.0

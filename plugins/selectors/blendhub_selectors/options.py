@@ -10,8 +10,7 @@ BlockTokens: TypeAlias = Annotated[
     Meta(
         ge=0,
         le=65536,
-        description="neighbours that are picked together; "
-        "0: 16, or as many as the engine's attention computes in the time of one",
+        description="neighbours that are picked together; 0: 16, or as many as are computed in the time of one",
     ),
 ]
 
@@ -20,11 +19,9 @@ class HkvdOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     signal: Annotated[Literal["k", "v", "kv"], Meta(description="what is compared: keys, values, or both added up")] = (
         "kv"
     )
-    layer: Annotated[
-        int, Meta(ge=1, description="where it is compared; the layers before it are computed for what is probed")
-    ] = 1
+    layer: Annotated[int, Meta(ge=1, description="the layer at which it is compared")] = 1
     probe_share: Annotated[
-        float, Meta(gt=0, le=1, description="how much of the moved text is probed; less is sooner done, and less sure")
+        float, Meta(gt=0, le=1, description="how much of the moved text is probed: less is faster, and less sure")
     ] = 0.25
     block_tokens: BlockTokens = 0
     window_tokens: Annotated[
@@ -44,8 +41,7 @@ class FirstKOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Meta(
             ge=0,
             le=2**31,
-            description="tokens of each moved span, if it has as many; "
-            "0: as many as the ratio pays for, equally many of each",
+            description="tokens of each moved span; 0: equally many of each, by the ratio",
         ),
     ] = 16
 
@@ -66,7 +62,7 @@ class AttendedOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Meta(
             ge=0,
             le=256,
-            description="a token is picked with what follows it, so many in all; "
-            "0: as many as the engine's attention computes in the time of one, and 1 where the device attends",
+            description="a token is picked with what follows it, so many in all; 0: as many as are computed in the "
+            "time of one",
         ),
     ] = 0

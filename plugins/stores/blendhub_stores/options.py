@@ -15,14 +15,12 @@ class DiskOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ] = ""
     capacity_gib: Annotated[
         float,
-        Meta(
-            gt=0, le=2**33, description="the most that it stores; leave additional disk space for chunks being written"
-        ),
+        Meta(gt=0, le=2**33, description="the most that it stores, beside chunks being written"),
     ] = 32.0
     fsync: Annotated[
         bool,
         Meta(
-            description="wait until each write is on the disk: slower, but a power cut loses nothing; "
-            "without it the newest chunks may be lost, but damaged chunks are still never served"
+            description="wait until each write is on the disk: slower, but a power cut loses nothing; without it the "
+            "newest chunks may be lost"
         ),
     ] = False
