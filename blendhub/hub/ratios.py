@@ -4,7 +4,7 @@ import logging
 import math
 
 from blendhub.client.wire import FIRST_RATIO
-from blendhub.outcome.agreement import wilson
+from blendhub.outcome.agreement import Interval, wilson
 from blendhub.outcome.report import Outcome
 
 log = logging.getLogger(__name__)
@@ -45,33 +45,48 @@ class FoundRatio:
 
     def __init__(self, ratio: float = FIRST_RATIO) -> None:
         self.ratio = ratio
-        self._judged = 0
-        """The first tokens of answers with this ratio that were compared, or that follow from exact KV."""
-        self._differing = 0
+        self._forget()
 
     def learn(self, outcome: Outcome) -> None:
         """Learn from a request whose ratio was found, if it had this one."""
         if not outcome.has_found_ratio or outcome.ratio is None or not math.isclose(outcome.ratio, self.ratio):
             return
-        repair = outcome.repair
-        if repair and (repair.compared or repair.exact_from == 1):
-            n_first = min(TOKENS, outcome.answer_tokens)
-            n_compared = min(repair.compared, n_first)
-            self._judged += n_compared + max(0, n_first - max(n_compared, repair.exact_from - 1))
+        repair, n_first = outcome.repair, min(TOKENS, outcome.answer_tokens)
+        n_approximate = min(repair.exact_from - 1, n_first) if repair else n_first
+        self._first += n_first
+        self._approximate += n_approximate
+        if repair:
+            n_compared = min(repair.compared, n_approximate)
+            self._compared += n_compared
             self._differing += sum(number < n_compared for number in repair.differing)
         elif outcome.audit and outcome.is_sample:  # where nothing is repaired
-            self._judged += 1
+            self._compared += 1
             self._differing += not outcome.audit.agrees
-        if wilson(self._differing, self._judged, SURE).high < TARGET:
+        surely, more_surely = self._share(SURE), self._share(SURER)
+        if surely.high < TARGET:
             self._go(max(LEAST, self.ratio * STEP))
-        elif wilson(self._differing, self._judged, SURER).low > TARGET:
+        elif more_surely.low > TARGET:
             self._go(min(MOST, self.ratio / STEP))
+
+    def _share(self, quantile: float) -> Interval:
+        """The share of the first tokens that differ. Those that follow from exact KV do not, and on a busy engine only
+        answers in doubt are compared: so what is compared stands for all that follow from approximate KV."""
+        differing = wilson(self._differing, self._compared, quantile)
+        approximate = wilson(self._approximate, self._first, quantile)
+        return Interval(differing.low * approximate.low, differing.high * approximate.high)
+
+    def _forget(self) -> None:
+        self._first = self._approximate = 0
+        """The first tokens of answers with this ratio, and those of them that follow from approximate KV."""
+        self._compared = self._differing = 0
+        """Those of them that were compared, and those that differ from what exact KV says."""
 
     def _go(self, ratio: float) -> None:
         if ratio == self.ratio:
             return
         log.info(
             "recompute_ratio: %.3f of the moved text instead of %.3f, because %d of %d tokens differed",
-            ratio, self.ratio, self._differing, self._judged,
+            ratio, self.ratio, self._differing, self._compared,
         )  # fmt: skip
-        self.ratio, self._judged, self._differing = ratio, 0, 0
+        self.ratio = ratio
+        self._forget()

@@ -2,6 +2,7 @@
 
 from random import Random
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -80,10 +81,9 @@ def test_a_hub_that_is_restarted_hears_from_its_engines_how_far_it_had_come(hub_
         assert engine.lookup(np.arange(9, dtype=np.uint32)).result().ratio == pytest.approx(FIRST / STEP)
 
 
-@pytest.mark.parametrize("compared", [0, 5, TOKENS])
-def test_tokens_behind_exact_kv_count_as_those_that_agree(compared):
+@pytest.mark.parametrize("compared, n_answers", [(0, 27), (5, 30), (TOKENS, 27)])
+def test_tokens_behind_exact_kv_count_as_those_that_agree(compared, n_answers):
     """Of an answer in doubt, they are all that follow from the token that was held."""
-    n_answers = 27  # by 27 times 16 tokens it is sure
     found, shorter = FoundRatio(), FoundRatio()
     for _ in range(n_answers):
         assert found.ratio == shorter.ratio == FIRST
@@ -91,6 +91,17 @@ def test_tokens_behind_exact_kv_count_as_those_that_agree(compared):
         shorter.learn(repaired(FIRST, compared, answer_tokens=compared))
     assert found.ratio == FIRST * STEP
     assert (shorter.ratio == FIRST) == (compared < TOKENS)
+
+
+def test_answers_that_were_not_compared_are_as_those_that_were():
+    """On a busy engine, only answers in doubt are: most tokens may be those of answers that were not."""
+    found, busy = FoundRatio(), FoundRatio()
+    for _ in range(30):
+        found.learn(repaired(FIRST, 5))
+        busy.learn(repaired(FIRST, 5))
+        for _ in range(3):
+            busy.learn(msgspec.structs.replace(repaired(FIRST, 0), repair=None))
+    assert found.ratio < busy.ratio == FIRST
 
 
 def test_where_nothing_is_repaired_sampled_audits_teach():
@@ -105,6 +116,7 @@ def test_where_nothing_is_repaired_sampled_audits_teach():
                     engine_tokens=0,
                     ratio=FIRST,
                     has_found_ratio=True,
+                    answer_tokens=TOKENS,
                     audit=audit,
                     is_sample=is_sample,
                 )
