@@ -22,7 +22,7 @@ from blendhub.outcome.reasons import NotReused
 from blendhub.outcome.report import LONGEST_NAME, MAX_OUTCOMES, Outcome
 from blendhub.system.processes import ProcessId
 
-WIRE_VERSION = 16
+WIRE_VERSION = 17
 
 Seconds = Annotated[float, Meta(ge=0, le=3600)]
 FIRST_RATIO = 0.3
@@ -244,7 +244,7 @@ class Found(Message, frozen=True):
     on_the_way: FoundSpans = ()
     """The parts of the prompt that only the store has. They are being fetched, and no match covers them yet."""
     staying: Annotated[tuple[NotReused, ...], Meta(max_length=MAX_MATCHES)] = ()
-    """The parts of the prompt that are stored, but may not move here; no match covers them."""
+    """The parts of the prompt that are stored, but may not move here, or lead to no state; no match covers them."""
     ratio: Annotated[float, Meta(ge=0, le=1)] = FIRST_RATIO
     """The share of moved text that engines should recompute, as the hub has found it."""
 

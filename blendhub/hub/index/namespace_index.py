@@ -81,6 +81,11 @@ class Run:
         self._hash = hashlib.blake2b(digest_size=16)
         self._hashed = 0
 
+    @property
+    def slot_bytes(self) -> int:
+        """What the slot of one of its chunks takes."""
+        return self.index.namespace.slot_bytes_of(self.provenance)
+
     def continues(self, tokens: Tokens, at: int) -> bool:
         """Whether the run ends at this position and was computed from these tokens. Part of a queue's work."""
         if self._hashed != at:
@@ -208,7 +213,9 @@ class NamespaceIndex:
 
         ``settled``: the least share that was recomputed in settled KV; None: none is found.
         """
-        answers = [[match for match, _ in answer] for answer in self._answers(tokens, Use.REUSE)]
+        # First, so that chunks with a state are found where the same tokens are stored without one, too.
+        uses = (Use.STATE, Use.REUSE)
+        answers = [[match for match, _ in answer] for use in uses for answer in self._answers(tokens, use)]
         if settled is not None:
             for answer in self._answers(tokens, Use.SETTLED):
                 kept = [match for match, run in answer if match.exact and run.provenance.ratio >= settled]
@@ -263,12 +270,17 @@ class NamespaceIndex:
         Returns the position up to which exact KV of the span is stored without a gap, as much of it movable as of
         ``provenance`` says, and whether ``run`` ends at that position and has the same tokens.
         For KV that is neither exact nor movable, settled KV is as good as exact KV, however much of it was recomputed.
+        A chunk with a state is as good as one without, but not the other way round.
         """
         reached = span.start
         for match in self.match(tokens[: span.end], None if provenance.is_exact or provenance.is_movable else 0.0):
             found = self.runs.get(match.run)
-            moves = found is not None and found.provenance.movable_from <= provenance.movable_from
-            if moves and not match.moved and match.span.start <= reached:
+            is_as_good = (
+                found is not None
+                and found.provenance.movable_from <= provenance.movable_from
+                and found.provenance.has_state >= provenance.has_state
+            )
+            if is_as_good and not match.moved and match.span.start <= reached:
                 reached = max(reached, match.span.end)
         reached = min(reached, span.end)
         return reached, run is not None and run.continues(tokens, reached)
