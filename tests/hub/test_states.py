@@ -82,6 +82,24 @@ def _shared(one, other):
     return int(differing[0]) if len(differing) else n
 
 
+def test_behind_a_chunk_that_is_gone_or_not_in_memory_yet_no_state_is_found(make_hub, tmp_path):
+    hub = make_hub(64, tmp_path / "store")
+    member, text, cache = hub.join(namespace=SPACE), tokens(1, 4 * CHUNK), hub.state.cache
+    store(member, text, 2 * CHUNK, 4 * CHUNK)
+    hub.settle()
+    assert found(member, text) == (4 * CHUNK, 2)
+    chunks = {chunk.span.start: chunk for chunk in hub.index.chunks()}
+    cache.remove(chunks[2 * CHUNK])
+    answer = member.lookup(text, acquire=False)
+    assert answer.matches[-1].span.end == 2 * CHUNK and answer.on_the_way == (Span(2 * CHUNK, 3 * CHUNK),)
+    hub.settle()
+    assert found(member, text) == (4 * CHUNK, 2), "the store has it"
+    cache.erase(chunks[2 * CHUNK])
+    assert found(member, text) == (2 * CHUNK, 1)
+    cache.erase(chunks[0])
+    assert found(member, text) == (0, None)
+
+
 def test_text_elsewhere_is_not_found(hub):
     member, text = hub.join(namespace=SPACE), tokens(1, 4 * CHUNK)
     store(member, text, 4 * CHUNK)
