@@ -22,9 +22,6 @@ from blendhub.vllm.model.recompute_set import Blocks, pages_in
 LEAST_BYTES = 2**24
 """A group with less of a chunk is not split: the bus brings that much while the host submits two batches of a load."""
 
-MAX_ROWS = 64
-"""The most rows that a state is cut into: devices copy rows, of bounded width."""
-
 
 class LayerGroup(NamedTuple):
     """A group of layers, which has a section in each shard."""
@@ -84,9 +81,9 @@ def layer_groups(model: EngineModel, chunk_tokens: int) -> tuple[LayerGroup, ...
 def state_groups(model: EngineModel, chunk_tokens: int) -> tuple[StateGroup, ...]:
     """The groups of recurrent layers; raises Unsupported for states that lie otherwise than expected.
 
-    No device takes longer chunks than those of KV, of ``chunk_tokens``.
+    A state is cut into as many rows as it may have, ``chunk_tokens``: devices copy many narrow rows at a time.
     """
-    most = 1 << min(MAX_ROWS, chunk_tokens).bit_length() - 1
+    most = 1 << chunk_tokens.bit_length() - 1
     members: dict[tuple[int, KVLayout], list[PagedLayer]] = {}
     for name, (table, spec) in model.recurrent.items():
         pages = state_bytes(name, model.layer(name).kv_cache, spec.shapes)

@@ -22,6 +22,9 @@ from blendhub.vllm.scheduler.request.reuse import Stage
 from blendhub.vllm.scheduler.request.served_request import Ending, Requests, ServedRequest
 from blendhub.vllm.scheduler.startup import ArenaWatch
 
+STATE = Provenance(has_state=True)
+"""Of all requests the same: no text of a model with recurrent layers moves, whoever has computed it."""
+
 
 class SaveScheduler:
     """All methods are called by the scheduler's thread. Only ``prepare`` waits for the hub.
@@ -205,8 +208,7 @@ class SaveScheduler:
         chunks = [Span(end - self._chunk_tokens, end) for end in ends if request.first_approximate is None]
         request.saves.state_end = max([request.saves.state_end, *ends])
         without = [(part, provenance) for span, provenance in spans for part in gaps(span, chunks)]
-        exact = Provenance(donates_from=request.terms.donates_from, has_state=True)
-        return sorted([*without, *((chunk, exact) for chunk in chunks)], key=lambda pair: pair[0])
+        return sorted([*without, *((chunk, STATE) for chunk in chunks)], key=lambda pair: pair[0])
 
     def _is_of_one_adapter(self, request: ServedRequest) -> bool:
         """Whether all KV of a request was computed with the weights that its adapter has now, as far as is known.
