@@ -91,9 +91,8 @@ def decide(found: Found, n_tokens: int, local: int, limits: Limits) -> Choice:
 def _reach(found: Found, n_positions: int | None, blends_from: int | None) -> tuple[list[Match], list[NotReused]]:
     """The parts of matches that a request may use, and the reasons of all other text that is stored."""
     reachable: list[Match] = []
-    stay = blends_from is None
     unused = [
-        NotReused(text.span, Why.NOTHING_EXACT if stay and text.code is not Why.NO_STATE else text.code)
+        NotReused(text.span, Why.NOTHING_EXACT if blends_from is None and text.code is not Why.NO_STATE else text.code)
         for text in found.staying
     ]
     for match in found.matches:

@@ -205,7 +205,7 @@ class LoadScheduler:
         if local is None and not engine_request.skip_reading_prefix_cache:
             local = self._scratch.blocks.cached_tokens(engine_request.block_hashes, engine_request.num_tokens - 1)
         tokens = request.tokens()
-        # vLLM computes the last token, and from a state behind it it could not.
+        # vLLM computes the last token. It could not go on from the state behind that.
         lookup = self._client.lookup(
             tokens[:-1] if self._scratch.tables.of_states else tokens,
             request.terms.variant,
@@ -281,8 +281,7 @@ class LoadScheduler:
         if size := self._scratch.tables.state_tokens:
             texts = request.reuse.found.staying if request.reuse.found else ()
             ends = [text.span.end // size * size for text in texts if text.code is Why.NO_STATE]
-            engine_request = request.request
-            engine_request.shared_prefix_boundary = max(engine_request.shared_prefix_boundary, *ends, 0)
+            request.request.shared_prefix_boundary = max([request.request.shared_prefix_boundary, *ends])
 
     def _choice(self, request: ServedRequest, *, has_scratch: bool) -> Choice:
         """What to reuse of what was found."""
