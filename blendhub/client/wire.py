@@ -241,6 +241,8 @@ class Found(Message, frozen=True):
     lease: Id | None = None
     pieces: tuple[Segment, ...] = ()
     """The parts of the matches that lie in one chunk each, and where the shards of rank 0 are."""
+    state: Position | None = None
+    """The slot with the state at the end of the matches, of a model with recurrent layers."""
     on_the_way: FoundSpans = ()
     """The parts of the prompt that only the store has. They are being fetched, and no match covers them yet."""
     staying: Annotated[tuple[NotReused, ...], Meta(max_length=MAX_MATCHES)] = ()

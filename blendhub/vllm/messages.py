@@ -69,6 +69,8 @@ class LoadSource(msgspec.Struct, frozen=True):
     """The epoch of the hub that gave the lease."""
     pieces: tuple[Segment, ...]
     """What to load of the decision's matches, chunk by chunk, with the places of rank 0's shards."""
+    state: int | None = None
+    """The slot with the state to load, behind the last match."""
 
 
 class LoadJob(msgspec.Struct, frozen=True):
@@ -84,8 +86,6 @@ class LoadJob(msgspec.Struct, frozen=True):
     source: LoadSource
     adapter: Adapter | None = None
     """The adapter that the KV was computed with."""
-    has_state: bool = False
-    """Whether the last piece's chunk ends with a state, which is loaded, too."""
 
 
 class RepairJob(msgspec.Struct, frozen=True, kw_only=True):

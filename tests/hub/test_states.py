@@ -47,7 +47,7 @@ def found(member, prompt, **more):
     member.check(answer, prompt)
     if answer.lease is None:
         return 0, None
-    (at,) = set(state(member, answer.pieces[-1].shard).tolist())
+    (at,) = set(state(member, answer.state).tolist())
     member.ask(wire.Release, lease=answer.lease)
     return answer.matches[-1].span.end, at
 
@@ -100,6 +100,23 @@ def test_behind_a_chunk_that_is_gone_or_not_in_memory_yet_no_state_is_found(make
     assert found(member, text) == (0, None)
 
 
+def test_a_state_behind_text_that_other_chunks_have_is_leased_and_fetched_with_it(make_hub, tmp_path):
+    hub = make_hub(64, tmp_path / "store")
+    member, text = hub.join(namespace=SPACE), tokens(1, 4 * CHUNK)
+    member.store(text)
+    store(member, text, 2 * CHUNK)
+    hub.settle()
+    (chunk,) = (chunk for chunk in hub.index.chunks() if chunk.run.provenance.has_state)
+    answer = member.lookup(text)
+    assert answer.state == chunk.offset and chunk.pins == 1
+    member.ask(wire.Release, lease=answer.lease)
+    hub.state.cache.remove(chunk)
+    answer = member.lookup(text, acquire=False)
+    assert not answer.matches and answer.on_the_way == (Span(CHUNK, 2 * CHUNK),)
+    hub.settle()
+    assert found(member, text) == (2 * CHUNK, 1)
+
+
 def test_text_elsewhere_is_not_found(hub):
     member, text = hub.join(namespace=SPACE), tokens(1, 4 * CHUNK)
     store(member, text, 4 * CHUNK)
@@ -113,6 +130,7 @@ def test_a_state_is_stored_once_and_beside_the_same_text_without_one(hub):
     assert found(member, text) == (0, None)
     store(member, text, 2 * CHUNK)
     assert found(member, text) == (2 * CHUNK, 1)
+    assert len(member.lookup(text, acquire=False).matches) == 1, "all KV is of one run, which has no state"
     assert member.reserve(text[: 2 * CHUNK], Span(CHUNK, 2 * CHUNK), provenance=STATE).lease is None
     assert member.reserve(text).lease is None, "what a state ends needs no copy without it"
 
@@ -154,7 +172,7 @@ def test_states_come_back_from_a_store(n_ranks, make_hub, tmp_path):
         answer = member.lookup(text, wait_s=5.0)
         assert answer.matches[-1].span.end == 3 * CHUNK
         member.check(answer, text)
-        at = answer.pieces[-1].shard + space.state_start(member.rank)
+        at = answer.state + space.state_start(member.rank)
         assert set(member.view.slot(at, space.state_bytes).tolist()) == {7 + member.rank}
 
 

@@ -13,7 +13,7 @@ from blendhub.hub.config import StoreChoice
 from harness.engines import Engine, disagreement
 from harness.waiting import wait_until
 from tests.hub.processes import HubProcess
-from tests.vllm.arrangements import arrange, draw_wide_weights
+from tests.vllm.arrangements import arrange, draw_wide_weights, fail_loads, inside, stored_states
 from tests.vllm.conftest import SETTINGS, TOLERANCE, drawn
 from tests.vllm.shapes import LFM2, QWEN3_NEXT
 from tests.vllm.test_engine_ranks import RANKS
@@ -80,6 +80,35 @@ def test_prefixes_come_back_into_another_engine_after_eviction_and_from_disk(kin
             assert not failures(second)
     finally:
         hub.kill()
+
+
+def test_states_are_stored_where_prompts_end_where_they_part_and_behind_answers(texts, tmp_path):
+    """In steps of 160 tokens, of which each leaves a state in vLLM's cache, as told, and so does an answer."""
+    document, written = texts.new(700), {"sampling": {"ignore_eos": True}}
+    with start(tmp_path, LFM2, max_num_batched_tokens=160, prefix_cache_retention_interval=32) as engine:
+        size = state_tokens(engine)
+        answered = engine.one(document, tokens=100, **written)
+        engine.one([*document[:400], *texts.new(100)])
+        assert inside(engine, stored_states) == [384, 480, 672, 768]
+        # Two requests have computed what stands before their states, in other pieces: vLLM goes on behind the first.
+        prompts = [[*document, *answered.tokens, *texts.new(9)], [*document[:400], *texts.new(50)]]
+        own = [engine.one(prompt, tokens=20, mode="off", store=False) for prompt in prompts]
+        for prompt, expected, end in zip(prompts, own, (768, 384), strict=True):
+            engine.forget()
+            check_as_in_vllms_own_cache(engine.one(prompt, tokens=20, store=False), expected)
+            assert expected.cached == end
+        # What vLLM's own cache does not know of, the hub does.
+        for found, states in ((384, [576, 672]), (576, [])):
+            engine.forget()
+            before = inside(engine, stored_states)
+            parted = engine.one([*document[:600], *texts.new(100)], store=bool(states))
+            assert parted.report["exact_tokens"] == found
+            engine.forget()
+            assert inside(engine, stored_states) == sorted([*before, *states])
+        assert not failures(engine) and size == 32
+        inside(engine, fail_loads, True)
+        assert len(engine.one(prompts[0], tokens=20, store=False).tokens) == 20
+        assert failures(engine) == ["loads_failed"]
 
 
 def test_a_text_whose_state_is_not_stored_says_so(texts, tmp_path):

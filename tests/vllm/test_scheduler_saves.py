@@ -220,7 +220,7 @@ def test_states_are_stored_with_the_chunks_that_they_end_and_a_prompt_goes_on_fr
         assert engine.load(request) == there
         if there:
             (job,) = engine.loads
-            assert job.has_state and job.blocks[1].tolist() == [there // 64]
+            assert job.source.state is not None and job.blocks[1].tolist() == [there // 64]
         engine.side.ended(request, ([], []))
     # Where prompts part, vLLM ends a step, and the next one finds a state.
     prompt = text(0, 100) + text(3, 60)
@@ -247,3 +247,11 @@ def test_where_vllm_has_a_state_no_more_its_chunk_is_stored_without(recurrent):
     request = engine.arrived("b", text(0, 150))
     assert engine.load(request) == 0
     assert engine.report("b")["reason"].startswith("149 tokens are not reused: it is stored, and behind it no")
+
+
+def test_where_states_may_be_gone_in_the_next_step_a_request_waits_for_the_workers_sessions(recurrent, engine):
+    for played, waits in ((recurrent[0], True), (engine, False)):
+        played.arrived("a", text(0, 150))
+        request = played.side.requests.known["a"]
+        assert played.side.saves.prepare(request, True, 0.0) is not waits
+        assert played.side.saves.prepare(request, False, 0.0)

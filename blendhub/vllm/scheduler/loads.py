@@ -134,14 +134,14 @@ class LoadScheduler:
         if n_recomputed := math.ceil(decision.recomputed_at(decision.ratio)):
             self._queue.begin(request.request, n_recomputed)
         request.begin_load(decision)
+        pieces = decision.pieces_of(lookup.reply.pieces)
         return LoadJob(
             request.id,
             request.tokens(),
             tuple(blocks),
             decision,
-            LoadSource(lookup.reply.lease, lookup.request.epoch, decision.pieces_of(lookup.reply.pieces)),
+            LoadSource(lookup.reply.lease, lookup.request.epoch, pieces, lookup.reply.state),
             request.terms.adapter,
-            has_state=bool(of_states),
         )
 
     def begin_step(self, n_scheduled: int) -> int:
