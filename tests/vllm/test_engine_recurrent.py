@@ -13,7 +13,7 @@ from blendhub.hub.config import StoreChoice
 from harness.engines import Engine, disagreement
 from harness.waiting import wait_until
 from tests.hub.processes import HubProcess
-from tests.vllm.arrangements import arrange, draw_wide_weights, fail_loads, inside, stored_states
+from tests.vllm.arrangements import arrange, draw_wide_weights, fail_loads, inside, ranks, stored_states
 from tests.vllm.conftest import SETTINGS, TOLERANCE, drawn
 from tests.vllm.shapes import LFM2, QWEN3_NEXT
 from tests.vllm.test_engine_ranks import RANKS
@@ -24,9 +24,8 @@ SHAPES = {"short convolutions": LFM2, "gated delta rule": QWEN3_NEXT}
 
 
 def start(folder, shape, settings=SETTINGS, **options):
-    options = {"load_format": "dummy", "seed": 7, "enable_prefix_caching": True, **options}
-    options |= {"dtype": shape["torch_dtype"], "arrange": arrange(draw_wide_weights)}
-    return Engine(drawn(folder, shape), settings, **options)
+    usual = {"load_format": "dummy", "seed": 7, "enable_prefix_caching": True, "dtype": shape["torch_dtype"]}
+    return Engine(drawn(folder, shape), settings, **{**usual, "arrange": arrange(draw_wide_weights), **options})
 
 
 def state_tokens(engine):
@@ -121,11 +120,14 @@ def test_a_text_whose_state_is_not_stored_says_so(texts, tmp_path):
 
 
 def test_each_rank_has_its_own_shard_of_the_state(texts, tmp_path):
-    document = texts.new(700)
-    prompt = [*document, *texts.new(33)]
-    with start(tmp_path, QWEN3_NEXT, **RANKS) as engine:
+    document = texts.new(550)
+    prompt = [*document, *texts.new(9)]  # it ends soon behind the state, which it forgets
+    with start(tmp_path, QWEN3_NEXT, **RANKS, arrange=arrange(ranks, "", "wide")) as engine:
         engine.one(document)
         own = engine.one(prompt, tokens=10, mode="off", store=False)
+        engine.forget()
+        # Blocks that others have used hold no state that could be taken for the loaded one.
+        engine.ask(*(texts.new(600) for _ in range(8)), mode="off", store=False)
         engine.forget()
         check_as_in_vllms_own_cache(engine.one(prompt, tokens=10, store=False), own)
 
