@@ -97,6 +97,10 @@ class HubClient(HubSession):
         """Where in the arena this rank's shard of a slot begins."""
         return slot + self.namespace.shard_start(self.rank)
 
+    def state_at(self, slot: int) -> int:
+        """Where in the arena this rank's state begins, in the slot of a chunk that ends with one."""
+        return slot + self.namespace.state_start(self.rank)
+
     # Writing.
 
     def reserve(
@@ -121,7 +125,7 @@ class HubClient(HubSession):
             reserved, right = expecting(wire.Reserved)(reply), None
             if reserved.lease is not None and session:
                 right = WriteRight(reserved.lease, session.epoch, session.arena.nonce, reserved.span.end)
-            return Reservation(reserved.span, reserved.run, right, reserved.slots)
+            return Reservation(reserved.span, reserved.run, right, reserved.slots, provenance.has_state)
 
         return self._ask(read, message, [as_tokens(tokens).data], RESERVE_TIMEOUT_S)
 

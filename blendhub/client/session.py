@@ -58,6 +58,8 @@ class Reservation(msgspec.Struct, frozen=True):
     run: int | None
     right: WriteRight | None
     slots: tuple[wire.Slot, ...]
+    has_state: bool
+    """Whether each slot has room for a state behind its KV."""
 
 
 class HubSession:

@@ -22,7 +22,7 @@ from blendhub.outcome.reasons import NotReused
 from blendhub.outcome.report import LONGEST_NAME, MAX_OUTCOMES, Outcome
 from blendhub.system.processes import ProcessId
 
-WIRE_VERSION = 16
+WIRE_VERSION = 17
 
 Seconds = Annotated[float, Meta(ge=0, le=3600)]
 FIRST_RATIO = 0.3
@@ -241,10 +241,12 @@ class Found(Message, frozen=True):
     lease: Id | None = None
     pieces: tuple[Segment, ...] = ()
     """The parts of the matches that lie in one chunk each, and where the shards of rank 0 are."""
+    state: Position | None = None
+    """The slot with the state at the end of the matches, of a model with recurrent layers."""
     on_the_way: FoundSpans = ()
     """The parts of the prompt that only the store has. They are being fetched, and no match covers them yet."""
     staying: Annotated[tuple[NotReused, ...], Meta(max_length=MAX_MATCHES)] = ()
-    """The parts of the prompt that are stored, but may not move here; no match covers them."""
+    """The parts of the prompt that are stored, but may not move here, or lead to no state; no match covers them."""
     ratio: Annotated[float, Meta(ge=0, le=1)] = FIRST_RATIO
     """The share of moved text that engines should recompute, as the hub has found it."""
 

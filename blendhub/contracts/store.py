@@ -77,7 +77,8 @@ class Store(ABC):
 
     @abstractmethod
     def save(self, run: RunKey, span: Span, shards: Sequence[Buffer]) -> list[tuple[RunKey, Span]]:
-        """Keep the bytes of a chunk, one buffer a rank; returns what was dropped to make room.
+        """Keep the bytes of a chunk, one buffer a rank, and one more a rank where the chunk ends with a state; returns
+        what was dropped to make room.
 
         Replaces an earlier version. The run must have been saved before, with tokens that cover the span. Raises
         StoreFailed when it cannot be written, and when it and its run are larger than ``capacity``.
@@ -85,7 +86,7 @@ class Store(ABC):
 
     @abstractmethod
     def load(self, run: RunKey, span: Span, into: Sequence[memoryview]) -> bool:
-        """Fill the buffers, one a rank, with a chunk's bytes. False: it is not there or no longer whole;
+        """Fill as many buffers as were saved with a chunk's bytes. False: it is not there or no longer whole;
         what the buffers hold then is undefined. Their sizes must be those that were saved.
         """
 

@@ -3,7 +3,8 @@
 A *slot* holds the KV of one chunk. The shards of the ranks follow each other; neighbouring ranks that hold the same KV
 share a shard. A shard has a *section* for each group of layers, most models have one; a section has one part a layer
 for keys and one for values, and a part has a row a token, in which heads follow each other. A chunk with fewer tokens
-leaves the ends of its parts unused.
+leaves the ends of its parts unused. Behind the shards of a chunk that ends with a state of recurrent layers, the states
+of the ranks follow.
 """
 
 import itertools
@@ -16,6 +17,7 @@ from msgspec import Meta
 
 from blendhub.core.errors import InvalidInput, LayoutMismatch
 from blendhub.core.plugin_choice import PluginChoice
+from blendhub.core.provenance import Provenance
 from blendhub.core.spans import Span
 
 ITEM_SIZES = {"float32": 4, "float16": 2, "bfloat16": 2, "float8_e4m3": 1, "float8_e5m2": 1, "int8": 1}
@@ -87,7 +89,7 @@ def section_starts(layouts: Sequence[KVLayout]) -> tuple[int, ...]:
 
 def shard_bytes_of(layouts: Sequence[KVLayout]) -> int:
     """The bytes of a shard with a section for each of these layouts."""
-    return section_starts(layouts)[-1] + layouts[-1].shard_bytes
+    return section_starts(layouts)[-1] + layouts[-1].shard_bytes if layouts else 0
 
 
 MIN_DONOR_CONTEXT = 256
@@ -140,6 +142,9 @@ class Namespace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     copies: Annotated[int, Meta(ge=1, le=1024)] = 1
     """The number of neighbouring ranks that hold the same KV: all of them with a joint latent (MLA), and some where a
     model has fewer KV heads than ranks."""
+    state_layouts: Annotated[tuple[KVLayout, ...], Meta(max_length=256)] = ()
+    """The layouts of recurrent layers, whose state is that of a whole prefix; ``chunk_tokens`` are the rows of one
+    state. With them, KV is of use up to a state only."""
 
     def __post_init__(self) -> None:
         if self.world_size % self.copies:
@@ -175,12 +180,29 @@ class Namespace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         return (chunk.start // self.chunk_tokens - rank) % self.copies == 0
 
     @property
+    def state_bytes(self) -> int:
+        """A state of the recurrent layers on one rank."""
+        return shard_bytes_of(self.state_layouts)
+
+    def state_start(self, rank: int) -> int:
+        """Where a rank's state begins in the slot of a chunk that ends with one."""
+        behind = -(-self.slot_bytes // SECTION_ALIGNMENT) * SECTION_ALIGNMENT
+        return behind + rank * -(-self.state_bytes // SECTION_ALIGNMENT) * SECTION_ALIGNMENT
+
+    def check_stored(self, provenance: Provenance) -> None:
+        """Raise InvalidInput if KV of this provenance is never stored here."""
+        provenance.check_stored()
+        if provenance.has_state and not (self.state_layouts and provenance.is_exact):
+            raise InvalidInput("states are those of recurrent layers behind exact KV, and this KV ends with none")
+
+    @property
     def digest(self) -> str:
         """A name for this namespace that is the same in every process."""
         named = msgspec.to_builtins(self, order="deterministic")
         # Models without other groups and copies keep the digest under which stores have their KV.
-        if not self.other_layouts:
-            del named["other_layouts"]
+        for name in ("other_layouts", "state_layouts"):
+            if not named[name]:
+                del named[name]
         if self.copies == 1:
             del named["copies"]
         return blake2b(msgspec.json.encode(named), digest_size=16).hexdigest()
@@ -202,6 +224,12 @@ class Namespace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     def slot_bytes(self) -> int:
         """The KV of one chunk, of all ranks, without copies."""
         return self.world_size // self.copies * self.shard_bytes
+
+    def slot_bytes_of(self, provenance: Provenance) -> int:
+        """What a chunk of this provenance takes: its KV, and the state that it may end with."""
+        if not provenance.has_state:
+            return self.slot_bytes
+        return self.state_start(self.world_size - 1) + self.state_bytes
 
 
 def check_same(known: Namespace, given: Namespace, owner: str) -> None:

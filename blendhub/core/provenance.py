@@ -27,6 +27,8 @@ class Provenance(msgspec.Struct, frozen=True, array_like=True):
     donates_from: Position = 0
     """The position from which on its tokens may be moved into other prompts. What lies before, such as KV that was
     computed with too little context, is of use behind its whole prefix only; ``NOWHERE`` for all of it."""
+    has_state: bool = False
+    """Whether each chunk ends with the state that the model's recurrent layers have behind its last token."""
 
     @property
     def is_exact(self) -> bool:

@@ -187,7 +187,7 @@ class HubState:
         assert not erased & chunks and all(chunk.pins for chunk in erased), "a deleted chunk is found, or has no reader"
         owned += [(chunk.offset or 0, rounded(slot_bytes(chunk))) for chunk in in_arena | erased]
         for write in self.writes.leases:
-            size = rounded(write.run.index.namespace.slot_bytes)
+            size = rounded(write.run.slot_bytes)
             owned += [(slot.slot, size) for slot in write.slots[write.published :]]
         for quarantine in self.writes.quarantined.values():
             assert quarantine.waiting_for, "slots in quarantine wait for no process"

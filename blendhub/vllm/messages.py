@@ -69,6 +69,8 @@ class LoadSource(msgspec.Struct, frozen=True):
     """The epoch of the hub that gave the lease."""
     pieces: tuple[Segment, ...]
     """What to load of the decision's matches, chunk by chunk, with the places of rank 0's shards."""
+    state: int | None = None
+    """The slot with the state to load, behind the last match."""
 
 
 class LoadJob(msgspec.Struct, frozen=True):
@@ -78,7 +80,8 @@ class LoadJob(msgspec.Struct, frozen=True):
     tokens: Tokens
     """The whole prompt: a selector may look at the question, which comes after the decision's end."""
     blocks: tuple[npt.NDArray[np.int64], ...]
-    """The request's blocks in each block table that vLLM keeps for it, with those borrowed until it is loaded."""
+    """The request's blocks in each block table that vLLM keeps for it, with those borrowed until it is loaded; of a
+    table of recurrent layers, the one block for the state."""
     decision: Decision
     source: LoadSource
     adapter: Adapter | None = None
@@ -136,9 +139,12 @@ class SaveJob(msgspec.Struct, frozen=True):
     right: WriteRight
     slot: Slot
     blocks: tuple[npt.NDArray[np.int64], ...]
-    """The request's blocks in each block table, from position 0 on; empty until the chunk is complete."""
+    """The request's blocks in each block table, from position 0 on; empty until the chunk is complete. Of a table of
+    recurrent layers, the one block with the state."""
     adapter: Adapter | None = None
     """The adapter that the KV was computed with."""
+    has_state: bool = False
+    """Whether the chunk ends with a state."""
 
 
 @dataclass(kw_only=True)

@@ -26,6 +26,8 @@ class ModelSupport(msgspec.Struct, frozen=True):
     """Whether moved text can be reused, and holes computed apart from the engine's own prefill."""
     reasons: tuple[str, ...]
     """A sentence for each restriction."""
+    state_layouts: tuple[KVLayout, ...] = ()
+    """The layout of each group of recurrent layers."""
     audits: bool = False
     """Whether blended requests can be audited."""
     holds: bool = False

@@ -29,7 +29,7 @@ from blendhub.vllm.scheduler.loads import LOOKUP_WAIT_S
 from blendhub.vllm.scheduler.request.blocks import Tables
 from blendhub.vllm.scheduler.side import Matched, NotServed, SchedulerSide
 from blendhub.vllm.scheduler.startup import StartupFacts, finds_prefixes
-from blendhub.vllm.settings import Settings
+from blendhub.vllm.settings import OWNER, Settings
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +40,11 @@ READY_S = 30.0
 """How long vLLM waits for the hub before it says that it is ready. If the hub takes longer, requests wait for it."""
 
 NOT_HEARD = "the workers have not reported the checks of their model"
+
+NO_PREFIXES = (
+    "nothing is reused: the state of recurrent layers is of use behind its whole prefix only, and none of the matchers "
+    f'finds prefixes; add {{"name": "prefix"}} to {OWNER}.matchers'
+)
 
 
 class SchedulerStart(SchedulerSide):
@@ -136,6 +141,9 @@ class SchedulerStart(SchedulerSide):
         if not worst.layouts:
             self._refuse(worst.reasons)
             return
+        if worst.state_layouts and not finds_prefixes(self._host, self._settings):
+            self._refuse((NO_PREFIXES,))
+            return
         for reason in worst.reasons:
             log.warning("BlendHub: %s", reason)
         self._is_building = True
@@ -170,6 +178,7 @@ class SchedulerStart(SchedulerSide):
             layout=support.layouts[0],
             other_layouts=support.layouts[1:],
             matchers=settings.matchers,
+            state_layouts=support.state_layouts,
         )
         facts = StartupFacts(
             settings=settings,

@@ -20,15 +20,14 @@ SOON_S = 20.0
 class HubProcess:
     """A hub of ``blendhub serve`` that can be killed and started again at the same endpoint."""
 
-    def __init__(
-        self, folder: Path, *, arena_gib: float = 0.01, silence_s: float = 15.0, within: Sequence[str] = ()
-    ) -> None:
-        """``within`` is a command that runs the hub's, such as one that gives it another ``/dev/shm``."""
+    def __init__(self, folder: Path, *, within: Sequence[str] = (), arena_gib: float = 0.01, **options: Any) -> None:
+        """``within`` is a command that runs the hub's, such as one that gives it another ``/dev/shm``. ``options`` are
+        those of its configuration."""
         self._within = within
         self.endpoint = f"ipc://{folder}/hub.sock"
         listen = (Listen(endpoint=self.endpoint),)
         self._config = folder / "hub.toml"
-        self._config.write_text(as_toml(HubConfig(listen=listen, arena_gib=arena_gib, silence_s=silence_s, metrics="")))
+        self._config.write_text(as_toml(HubConfig(listen=listen, arena_gib=arena_gib, metrics="", **options)))
         self.start()
 
     def start(self) -> None:
@@ -36,6 +35,11 @@ class HubProcess:
         self.process = run_python(serve, str(self._config), within=self._within)
         assert self.process.stdout
         assert any("--kv-transfer-config" in line for line in self.process.stdout), "the hub did not start"
+
+    def stop(self) -> None:
+        """Have it end, and save what waits."""
+        self.process.terminate()
+        self.process.wait()
 
     def kill(self) -> None:
         self.process.kill()

@@ -276,6 +276,7 @@ def test_namespaces_are_told_apart_by_every_field():
     others: dict[str, Any] = {
         **{"model": "n", "revision": "r", "weights": "w", "rotary": "x", "lora": "l", "cache_salt": "s"},
         **{"world_size": 2, "copies": 2, "matchers": (PluginChoice("prefix"),), "other_layouts": (layout,)},
+        "state_layouts": (layout,),
         "layout": msgspec.structs.replace(layout, layers=2),
     }
     assert set(others) == set(Namespace.__struct_fields__)

@@ -4,6 +4,7 @@
 while the engine waits. Tests import this module without vLLM: each function imports what it changes.
 """
 
+import gc
 import importlib
 import multiprocessing
 import os
@@ -66,7 +67,7 @@ def count_drafts() -> None:
 def draw_wide_weights(by_device: str = "") -> None:
     """Have vLLM draw large dummy weights, and norms of 1; ``by_device``: and chosen tokens attend by the device.
 
-    With vLLM's own dummy weights, answers hardly depend on what tokens attend to.
+    With vLLM's own dummy weights, answers hardly depend on what tokens attend to. Recurrent states last.
     """
     from vllm.model_executor.model_loader.dummy_loader import DummyModelLoader
 
@@ -77,6 +78,8 @@ def draw_wide_weights(by_device: str = "") -> None:
         for name, weights in model.named_parameters():
             if "norm" in name:
                 weights.data.fill_(1.0)
+            elif "A_log" in name:
+                weights.data.fill_(-4.0)
             elif weights.is_floating_point():
                 weights.data.mul_(GAIN)
 
@@ -208,6 +211,14 @@ def attend_on_device() -> None:
 
 
 # Of the hub
+
+
+def stored_states() -> list[int]:
+    """Behind how many tokens the embedded hub has states of recurrent layers, ascending."""
+    from blendhub.hub.index.namespace_index import Chunk
+
+    chunks = [item for item in gc.get_objects() if isinstance(item, Chunk)]
+    return sorted(chunk.span.end for chunk in chunks if chunk.run.provenance.has_state and chunk.offset is not None)
 
 
 def signal_the_hub(order: str) -> None:

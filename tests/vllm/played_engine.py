@@ -103,6 +103,7 @@ class PlayedEngine:
         rank: int = 0,
         settings: Settings = SETTINGS,
         tables: BlockTables = ONE_TABLE,
+        namespace: Namespace = NAMESPACE,
         **support: Any,
     ) -> None:
         """``rank`` is that of its client: 0 for the worker that it plays, -1 if there is a real worker. ``support``:
@@ -114,21 +115,21 @@ class PlayedEngine:
         )
         address = address or HubAddress(hub.endpoint, hub.transport)
         self.hub, self.blocks = hub, PlayedBlocks(tables)
-        place = HubPlace(address, NAMESPACE)
+        place = HubPlace(address, namespace)
         client = join_hub(place, "engine", -1, HOST)
         client.reach()
         supports = msgspec.structs.replace(SUPPORT, **support)
         self.side = ConnectorScheduler(
             config,
-            msgspec.structs.replace(FACTS, settings=settings, support=supports),
-            Admission(config, settings, supports, NAMESPACE),
+            msgspec.structs.replace(FACTS, settings=settings, support=supports, namespace=namespace),
+            Admission(config, settings, supports, namespace),
             place,
             client,
             Observers(HOST.observers()),
             self.blocks,
         )
         self.client = HubClient(address.endpoint, address.transport.name, address.transport.options, host=HOST)
-        self.client.register("engine", NAMESPACE, rank)
+        self.client.register("engine", namespace, rank)
         if rank == 0:
             self.side.process_report(WorkerReport(opened=1))
         self.saved = []
@@ -206,7 +207,7 @@ class PlayedEngine:
         """What vLLM does with a request whose turn it is; returns how far its KV is there after it."""
         n_external, _ = self.turn(request, local)
         assert n_external is not None
-        self.side.allocated(request, (list(range(1, 1 - (-(local + n_external) // BLOCK))),), n_external)
+        self.side.allocated(request, self._tables(local + n_external), n_external)
         if n_external:
             self.step()
             for job in self.loads:
@@ -214,12 +215,15 @@ class PlayedEngine:
             self.side.process_report(WorkerReport(loads={request.request_id: LoadResult(error=error)}))
         return local if error else local + n_external
 
+    def _tables(self, n_tokens: int) -> Tables:
+        return [list(range(1, 1 - (-n_tokens // size))) for size in self.blocks.tables.block_sizes]
+
     def end(self, request: Request, computed: int) -> None:
         """Its end, with an answer of one token where its whole prompt is computed and there is no other answer."""
         if computed >= request.num_prompt_tokens and not request.num_output_tokens:
             request.append_output_token_ids(1)
         request.num_computed_tokens = computed
-        if self.side.ended(request, (list(range(1, 1 - (-computed // BLOCK))),))[0]:
+        if self.side.ended(request, self._tables(computed))[0]:
             while request.request_id not in self.ending:
                 self.step()
             self.side.process_report(WorkerReport(committed_ranks={request.request_id: 1}))

@@ -2,7 +2,7 @@
 
 from functools import cache
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from vllm.config import VllmConfig, set_current_vllm_config
@@ -43,6 +43,7 @@ class StandInModel(Anything):
     adapters, attention, why_no_drafts = None, (), ""
     dtype = torch.float32
     block_size = BLOCK
+    recurrent: ClassVar[dict[str, Any]] = {}
 
     def __init__(
         self,

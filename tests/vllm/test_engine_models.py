@@ -9,17 +9,16 @@ import torch
 
 from blendhub import Span
 from blendhub.vllm.model.recompute_set import positions_of
-from harness.engines import Engine, disagreement, largest_difference
+from harness.engines import Engine, largest_difference
 from tests.vllm.arrangements import (
     arrange,
     attend_on_device,
     attention_received,
-    draw_wide_weights,
     fail_builders,
     inside,
 )
-from tests.vllm.conftest import ATTENDED, NO_AMX, ROUNDING, SETTINGS, TOLERANCE, check_recomputation, drawn, store
-from tests.vllm.shapes import BLOOM, DEEPSEEK, GEMMA3, GEMMA3N, LFM2, LLAMA, LLAMA4, OPT
+from tests.vllm.conftest import ATTENDED, NO_AMX, ROUNDING, SETTINGS, check_recomputation, drawn, store
+from tests.vllm.shapes import BLOOM, DEEPSEEK, GEMMA3, GEMMA3N, LLAMA, LLAMA4, OPT
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -111,17 +110,3 @@ def test_where_keys_cannot_be_moved_exact_prefixes_are_reused(shape, arranged, r
         assert largest_difference(exact.kv(299), expected) < ROUNDING
         engine.forget()
         assert engine.one([*texts.new(40), *document, *texts.new(9)]).report["moved_tokens"] == 0
-
-
-def test_of_a_model_with_recurrent_layers_nothing_is_reused_and_one_line_says_why(start, texts):
-    """Their state is that of a whole prefix."""
-    prompts = [texts.new(n) for n in (200, 333)]
-    with start(LFM2, arrange=arrange(draw_wide_weights), enable_prefix_caching=True) as engine:
-        assert engine.log.count("keeps a recurrent state") == 1
-        assert "/dev/shm/blendhub-" not in Path(f"/proc/{engine.pid}/maps").read_text(), "a hub was started for it"
-        first = engine.ask(*prompts, tokens=9)
-        engine.forget()
-        again = engine.ask(*prompts, tokens=9)
-        assert disagreement(again, first) < TOLERANCE
-        assert all("served without reuse" in answer.report["reason"] for answer in again)
-        assert engine.call("counts") == {"refused_model": 4}

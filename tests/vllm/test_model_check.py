@@ -141,7 +141,7 @@ IMAGES.language.deepstack_input_embeds = []
     ],
 )
 def test_configurations_in_which_nothing_is_stored_or_text_is_not_moved(changed, words):
-    usual: dict[str, Any] = {"module": torch.nn.Module(), "why_no_drafts": ""}
+    usual: dict[str, Any] = {"module": torch.nn.Module(), "why_no_drafts": "", "recurrent": {}}
     model = StandIn(config=config_of(**changed), **usual | {name: changed[name] for name in usual.keys() & changed})
     with pytest.raises(Unsupported, match=words) if words else nullcontext():
         model_check._refuse_to_reuse(model)
@@ -152,11 +152,20 @@ def test_configurations_in_which_nothing_is_stored_or_text_is_not_moved(changed,
 @pytest.mark.parametrize("option", ["enable_sleep_mode", "enable_cumem_allocator"])
 def test_nothing_is_reused_where_vllm_may_unmap_its_kv_cache_without_telling_a_connector(option, monkeypatch):
     changed: dict[str, Any] = {option: True}
-    model = StandIn(config=config_of(**changed))
+    model = StandIn(config=config_of(**changed), recurrent={})
     monkeypatch.setattr(KVConnectorBase_V1, "unregister_kv_caches", None, raising=False)
     model_check._refuse_to_reuse(model)
     monkeypatch.delattr(KVConnectorBase_V1, "unregister_kv_caches")
     with pytest.raises(Unsupported, match="may unmap the KV cache while KV is being copied"):
+        model_check._refuse_to_reuse(model)
+
+
+def test_of_recurrent_layers_nothing_is_reused_where_vllm_clears_what_was_loaded(monkeypatch):
+    model = StandIn(config=config_of(), recurrent={"layers.0": (0, None)})
+    monkeypatch.setattr(KVConnectorBase_V1, "get_loaded_kv_cache_group_ids", None, raising=False)
+    model_check._refuse_to_reuse(model)
+    monkeypatch.delattr(KVConnectorBase_V1, "get_loaded_kv_cache_group_ids")
+    with pytest.raises(Unsupported, match="clears blocks of such models"):
         model_check._refuse_to_reuse(model)
 
 
@@ -211,9 +220,12 @@ def test_near_ties_between_experts_are_no_reason_to_refuse_and_hide_no_attention
         check_parts_of(undecided)
 
 
-@given(st.integers(1, 300), st.sets(st.integers(2, 400), max_size=3))
-def test_a_stored_chunk_lies_in_one_window_and_is_in_it_still_when_it_is_complete(most, windows):
-    model = EngineModel.__new__(EngineModel)
-    model._windows = windows
+@given(st.integers(1, 300), st.sets(st.integers(2, 400), max_size=3), st.none() | st.integers(1, 1100))
+def test_a_stored_chunk_lies_in_one_window_and_in_it_still_when_it_is_complete_and_ends_where_states_are(
+    most, windows, state_block
+):
+    model: Any = EngineModel.__new__(EngineModel)
+    model._windows, model.block_sizes = windows, (16, state_block)
+    model.recurrent = {"layer": (1, None)} if state_block else {}
     fitting = [n for n in range(1, most + 1) if all(2 * n <= window and not window % n for window in windows)]
-    assert model.chunk_tokens(most) == max(fitting)
+    assert model.chunk_tokens(most) == max(n for n in fitting if not state_block or not state_block % n)

@@ -58,7 +58,10 @@ REFUSED = {
     "MLAAttentionSpec, not a key and a value of each token": replace(
         LATENT, head_size=512, tokens_per_state=2, model_version="deepseek_v4", alignment=512
     ),
-    "recurrent state, which is that of a whole prefix": STATE,
+    "a recurrent state, and none of blocks that are full": STATE,
+    "a recurrent state for each token that speculation proposes": replace(
+        STATE, mamba_cache_mode="align", num_speculative_blocks=1
+    ),
     r"ring of keys that are still being compressed \(CircularBufferSpec\)": CircularBufferSpec(**COMMON),
     "a window that vLLM computes anew behind each reused prefix": replace(WINDOW, bounded_replay=True),
     "SinkFullAttentionSpec, not a key": SinkFullAttentionSpec(sink_len=4, **COMMON),
@@ -71,3 +74,13 @@ def test_kv_that_is_not_that_of_each_token_is_refused(why):
     runner = Runner(made([LATENT, REFUSED[why]], kernel_block_sizes=[16, 16]))
     with pytest.raises(Unsupported, match=f"layers.1 keeps .*{why}.*; the model is served without reuse"):
         runner.layers  # noqa: B018
+
+
+def test_states_that_blocks_hold_are_told_from_the_kv_of_tokens_and_do_not_do_alone():
+    """Kimi Linear: three layers with a state for each with a latent."""
+    state = replace(STATE, mamba_cache_mode="align")
+    runner = Runner(made([state, state, LATENT, state], kernel_block_sizes=[16] * 4))
+    assert set(runner.layers) == {"layers.2"} and set(runner.recurrent) == {"layers.0", "layers.1", "layers.3"}
+    assert not {table for table, _ in runner.layers.values()} & {table for table, _ in runner.recurrent.values()}
+    with pytest.raises(Unsupported, match="all layers keep a recurrent state"):
+        Runner(made([state, state], kernel_block_sizes=[16] * 2)).layers  # noqa: B018

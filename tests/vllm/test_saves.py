@@ -50,6 +50,7 @@ class Scene:
         self.client = played.worker._client
         self.copies_end = threading.Event()
         self.failing, self.error = -1, None
+        self.have_states = False
         self.order = []
         """When pages were released and when the device began a step."""
         self.copied = []
@@ -67,7 +68,7 @@ class Scene:
         """The saves of its chunks. ``changes`` are those of the right to write."""
         reserved = self.client.reserve(TOKENS, Span(0, 96)).result()
         right = replace(reserved.right, **changes)
-        return [SaveJob("r", right, slot, (np.arange(1, 7),)) for slot in reserved.slots]
+        return [SaveJob("r", right, slot, (np.arange(1, 7),), None, self.have_states) for slot in reserved.slots]
 
     def begin(self, **changes: str) -> None:
         self.worker.save(StepPlan(saves=self.jobs(**changes), ending={"r"}))
@@ -188,9 +189,14 @@ def test_a_request_s_blocks_are_free_when_its_copies_have_ended_whether_the_hub_
         time.sleep(1e-3)
 
 
-def test_a_step_of_a_model_with_windows_waits_for_no_save_and_its_loads_follow_the_reads(scene, monkeypatch):
-    """vLLM reuses blocks that have left a window while the request goes on, also for what is loaded."""
-    monkeypatch.setattr(scene.played.model, "frees_blocks_early", True)
+@pytest.mark.parametrize("have_states", [False, True], ids=["windows", "states"])
+def test_where_blocks_are_freed_early_a_step_waits_for_no_save_and_its_loads_follow_the_reads(
+    have_states, scene, monkeypatch
+):
+    """vLLM reuses blocks that have left a window, and those with states, while the request goes on, also for what is
+    loaded."""
+    scene.have_states = have_states
+    monkeypatch.setattr(scene.played.model, "frees_blocks_early", not have_states)
     device, begin_step = scene.played.device, scene.played.device.begin_step
     monkeypatch.setattr(device, "begin_step", lambda: (scene.order.append("step begun"), begin_step()))
     scene.begin()

@@ -3,21 +3,25 @@
 import sys
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
 from vllm.v1.core.sched.output import SchedulerOutput
 
 from blendhub import Span
+from blendhub.core.layout import KVLayout
 from blendhub.core.provenance import Provenance
+from blendhub.outcome.reasons import NotReused, Why
 from blendhub.vllm.messages import WorkerReport
 from blendhub.vllm.scheduler import saves
 from blendhub.vllm.scheduler.blocks.block_tables import BlockTables, Window
 from blendhub.vllm.scheduler.saves import spans_to_save
 from tests.spans import matches_of, positions
 from tests.stand_in import StandIn
-from tests.vllm.played_engine import BLOCK, TEXT, played_engine, text
+from tests.vllm.played_engine import BLOCK, NAMESPACE, TEXT, played_engine, text
 
 PROMPT = 100
 
@@ -173,3 +177,81 @@ def calls_of_a_decode_step(engine, n_running):
 def test_a_step_looks_at_no_running_request_whose_prompt_is_stored(engine):
     few, many = calls_of_a_decode_step(engine, 4), calls_of_a_decode_step(engine, 1024)
     assert many <= few + 2, f"{many} calls with 1,024 running requests, {few} with 4"
+
+
+STATE_ROWS = KVLayout(layers=1, kv_heads=1, key_dim=99, value_dim=0, dtype="int8", chunk_tokens=8)
+
+
+@pytest.fixture
+def recurrent():
+    """An engine whose second block table is of recurrent layers, and the states that vLLM's cache has."""
+    tables, space = BlockTables((BLOCK, 64), (None, None), (1,)), replace(NAMESPACE, state_layouts=(STATE_ROWS,))
+    with played_engine(tables=tables, namespace=space, blends=False) as engine:
+        kept = {64, 128, 192}
+        engine.blocks.of = lambda request: (list(range(1, 101)), [0] * 20)
+        engine.blocks.states = lambda request, end: {1: 70 + end // 64} if end in kept else {}
+        yield engine, kept
+
+
+def compute(engine, name, prompt, answer=1):
+    """A request in two steps, of which the first ends with its last state, and its end."""
+    request = engine.arrived(name, prompt)
+    there = engine.load(request)
+    border = (len(prompt) - 1) // 64 * 64
+    jobs = engine.step(**{name: (there, border - there)}) if there < border else []
+    jobs += engine.step(**{name: (border, len(prompt) - border)})
+    request.append_output_token_ids(text(9, answer))
+    engine.end(request, len(prompt) + answer - 1)
+    return there, jobs
+
+
+def test_states_are_stored_with_the_chunks_that_they_end_and_a_prompt_goes_on_from_the_last_one(recurrent):
+    engine, kept = recurrent
+    _, jobs = compute(engine, "a", text(0, 150), answer=60)
+    assert [job.slot.span for job in jobs if job.has_state] == [Span(96, 128)]
+    assert [job.blocks[1].tolist() for job in jobs] == [[72] if job.has_state else [] for job in jobs]
+    ends = [job.slot.span.end for job in engine.saved if job.has_state]
+    assert ends == [128, 192], "that of the answer's end, too"
+    assert [job.slot.span.end for job in engine.saved if not job.has_state] == [32, 64, 96, 150, 160, 209]
+    answered = text(0, 150) + text(9, 60)
+    # vLLM computes the last token: it cannot go on from the state behind that.
+    for n, there in ((150, 128), (129, 128), (128, 0), (210, 192)):
+        request = engine.arrived(f"of {n}", answered[:n])
+        assert engine.load(request) == there
+        if there:
+            (job,) = engine.loads
+            assert job.source.state is not None and job.blocks[1].tolist() == [there // 64]
+        engine.side.ended(request, ([], []))
+    # Where prompts part, vLLM ends a step, and the next one finds a state.
+    prompt = text(0, 100) + text(3, 60)
+    kept.add(64)
+    request = engine.arrived("parts", prompt)
+    assert engine.load(request) == 0 and request.shared_prefix_boundary == 64
+    engine.step(parts=(0, 64))
+    engine.step(parts=(64, 96))
+    engine.end(request, 160)
+    assert compute(engine, "next", text(0, 100) + text(4, 60))[0] == 64
+
+
+def test_where_vllm_has_a_state_no_more_its_chunk_is_stored_without(recurrent):
+    engine, kept = recurrent
+    kept.clear()
+    asked, ask = [], engine.side.saves._client.reserve
+    engine.side.saves._client.reserve = lambda *given: (asked.append(given[3]), ask(*given))[1]
+    compute(engine, "a", text(0, 150), answer=60)
+    assert sum(provenance.has_state for provenance in asked) == 1, "no slot is reserved for what is gone already"
+    assert not any(job.has_state for job in engine.saved)
+    found = engine.client.lookup(np.asarray(text(0, 150) + text(9, 59), np.uint32), acquire=False).result()
+    assert not found.matches and found.staying == (NotReused(Span(0, 209), Why.NO_STATE),), "all KV is there"
+    assert not any("failed" in name for name in engine.counters) and not engine.leases()
+    request = engine.arrived("b", text(0, 150))
+    assert engine.load(request) == 0
+    assert engine.report("b")["reason"].startswith("149 tokens are not reused: it is stored, and behind it no")
+
+
+def test_where_states_may_be_gone_in_the_next_step_a_request_waits_for_the_workers_sessions(recurrent, engine):
+    for played, waits in ((recurrent[0], True), (engine, False)):
+        played.arrived("a", text(0, 150))
+        request = played.side.requests.known["a"]
+        assert played.side.saves.prepare(request, True, 0.0) is not waits
+        assert played.side.saves.prepare(request, False, 0.0)

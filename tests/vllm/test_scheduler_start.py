@@ -121,3 +121,17 @@ def test_without_a_report_of_the_workers_no_hub_is_started_and_requests_go_on_an
     assert isinstance(connector._scheduler, NotServed) and not connector.has_pending_push_work()
     assert scheduler_start.NOT_HEARD in connector.request_finished(early, [])[1]["blendhub"]["reason"]
     assert connector.get_kv_connector_stats().data == {"refused_model": 1}
+
+
+def test_states_are_of_use_behind_whole_prefixes_only_which_a_matcher_has_to_find():
+    matchers = [{"name": "separator", "options": {"separator": [5]}}]
+    own = {"hub": {"arena_gib": 0.01, "metrics": ""}, "matchers": matchers}
+    made = made_in_scheduler(config_of(OURS | {"kv_connector_extra_config": {"blendhub": own}}))
+    early = request("early")
+    made.on_new_request(early)
+    support = ModelSupport((LAYOUT,), False, ("exact prefixes only",), (LAYOUT,))
+    report(made, WorkerReport(proofs={0: WorkerProof(0, support)}))
+    step(made)
+    assert isinstance(made._scheduler, NotServed)
+    assert scheduler_start.NO_PREFIXES in made.request_finished(early, [])[1]["blendhub"]["reason"]
+    made.shutdown()

@@ -16,6 +16,8 @@ from blendhub.vllm.settings import EmbeddedHubConfig, Settings
 LAYOUT = KVLayout(layers=32, kv_heads=8, key_dim=128, value_dim=128, dtype="bfloat16", chunk_tokens=256)
 SPACE = Namespace(model="m", layout=LAYOUT)
 SUPPORT, EXACT_ONLY = (ModelSupport((LAYOUT,), blends, ()) for blends in (True, False))
+STATE = KVLayout(layers=9, kv_heads=1, key_dim=512, value_dim=0, dtype="int8", chunk_tokens=64)
+WITH_STATES = msgspec.structs.replace(SPACE, state_layouts=(STATE,))
 TOKEN, MIB, GIB = 128 * 1024, 2**20, 2**30
 SHARED = {"settings": Settings(endpoint="ipc:///x")}
 KEYS = "kv_connector_extra_config.blendhub"
@@ -40,6 +42,8 @@ def said(arena: int = 5 * GIB, *, reserved: int | None = None, **changes: Any) -
         (5 * GIB, {"reserved": GIB}, ["; arena 5.0 GiB (1.0 GiB of them reserved so far): about 40,960 tokens"]),
         (5 * GIB, {"settings": Settings(donors="trusted")}, ["text of trusted donors is reused anywhere; "]),
         (5 * GIB, {"support": EXACT_ONLY}, ["exact prefixes are reused; ", "tokens of this model"]),
+        (5 * GIB, {"support": EXACT_ONLY, "namespace": WITH_STATES},
+         ["exact prefixes are reused; ", "about 40,960 tokens of this model, or 3 fewer for each state"]),
         (5 * GIB, {"settings": Settings(mode="off")}, ["nothing is reused unless a request asks for it, as the mode"]),
         (5 * GIB, {"role": "kv_producer"}, ["text is stored, and none reused, as kv_role says; "]),
         (4 * GIB - 1, {}, [f"blended KV is not stored: the arena holds less than 4 prompts of max_model_len 8,192; set "

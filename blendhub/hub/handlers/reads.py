@@ -52,7 +52,7 @@ class ReadHandlers:
 
     async def _load(self, finding: Finding, wait_s: float) -> None:
         # Pinned, so that loading chunks does not evict other chunks of the same answer.
-        in_arena = {part.chunk for part in finding.in_arena}
+        in_arena = {part.chunk for part in finding.leased}
         for chunk in in_arena:
             self.state.cache.pin(chunk)
         try:
@@ -73,16 +73,17 @@ class ReadHandlers:
             self.counters.totals["lookups_that_found"] += 1
         for part in finding.parts:
             self.counters.totals[f"tokens_{fate_of(part.match)}"] += part.end - part.start
-        lease = None
+        lease, state = None, finding.state
         if message.lease is not None:
-            lease = self.state.reads.grant(message.lease, session, self.clock(), finding.in_arena)
+            lease = self.state.reads.grant(message.lease, session, self.clock(), finding.leased)
         if lease and self.tier:
             self.tier.writer.reused(lease.chunks)
         self._begin_loads(finding)
         return wire.Found(
             matches=finding.matches,
             lease=lease.id if lease else None,
-            pieces=lease.pieces if lease else (),
+            pieces=lease.pieces[: len(finding.in_arena)] if lease else (),
+            state=state.chunk.offset if lease and state else None,
             on_the_way=finding.on_the_way,
             staying=tuple(finding.staying[: wire.MAX_MATCHES]),
             ratio=self.ratios.of(session.engine.base),

@@ -81,6 +81,11 @@ class Run:
         self._hash = hashlib.blake2b(digest_size=16)
         self._hashed = 0
 
+    @property
+    def slot_bytes(self) -> int:
+        """What the slot of one of its chunks takes."""
+        return self.index.namespace.slot_bytes_of(self.provenance)
+
     def continues(self, tokens: Tokens, at: int) -> bool:
         """Whether the run ends at this position and was computed from these tokens. Part of a queue's work."""
         if self._hashed != at:
@@ -131,6 +136,8 @@ class StoredText(NamedTuple):
 
     matches: list[Match]
     staying: list[NotReused]
+    states: list[Match]
+    """The chunks that end with a state of recurrent layers, which may be matched without it, too."""
 
 
 class NamespaceIndex:
@@ -201,19 +208,25 @@ class NamespaceIndex:
             for match, run in chain(*self._answers(tokens, Use.STAYING)):
                 code = Why.SHALLOW if run.provenance.is_movable else Why.NOT_DONATED
                 staying += [NotReused(gap, code) for gap in gaps(match.span, touching(match.span, used))]
-        return StoredText(matches, staying)
+        return StoredText(matches, staying, self.match_states(tokens))
 
     def match(self, tokens: Tokens, settled: float | None = None) -> list[Match]:
         """The matches of these tokens, of which ``cut_at_chunks`` leaves out evicted chunks. Part of a queue's work.
 
         ``settled``: the least share that was recomputed in settled KV; None: none is found.
         """
-        answers = [[match for match, _ in answer] for answer in self._answers(tokens, Use.REUSE)]
+        # In this order, so that the KV of a prefix is one computation's, even where another one has added a state.
+        uses = (Use.REUSE, Use.STATE)
+        answers = [[match for match, _ in answer] for use in uses for answer in self._answers(tokens, use)]
         if settled is not None:
             for answer in self._answers(tokens, Use.SETTLED):
                 kept = [match for match, run in answer if match.exact and run.provenance.ratio >= settled]
                 answers.append([Match(match.span, match.run, match.source_start, False, True) for match in kept])
         return combine(answers)
+
+    def match_states(self, tokens: Tokens) -> list[Match]:
+        """The chunks of these tokens that end with a state. Part of a queue's work."""
+        return combine([[match for match, _ in answer] for answer in self._answers(tokens, Use.STATE)])
 
     def _answers(self, tokens: Tokens, use: Use) -> Iterator[list[tuple[Match, Run]]]:
         """What each matcher of a use finds, with the runs, of which some may have been dropped since it looked."""
@@ -263,9 +276,12 @@ class NamespaceIndex:
         Returns the position up to which exact KV of the span is stored without a gap, as much of it movable as of
         ``provenance`` says, and whether ``run`` ends at that position and has the same tokens.
         For KV that is neither exact nor movable, settled KV is as good as exact KV, however much of it was recomputed.
+        A chunk with a state is as good as one without, but not the other way round.
         """
         reached = span.start
-        for match in self.match(tokens[: span.end], None if provenance.is_exact or provenance.is_movable else 0.0):
+        settled = None if provenance.is_exact or provenance.is_movable else 0.0
+        before = tokens[: span.end]
+        for match in self.match_states(before) if provenance.has_state else self.match(before, settled):
             found = self.runs.get(match.run)
             moves = found is not None and found.provenance.movable_from <= provenance.movable_from
             if moves and not match.moved and match.span.start <= reached:

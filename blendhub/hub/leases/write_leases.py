@@ -69,13 +69,13 @@ class WriteLeases:
 
         It ends early, too, where it has as many slots, or has evicted as many chunks, as one message may.
         """
-        namespace = run.index.namespace
+        namespace, slot_bytes = run.index.namespace, run.slot_bytes
         slots: list[Slot] = []
         evictions = self._cache.evictions
         size = namespace.chunk_tokens
         reached = min(span.end, (span.start // size + MAX_SLOTS) * size)
         for chunk in namespace.chunks_of(Span(span.start, reached)):
-            offset = self._cache.allocate(namespace.slot_bytes)
+            offset = self._cache.allocate(slot_bytes)
             if offset is None:
                 break
             slots.append(Slot(chunk, offset))
@@ -111,7 +111,7 @@ class WriteLeases:
         # The store may have all tokens of the lease, so the run must not grow with others.
         lease.run.end = max(lease.run.end, lease.span.end)
         offsets = [slot.slot for slot in lease.slots[lease.published :]]
-        self.quarantined[lease.id] = Quarantine(offsets, lease.run.index.namespace.slot_bytes, waiting_for)
+        self.quarantined[lease.id] = Quarantine(offsets, lease.run.slot_bytes, waiting_for)
         self._free_quarantined(lease.id)
 
     def stop_waiting_for(self, writer: int, lease: int | None = None) -> None:

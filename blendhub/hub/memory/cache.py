@@ -67,11 +67,14 @@ class Cache:
             self.arena.extents.free(offset, slot_bytes(chunk))
 
     def shards(self, chunk: Chunk) -> list[memoryview]:
-        """The shards in a chunk's slot; while the store is being read, those of the slot to be filled."""
-        namespace = chunk.run.index.namespace
+        """The shards in a chunk's slot, and its states; while the store is being read, those of the slot to fill."""
+        namespace, size = chunk.run.index.namespace, chunk.run.index.namespace.shard_bytes
         offset = self.filling[chunk] if chunk.offset is None else chunk.offset
-        size = namespace.shard_bytes
-        return [self.arena.slot(offset + start, size) for start in range(0, namespace.slot_bytes, size)]
+        shards = [self.arena.slot(offset + start, size) for start in range(0, namespace.slot_bytes, size)]
+        if chunk.run.provenance.has_state:
+            starts = map(namespace.state_start, range(namespace.world_size))
+            shards += [self.arena.slot(offset + start, namespace.state_bytes) for start in starts]
+        return shards
 
     def insert(self, chunk: Chunk, offset: int) -> None:
         """Add a chunk whose KV is complete at this offset."""
@@ -157,4 +160,4 @@ class Cache:
 
 
 def slot_bytes(chunk: Chunk) -> int:
-    return chunk.run.index.namespace.slot_bytes
+    return chunk.run.slot_bytes

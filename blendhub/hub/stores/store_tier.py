@@ -121,7 +121,7 @@ def described(stored: StoredRun) -> RunDescription:
     description = msgspec.msgpack.decode(stored.description, type=RunDescription)
     if description.namespace.digest != stored.key.namespace:
         raise StoreFailed("its description has another namespace than its key")
-    description.provenance.check_stored()
+    description.namespace.check_stored(description.provenance)
     reached = 0
     for span in stored.chunks:
         whole = description.namespace.chunks_of(span) == [span]

@@ -44,7 +44,9 @@ class EngineModel:
         layers = self._runner.layers
         self._platform = platform
         self.tables = {name: table for name, (table, _) in layers.items()}
-        """The number of each layer's block table."""
+        """The number of the block table of each attention layer."""
+        self.recurrent = self._runner.recurrent
+        """For each recurrent layer, the number of its block table, and what its state is."""
         self.page_sizes = {
             name: int(group.get_metadata_builder().kv_cache_spec.block_size) for name, (_, group) in layers.items()
         }
@@ -98,8 +100,9 @@ class EngineModel:
     def chunk_tokens(self, most: int) -> int:
         """The tokens of a stored chunk: its blocks must be in the window still in the step that completes the chunk."""
         most = max(1, min([most, *(window // 2 for window in self._windows)]))
-        # Windows of local attention begin anew, so no chunk may lie in two of them.
-        return next(n for n in range(most, 0, -1) if all(window % n == 0 for window in self._windows))
+        # Windows of local attention begin anew, so no chunk may lie in two of them; and states stand behind a chunk.
+        periods = {*self._windows, *(self.block_sizes[table] for table, _ in self.recurrent.values())}
+        return next(n for n in range(most, 0, -1) if all(period % n == 0 for period in periods))
 
     @property
     def dtype(self) -> torch.dtype:

@@ -1,16 +1,22 @@
-"""The groups of a model's layers, as devices copy them: layers of one shape that share a block table."""
+"""The groups of a model's layers, as devices copy them: layers of one shape that share a block table.
 
+Recurrent layers have groups of their own. With its prefix cache, vLLM keeps some of their states (``mamba_cache_mode``
+``align``): a block of theirs holds the state behind its last token, or none. To a device, the rows of a state are the
+tokens of a block.
+"""
+
+import math
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from blendhub.contracts import Device, PageFormat, Rotation
+from blendhub.contracts import Device, PagedLayer, PageFormat, Rotation
 from blendhub.core.layout import KVLayout, section_starts
 from blendhub.vllm.model.engine_model import EngineModel, GroupAttention
 from blendhub.vllm.model.page_trial import misplaced
-from blendhub.vllm.model.pages import LayerPages, possible_pages, shape_of
+from blendhub.vllm.model.pages import BYTES, LayerPages, possible_pages, shape_of, state_bytes
 from blendhub.vllm.model.recompute_set import Blocks, pages_in
 
 LEAST_BYTES = 2**24
@@ -40,6 +46,18 @@ class LayerGroup(NamedTuple):
         return pages_in(blocks, self.block_size // self.page_size)
 
 
+class StateGroup(NamedTuple):
+    """A group of recurrent layers, which has a section in each state."""
+
+    table: int
+    """The number of the block table, of those that vLLM keeps for a request."""
+    layers: tuple[PagedLayer, ...]
+    layout: KVLayout
+    """Its ``chunk_tokens`` are the rows of a state."""
+    at: int = 0
+    """Where its section begins in a state."""
+
+
 def layer_groups(model: EngineModel, chunk_tokens: int) -> tuple[LayerGroup, ...]:
     """The groups, in the order of their first layers; raises Unsupported for pages that are not known."""
     members: dict[tuple[int, int, KVLayout, PageFormat], list[int]] = {}
@@ -55,6 +73,28 @@ def layer_groups(model: EngineModel, chunk_tokens: int) -> tuple[LayerGroup, ...
             table, tuple(layers), replace(layout, layers=len(layers)), model.block_sizes[table], page_size, format
         )
         for (table, page_size, layout, format), layers in members.items()
+    ]
+    starts = section_starts([group.layout for group in groups])
+    return tuple(group._replace(at=at) for group, at in zip(groups, starts, strict=True))
+
+
+def state_groups(model: EngineModel, chunk_tokens: int) -> tuple[StateGroup, ...]:
+    """The groups of recurrent layers; raises Unsupported for states that lie otherwise than expected.
+
+    A state is cut into as many rows as it may have, ``chunk_tokens``: devices copy many narrow rows at a time.
+    """
+    most = 1 << chunk_tokens.bit_length() - 1
+    members: dict[tuple[int, KVLayout], list[PagedLayer]] = {}
+    for name, (table, spec) in model.recurrent.items():
+        pages = state_bytes(name, model.layer(name).kv_cache, spec.shapes)
+        n_bytes = pages.shape[1]
+        rows = math.gcd(n_bytes, most)
+        width = n_bytes // rows
+        layout = KVLayout(layers=1, kv_heads=1, key_dim=width, value_dim=0, dtype=BYTES, chunk_tokens=rows)
+        members.setdefault((table, layout), []).append(PagedLayer(name, "latent", (pages.view(-1, rows, width),)))
+    groups = [
+        StateGroup(table, tuple(layers), replace(layout, layers=len(layers)))
+        for (table, layout), layers in members.items()
     ]
     starts = section_starts([group.layout for group in groups])
     return tuple(group._replace(at=at) for group, at in zip(groups, starts, strict=True))
@@ -105,10 +145,14 @@ def pages_of(
     return [layers[number] for number in sorted(layers)]
 
 
-def attach(device: Device, groups: Sequence[LayerGroup], layers: Sequence[LayerPages]) -> None:
-    """Attach a device to all groups."""
+def attach(
+    device: Device, groups: Sequence[LayerGroup], layers: Sequence[LayerPages], states: Sequence[StateGroup] = ()
+) -> None:
+    """Attach a device to all groups, those of recurrent layers last."""
     for group in groups:
         device.attach([layers[number].paged for number in group.layers], group.page_size, group.layout)
+    for state in states:
+        device.attach(state.layers, state.layout.chunk_tokens, state.layout)
 
 
 def attention_of(device: Device, groups: Sequence[LayerGroup], model: EngineModel) -> list[GroupAttention]:

@@ -106,6 +106,23 @@ def shape_of(model: EngineModel, index: int) -> tuple[int, int, int, str]:
     return layer.num_kv_heads, layer.head_size, value_width(layer), dtype
 
 
+def state_bytes(name: str, states: Sequence[torch.Tensor], shapes: Sequence[tuple[int, ...]]) -> torch.Tensor:
+    """All states of a recurrent layer as bytes ``[blocks, n]``. Raises Unsupported unless the parts of a state follow
+    each other in a block."""
+    found = [tuple(getattr(part, "shape", ())) for part in states]
+    if [shape[1:] for shape in found] != list(map(tuple, shapes)):
+        raise Unsupported(f"{name} keeps its state in tensors of the shapes {found}, and vLLM says {list(shapes)}")
+    first, n = states[0], 0
+    stride, start = first.stride(0) * first.element_size(), first.storage_offset() * first.element_size()
+    for part in states:
+        follows = part.storage_offset() * part.element_size() == start + n
+        if not (follows and part[0].is_contiguous() and part.stride(0) * part.element_size() == stride):
+            raise Unsupported(f"{name} keeps its state in tensors that do not follow each other in a block")
+        n += part[0].numel() * part.element_size()
+    flat = torch.empty(0, dtype=torch.int8, device=first.device).set_(first.untyped_storage())
+    return flat.as_strided((len(first), n), (stride, 1), start)
+
+
 def value_width(layer: Any) -> int:
     """The width of the values of one of vLLM's layers."""
     return int(getattr(layer, "head_size_v", None) or layer.head_size)

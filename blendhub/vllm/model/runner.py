@@ -51,16 +51,31 @@ class Runner:
     @property
     def layers(self) -> dict[str, tuple[int, Any]]:
         """For each attention layer, the number of its block table, and its attention group. Raises Unsupported for
-        layers that keep other things than a key and a value for each token."""
+        layers that keep other things than a key and a value for each token, or a state of which blocks hold copies."""
         layers: dict[str, tuple[int, Any]] = {}
         for table, groups in enumerate(self.attention_groups):
             for group in groups:
                 _check_spec(group.layer_names[0], group.kv_cache_spec)
-                layers |= dict.fromkeys(group.layer_names, (table, group))
-        others = [name for group in self.block_groups for name in group.layer_names if name not in layers]
+                if not isinstance(group.kv_cache_spec, MambaSpec):
+                    layers |= dict.fromkeys(group.layer_names, (table, group))
+        if not layers and self.recurrent:
+            raise Unsupported(f"all layers keep a recurrent state, and none a key and a value; {SERVED_WITHOUT}")
+        known = layers.keys() | self.recurrent
+        others = [name for group in self.block_groups for name in group.layer_names if name not in known]
         if others and len(self.block_groups) > 1:
             raise Unsupported(f"{others[0]} has blocks, and no attention layer does; {SERVED_WITHOUT}")
         return layers
+
+    @property
+    def recurrent(self) -> dict[str, tuple[int, MambaSpec]]:
+        """For each recurrent layer, the number of its block table, and what its state is."""
+        return {
+            name: (table, group.kv_cache_spec)
+            for table, groups in enumerate(self.attention_groups)
+            for group in groups
+            if isinstance(group.kv_cache_spec, MambaSpec)
+            for name in group.layer_names
+        }
 
     @property
     def module(self) -> torch.nn.Module:
@@ -108,7 +123,8 @@ class Runner:
 def _check_spec(name: str, spec: Any) -> None:
     kind = type(spec).__name__
     if isinstance(spec, MambaSpec):
-        raise Unsupported(f"{name} keeps a recurrent state, which is that of a whole prefix; {SERVED_WITHOUT}")
+        _check_states(name, spec)
+        return
     if kind == "CircularBufferSpec":
         raise Unsupported(
             f"{name} keeps a ring of keys that are still being compressed ({kind}), of which vLLM keeps the last ones "
@@ -118,6 +134,19 @@ def _check_spec(name: str, spec: Any) -> None:
         raise Unsupported(f"{name} keeps a {kind}, not a key and a value of each token; {SERVED_WITHOUT}")
     if getattr(spec, "bounded_replay", False):
         raise Unsupported(f"{name} keeps a window that vLLM computes anew behind each reused prefix; {SERVED_WITHOUT}")
+
+
+def _check_states(name: str, spec: MambaSpec) -> None:
+    if spec.mamba_cache_mode != "align":
+        raise Unsupported(
+            f"{name} keeps a recurrent state, and none of blocks that are full (mamba_cache_mode is "
+            f"{spec.mamba_cache_mode!r}, not 'align', which it is with --enable-prefix-caching); {SERVED_WITHOUT}"
+        )
+    if spec.num_speculative_blocks:
+        raise Unsupported(
+            f"{name} keeps a recurrent state for each token that speculation proposes, of which not all come to be; "
+            f"{SERVED_WITHOUT}"
+        )
 
 
 def find_caller(*methods: str) -> Any:

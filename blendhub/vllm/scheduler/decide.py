@@ -91,7 +91,10 @@ def decide(found: Found, n_tokens: int, local: int, limits: Limits) -> Choice:
 def _reach(found: Found, n_positions: int | None, blends_from: int | None) -> tuple[list[Match], list[NotReused]]:
     """The parts of matches that a request may use, and the reasons of all other text that is stored."""
     reachable: list[Match] = []
-    unused = [NotReused(text.span, Why.NOTHING_EXACT if blends_from is None else text.code) for text in found.staying]
+    unused = [
+        NotReused(text.span, Why.NOTHING_EXACT if blends_from is None and text.code is not Why.NO_STATE else text.code)
+        for text in found.staying
+    ]
     for match in found.matches:
         part, (start, end) = match, (match.span.start, match.span.end)
         if not match.exact and (blends_from is None or start < blends_from):
@@ -119,6 +122,9 @@ def _too_little(found: Found, local: int, reused: int, least: int, *, blend: boo
     is_stored = bool(found.matches or found.staying)
     if not is_stored and not local:
         return Refusal(Why.NOTHING_STORED, "nothing of this prompt is stored")
+    if found.staying and not reused and found.staying[0].code is Why.NO_STATE:
+        n_tokens = total(text.span for text in found.staying)
+        return Refusal(Why.NO_STATE, f"{n_tokens} tokens are not reused: {Why.NO_STATE.message}")
     if is_stored and not blend and not any(match.exact for match in found.matches):
         return Refusal(
             Why.NOTHING_EXACT,

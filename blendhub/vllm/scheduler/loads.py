@@ -13,7 +13,7 @@ from blendhub.client.wire import Found
 from blendhub.core.errors import BlendHubError, DeadlineExceeded
 from blendhub.outcome.reasons import Why
 from blendhub.vllm.decision import Choice, Refusal
-from blendhub.vllm.messages import LoadJob, LoadResult, LoadSource
+from blendhub.vllm.messages import NULL_BLOCK, LoadJob, LoadResult, LoadSource
 from blendhub.vllm.scheduler.admission import Admission
 from blendhub.vllm.scheduler.blend_queue import BlendQueue
 from blendhub.vllm.scheduler.blocks.scratch import Borrowed, Scratch
@@ -99,6 +99,7 @@ class LoadScheduler:
         request.blocks.engine_tokens = local
         if not self._is_decided(request, local):
             return ASK_AGAIN
+        self._note_where_others_left(request)
         decision = request.reuse.decision if request.reuse.stage is Stage.FOUND else None
         if not decision and self._queue.must_wait(request.request, request.request.num_tokens - local):
             return ASK_AGAIN
@@ -124,15 +125,22 @@ class LoadScheduler:
         lookup = request.reuse.begin_load()
         assert lookup.reply and lookup.reply.lease is not None
         self._scratch.allocated(request.blocks)
+        tables, of_states = self._scratch.complete(request.blocks, tables), self._scratch.tables.of_states
+        blocks = [np.asarray(table, np.int64) for table in tables]
+        for table in of_states:
+            last = decision.end // self._scratch.tables.block_sizes[table] - 1
+            blocks[table] = blocks[table][last : last + 1]
+            assert len(blocks[table]) and NULL_BLOCK not in blocks[table], "vLLM has no block for a state to load"
         if n_recomputed := math.ceil(decision.recomputed_at(decision.ratio)):
             self._queue.begin(request.request, n_recomputed)
         request.begin_load(decision)
+        pieces = decision.pieces_of(lookup.reply.pieces)
         return LoadJob(
             request.id,
             request.tokens(),
-            tuple(np.asarray(blocks, np.int64) for blocks in self._scratch.complete(request.blocks, tables)),
+            tuple(blocks),
             decision,
-            LoadSource(lookup.reply.lease, lookup.request.epoch, decision.pieces_of(lookup.reply.pieces)),
+            LoadSource(lookup.reply.lease, lookup.request.epoch, pieces, lookup.reply.state),
             request.terms.adapter,
         )
 
@@ -196,8 +204,10 @@ class LoadScheduler:
         engine_request, timeout_s = request.request, self._settings.lookup_timeout_s
         if local is None and not engine_request.skip_reading_prefix_cache:
             local = self._scratch.blocks.cached_tokens(engine_request.block_hashes, engine_request.num_tokens - 1)
+        tokens = request.tokens()
+        # vLLM computes the last token. It could not go on from the state behind that.
         lookup = self._client.lookup(
-            request.tokens(),
+            tokens[:-1] if self._scratch.tables.of_states else tokens,
             request.terms.variant,
             skip_prefix=local or 0,
             wait_s=timeout_s * STORE_SHARE if waits_for_store else 0.0,
@@ -265,6 +275,13 @@ class LoadScheduler:
             assert choice.refusal
             self._reports.refuse(request, choice.refusal)
         return True
+
+    def _note_where_others_left(self, request: ServedRequest) -> None:
+        """Have vLLM end a step where stored text ends behind which no state is stored, as it does for its own cache."""
+        if size := self._scratch.tables.state_tokens:
+            texts = request.reuse.found.staying if request.reuse.found else ()
+            ends = [text.span.end // size * size for text in texts if text.code is Why.NO_STATE]
+            request.request.shared_prefix_boundary = max([request.request.shared_prefix_boundary, *ends])
 
     def _choice(self, request: ServedRequest, *, has_scratch: bool) -> Choice:
         """What to reuse of what was found."""

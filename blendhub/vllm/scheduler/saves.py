@@ -1,7 +1,7 @@
 """Scheduler side of saving: reserves slots in the hub, and has the workers write each chunk that a step completes."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 from msgspec.structs import replace
@@ -21,6 +21,9 @@ from blendhub.vllm.scheduler.request.blocks import Tables
 from blendhub.vllm.scheduler.request.reuse import Stage
 from blendhub.vllm.scheduler.request.served_request import Ending, Requests, ServedRequest
 from blendhub.vllm.scheduler.startup import ArenaWatch
+
+STATE = Provenance(has_state=True)
+"""Of all requests the same: no text of a model with recurrent layers moves, whoever has computed it."""
 
 
 class SaveScheduler:
@@ -50,6 +53,7 @@ class SaveScheduler:
         self._timeout_s = timeout_s
         self.has_windows = scratch.tables.shortest_window is not None
         """Whether vLLM frees blocks of running requests: those that have left a window, of at least two chunks."""
+        self._state_tokens = scratch.tables.state_tokens
 
     def plan_step(self, plan: StepPlan, step: SchedulerOutput) -> None:
         """Add the saves of what this step computes, and of requests that have ended."""
@@ -78,13 +82,15 @@ class SaveScheduler:
 
         In the second step, vLLM frees blocks of the first that have left a window. So with windows, a request waits
         until the hub has reserved its slots, up to ``within`` seconds in each step, and until no worker's session is
-        opening.
+        opening. For that one waits with states, too, of which vLLM frees the blocks at any time.
         """
-        if not self.has_windows or not request.terms.stores or request.request.lora_request:
+        frees_blocks = self.has_windows or self._state_tokens
+        if not frees_blocks or not request.terms.stores or request.request.lora_request:
             return True
         saves, now = request.saves, time.monotonic()
         saves.asked_at = saves.asked_at or now
-        self._reserve(request)
+        if self.has_windows:
+            self._reserve(request)
         until = now + within
         is_ready = not are_opening and all(answer.done(max(0.0, until - time.monotonic())) for answer in saves.asked)
         return is_ready or now > saves.asked_at + self._timeout_s
@@ -162,17 +168,47 @@ class SaveScheduler:
                 return False
             saves.planned_end = request.prompt_end
             stores_blended = self._arena.stores_blended
-            spans += spans_to_save(request, stores_blended=stores_blended, keeps_windows=self.has_windows)
-        terms = request.terms  # which name the adapter now
+            lacking = spans_to_save(request, stores_blended=stores_blended, keeps_windows=self.has_windows)
+            spans += self._with_states(request, lacking, self._states_of_prompt(request))
         if end > saves.planned_end and not request.has_media:
-            spans.append((Span(saves.planned_end, end), request.kv.of_computed(terms.donates_from)))
+            computed = Span(saves.planned_end, end), request.kv.of_computed(request.terms.donates_from)
+            spans += self._with_states(request, [computed], self._last_state(request, end))
             saves.planned_end = end
         for span, provenance in spans:
-            run = last.run if last and last.span.end == span.start else None
-            answer = self._client.reserve(request.tokens()[: span.end], span, terms.variant, provenance, run)
-            saves.asked.append(answer)
-            saves.reservations.append(answer)
+            self._ask(request, span, provenance, last.run if last and last.span.end == span.start else None)
         return True
+
+    def _ask(self, request: ServedRequest, span: Span, provenance: Provenance, run: int | None = None) -> None:
+        # The terms name the adapter now.
+        variant, tokens = request.terms.variant, request.tokens()[: span.end]
+        answer = self._client.reserve(tokens, span, variant, provenance, run)
+        request.saves.asked.append(answer)
+        request.saves.reservations.append(answer)
+
+    def _states_of_prompt(self, request: ServedRequest) -> list[int]:
+        """Behind which tokens states of a prompt are stored: where it ends, and where other prompts have left it. vLLM
+        ends steps there."""
+        if not (size := self._state_tokens):
+            return []
+        prompt = request.request
+        ends = {(prompt.num_prompt_tokens - 1) // size * size, prompt.shared_prefix_boundary // size * size}
+        return sorted(end for end in ends if 0 < end <= request.prompt_end)
+
+    def _last_state(self, request: ServedRequest, end: int) -> list[int]:
+        """The last state before ``end``, if vLLM still has it."""
+        if not (size := self._state_tokens):
+            return []
+        last = end // size * size
+        return [last] if last > request.saves.state_end and self._scratch.blocks.states(request.request, last) else []
+
+    def _with_states(
+        self, request: ServedRequest, spans: Iterable[tuple[Span, Provenance]], ends: Sequence[int]
+    ) -> list[tuple[Span, Provenance]]:
+        """``spans``, and apart from them the chunks that are stored with the states at their ends."""
+        chunks = [Span(end - self._chunk_tokens, end) for end in ends if request.first_approximate is None]
+        request.saves.state_end = max([request.saves.state_end, *ends])
+        without = [(part, provenance) for span, provenance in spans for part in gaps(span, chunks)]
+        return sorted([*without, *((chunk, STATE) for chunk in chunks)], key=lambda pair: pair[0])
 
     def _is_of_one_adapter(self, request: ServedRequest) -> bool:
         """Whether all KV of a request was computed with the weights that its adapter has now, as far as is known.
@@ -204,25 +240,35 @@ class SaveScheduler:
             if answer.error:
                 self._reports.unreserved(answer.error)
             elif (reservation := answer.result()).right:
-                right = reservation.right
-                saves.reserved += [SaveJob(request.id, right, slot, (), adapter) for slot in reservation.slots]
+                right, has_state = reservation.right, reservation.has_state
+                saves.reserved += [
+                    SaveJob(request.id, right, slot, (), adapter, has_state) for slot in reservation.slots
+                ]
         complete = [job for job in saves.reserved if job.slot.span.end <= computed]
         if not complete:
             return
-        tables, sizes = self._scratch.complete(request.blocks, tables), self._scratch.tables.block_sizes
-        blocks = tuple(np.asarray(table, np.int64) for table in tables)
+        sizes, of_states = self._scratch.tables.block_sizes, self._scratch.tables.of_states
+        blocks = [np.asarray(table, np.int64) for table in self._scratch.complete(request.blocks, tables)]
+        kv_blocks = [pair for table, pair in enumerate(zip(blocks, sizes, strict=True)) if table not in of_states]
         given_up: set[WriteRight] = set()
         """The rights under which some slot is not written: a commit would vouch for all before it."""
         for job in complete:
             start, end = job.slot.span.start, job.slot.span.end
             if job.right in given_up:
                 continue
-            if any(NULL_BLOCK in table[start // n : -(-end // n)] for table, n in zip(blocks, sizes, strict=True)):
+            states = self._scratch.blocks.states(request.request, end) if job.has_state else {}
+            if any(NULL_BLOCK in table[start // n : -(-end // n)] for table, n in kv_blocks):
                 given_up.add(job.right)
                 freed = "vLLM had freed the blocks when the hub reserved slots for their KV"
                 self._reports.unreserved(DeadlineExceeded(freed))
+            elif job.has_state and not states:
+                # vLLM has computed over it, or has evicted it: the KV alone is stored.
+                given_up.add(job.right)
+                self._ask(request, job.slot.span, request.kv.of_computed(request.terms.donates_from))
             else:
-                plan.saves.append(replace(job, blocks=blocks))
+                for table in of_states:
+                    blocks[table] = np.array([states[table]] if states else [], np.int64)
+                plan.saves.append(replace(job, blocks=tuple(blocks)))
         incomplete = [job for job in saves.reserved if job.slot.span.end > computed]
         saves.reserved = [job for job in incomplete if job.right not in given_up]
 

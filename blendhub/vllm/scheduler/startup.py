@@ -90,7 +90,7 @@ def lines(facts: StartupFacts, arena: ArenaProgress) -> list[Line]:
             logging.INFO,
             f"BlendHub: {_what_is_reused(facts)}; {_where(facts)}; "
             f"arena {_size(arena.goal)}{so_far}: about {tokens:,} tokens of this model"
-            f"{_and_blended(facts, arena.goal)}",
+            f"{_and_states(facts)}{_and_blended(facts, arena.goal)}",
         )
     ]
     if not tokens:
@@ -142,6 +142,13 @@ def _what_is_reused(facts: StartupFacts) -> str:
         "off": "nothing is reused unless a request asks for it, as the mode says",
     }
     return kinds[facts.settings.mode]
+
+
+def _and_states(facts: StartupFacts) -> str:
+    space = facts.namespace
+    token_bytes = space.slot_bytes // space.chunk_tokens
+    n_tokens = -(-space.world_size * space.state_bytes // token_bytes)
+    return f", or {n_tokens:,} fewer for each state" if n_tokens else ""
 
 
 def _and_blended(facts: StartupFacts, arena_bytes: int) -> str:

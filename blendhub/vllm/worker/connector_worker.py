@@ -62,7 +62,7 @@ class ConnectorWorker(WorkerSide):
         self._forwards = Forwards(context)
         self._repairs = Repairs(context)
         self._doubts = Doubts(context)
-        self._copies = LayerCopies(context.device, context.groups)
+        self._copies = LayerCopies(context.device, context.groups, context.states)
         self._adapters = LoadedAdapters(context.model.adapters)
         self._saves = Saves(self._requests, self._open, self._copies, self._adapters, timeout_s)
         self._postponed = 0

@@ -1,4 +1,4 @@
-"""Loads and saves of all groups of layers: each is a transfer of the device for every group."""
+"""Loads and saves of all groups of layers, and of states: each is a transfer of the device for every group."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -9,8 +9,9 @@ import numpy.typing as npt
 from msgspec.structs import replace
 
 from blendhub.contracts import Device, Segment, Transfer
+from blendhub.core.spans import Span
 from blendhub.vllm.messages import NULL_BLOCK
-from blendhub.vllm.model.layer_groups import LayerGroup
+from blendhub.vllm.model.layer_groups import LayerGroup, StateGroup
 from blendhub.vllm.model.recompute_set import Blocks
 
 
@@ -47,28 +48,43 @@ class Load(NamedTuple):
 
 
 class LayerCopies:
-    def __init__(self, device: Device, groups: Sequence[LayerGroup]) -> None:
+    def __init__(self, device: Device, groups: Sequence[LayerGroup], states: Sequence[StateGroup] = ()) -> None:
+        """``states``: the groups of recurrent layers, which are attached behind the others."""
         self._device = device
         self.overlaps_compute = device.overlaps_compute
         self._groups = groups
+        self._states = states
 
-    def load(self, segments: Sequence[Segment], tables: Sequence[Blocks], skip_prefix: int) -> Load:
-        """Load tokens of shards to a request's blocks: of each group those for which vLLM has allocated blocks."""
+    def load(
+        self, segments: Sequence[Segment], tables: Sequence[Blocks], skip_prefix: int, state_at: int | None = None
+    ) -> Load:
+        """Load tokens of shards to a request's blocks: of each group those for which vLLM has allocated blocks; and
+        the state at ``state_at`` of the arena."""
         with self._all_groups() as begun:
             for number, group in enumerate(self._groups):
                 blocks = tables[group.table]
                 skipped = max(skip_prefix, first_kept(blocks) * group.block_size)
                 begun.append(self._device.load(_in_section(segments, group), group.pages(blocks), skipped, number))
-        probed = [transfer for transfer, group in zip(begun, self._groups, strict=True) if group.is_probed]
+            if state_at is not None:
+                begun += self._of_states(state_at, tables, self._device.load)
+        probed = [transfer for transfer, group in zip(begun, self._groups, strict=False) if group.is_probed]
         return Load(Transfers(begun), Transfers(probed))
 
-    def save(self, segments: Sequence[Segment], tables: Sequence[Blocks]) -> Transfer:
-        """Save tokens from a request's blocks to shards."""
+    def save(self, segments: Sequence[Segment], tables: Sequence[Blocks], state_at: int | None = None) -> Transfer:
+        """Save tokens from a request's blocks to shards, and a state to ``state_at`` of the arena."""
         with self._all_groups() as begun:
             for number, group in enumerate(self._groups):
                 pages = group.pages(tables[group.table])
                 begun.append(self._device.save(_in_section(segments, group), pages, number))
+            if state_at is not None:
+                begun += self._of_states(state_at, tables, self._device.save)
         return Transfers(begun)
+
+    def _of_states(self, at: int, tables: Sequence[Blocks], copy: Callable[..., Transfer]) -> Iterator[Transfer]:
+        """The transfers of a state, whose rows are to a device the tokens of its one block in each table."""
+        for number, group in enumerate(self._states, len(self._groups)):
+            rows = Segment(Span(0, group.layout.chunk_tokens), at + group.at, 0, 0)
+            yield copy([rows], tables[group.table], group=number)
 
     @contextmanager
     def _all_groups(self) -> Iterator[list[Transfer]]:

@@ -126,9 +126,10 @@ class LoadTask:
                 if arena := self._open():
                     if arena.epoch != self.job.source.epoch:
                         raise StaleEpoch("the hub was restarted since the lookup")
-                    self._client, shard_at = arena.client, arena.client.shard_at
-                    segments = [replace(piece, shard=shard_at(piece.shard)) for piece in self.job.source.pieces]
-                    self._load = self._copies.load(segments, self.job.blocks, self.job.decision.start)
+                    self._client, source = arena.client, self.job.source
+                    segments = [replace(piece, shard=self._client.shard_at(piece.shard)) for piece in source.pieces]
+                    state_at = None if source.state is None else self._client.state_at(source.state)
+                    self._load = self._copies.load(segments, self.job.blocks, self.job.decision.start, state_at)
                 elif time.monotonic() - self._begun_at > self._timeout_s:
                     raise DeadlineExceeded("the worker's session with the hub was not open in time")
             if self._load:

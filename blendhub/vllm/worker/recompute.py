@@ -15,7 +15,7 @@ from blendhub.core.spans import Span, join_spans, total
 from blendhub.vllm.messages import LoadJob, LoadResult
 from blendhub.vllm.model.attention_probe import AttentionProbe, AttentionQuery
 from blendhub.vllm.model.engine_model import EngineModel
-from blendhub.vllm.model.layer_groups import LayerGroup
+from blendhub.vllm.model.layer_groups import LayerGroup, StateGroup
 from blendhub.vllm.model.pages import LayerPages
 from blendhub.vllm.model.recompute_set import RecomputeSet, positions_of
 from blendhub.vllm.ranks import Ranks
@@ -40,6 +40,8 @@ class BlendContext:
     """None if the selector does not ask what is attended to, or the model cannot be asked."""
     is_beside_others: bool = False
     """Whether other connectors may write blocks that vLLM has freed: in no order with the engine's work."""
+    states: Sequence[StateGroup] = ()
+    """The groups of recurrent layers, to which the device is attached behind ``groups``."""
 
 
 class HostCopy:

@@ -72,7 +72,8 @@ class Save:
             # What another rank with the same KV writes is committed by this one, too, in the same order.
             if client.namespace.writes(client.rank, span):
                 segment = Segment(part, client.shard_at(job.slot.slot), start - span.start, start)
-                self._parts.append(copies.save([segment], job.blocks))
+                state_at = client.state_at(job.slot.slot) if job.has_state and part.end == span.end else None
+                self._parts.append(copies.save([segment], job.blocks, state_at))
             self.left = Span(part.end, span.end)
             if not self.left:
                 self.copy, self.reads_pages, self.begun_at = Transfers(self._parts), True, time.monotonic()
@@ -119,8 +120,13 @@ class Saves:
             self._copy(self._requests.values())
 
     def free_blocks(self, requests: Collection[str] | None) -> None:
-        """Let vLLM reuse the blocks of these requests, after their reads; None: of all requests."""
-        freed = [record for record in self._requests.values() if requests is None or record.name in requests]
+        """Let vLLM reuse the blocks of these requests, after their reads; None: of all requests. The blocks of states
+        are in no request's table any more."""
+        freed = [
+            record
+            for record in self._requests.values()
+            if requests is None or record.name in requests or any(save.job.has_state for save in record.saves)
+        ]
         self._copy(freed)
         for record in freed:
             for save in record.saves:

@@ -19,7 +19,7 @@ from blendhub.vllm.model.checks.copies import count_copies, digest_of_kv, ranks_
 from blendhub.vllm.model.checks.parts_check import NOISE_FACTOR, TOKEN, check_parts, tolerance, trial_part, trial_tokens
 from blendhub.vllm.model.engine_model import EngineModel
 from blendhub.vllm.model.fingerprint import fingerprint
-from blendhub.vllm.model.layer_groups import LayerGroup, layer_groups, pages_of
+from blendhub.vllm.model.layer_groups import LayerGroup, StateGroup, layer_groups, pages_of
 from blendhub.vllm.model.page_trial import COARSE, error_of, misplaced
 from blendhub.vllm.model.pages import BYTES, LayerPages, read_as_computed
 from blendhub.vllm.model.platform import Tensors
@@ -30,6 +30,9 @@ from blendhub.vllm.ranks import Ranks
 
 log = logging.getLogger(__name__)
 Result = TypeVar("Result")
+ONLY_PREFIXES = (
+    "exact prefixes only: the state of recurrent layers is that of a whole prefix, so that no text can be moved"
+)
 
 
 class ModelCheck(NamedTuple):
@@ -62,18 +65,21 @@ def check_model(
     candidates: Sequence[Rotation],
     selector: Selector,
     ranks: Ranks,
+    states: Sequence[StateGroup] = (),
 ) -> ModelCheck:
     """Check the layout, the computation of chosen tokens, the selector's probes, and the rotation of keys.
 
     Every rank runs each check to its end, and all agree before the next: one that went on alone would wait in its next
     forward for the others.
     """
-    layouts = tuple(group.layout for group in groups)
+    layouts, state_layouts = tuple(group.layout for group in groups), tuple(group.layout for group in states)
     layers = pages_of(model, groups)
     try:
         _checked(ranks, "writing into the pages, and reading back,", lambda: _check_layout(model, layers))
     except BlendHubError as error:
         return ModelCheck(unsupported(str(error)))
+    if states:
+        return ModelCheck(ModelSupport(layouts, False, (ONLY_PREFIXES,), state_layouts))
     forward, copies = "a forward over chosen tokens", 1
     try:
         _refuse_to_blend(model)
@@ -126,6 +132,11 @@ def _refuse_to_reuse(model: EngineModel) -> None:
         raise Unsupported("context parallelism is not supported; its ranks hold parts of a block")
     if config.model_config.is_encoder_decoder:
         raise Unsupported("encoder-decoder models are not supported")
+    if model.recurrent and not hasattr(KVConnectorBase_V1, "get_loaded_kv_cache_group_ids"):
+        raise Unsupported(
+            "the model has recurrent layers, and this vLLM clears blocks of such models after a connector has loaded "
+            "them; exact prefixes are reused from vLLM 0.32 on"
+        )
     # vLLM's allocator for sleep mode also serves ``release_kv_cache_memory`` without it.
     is_unmapped = config.model_config.enable_sleep_mode or getattr(config.model_config, "enable_cumem_allocator", False)
     if is_unmapped and not hasattr(KVConnectorBase_V1, "unregister_kv_caches"):

@@ -10,6 +10,7 @@ from vllm.v1.kv_cache_interface import (
     FullAttentionSpec,
     KVCacheConfig,
     KVCacheGroupSpec,
+    MambaSpec,
 )
 
 MAX_BORROWED = 0.5
@@ -33,6 +34,13 @@ class BlockTables(NamedTuple):
     """The tokens of a block in each table."""
     windows: tuple[Window | None, ...]
     """The window that blocks of each table leave, so that vLLM frees them; None: it frees none."""
+    of_states: tuple[int, ...] = ()
+    """The tables of recurrent layers: a block holds the state behind its last token, or none."""
+
+    @property
+    def state_tokens(self) -> int | None:
+        """The tokens from one state that vLLM may keep to the next; None: the model has no recurrent layers."""
+        return self.block_sizes[self.of_states[0]] if self.of_states else None
 
     @property
     def shortest_window(self) -> int | None:
@@ -45,12 +53,13 @@ def block_tables_of(config: KVCacheConfig) -> BlockTables:
     return BlockTables(
         tuple(group.kv_cache_spec.block_size for group in groups),
         tuple(map(_window_of_group, groups)),
+        tuple(number for number, group in enumerate(groups) if isinstance(_of_layers(group)[0], MambaSpec)),
     )
 
 
 def _window_of_group(group: KVCacheGroupSpec) -> Window | None:
     spec = _of_layers(group)[0]  # the layers of a group have the same
-    if isinstance(spec, FullAttentionSpec):
+    if isinstance(spec, FullAttentionSpec | MambaSpec):
         return None
     return Window(_window_of(spec), isinstance(spec, ChunkedLocalAttentionSpec))
 
@@ -88,6 +97,8 @@ def capacity_line(engine: VllmConfig, config: KVCacheConfig, *, blends: bool) ->
 def _kind(spec: Any) -> str:
     if isinstance(spec, FullAttentionSpec):  # with the allocator off, layers with windows are kept so, too
         return "of which all tokens are kept and reused"
+    if isinstance(spec, MambaSpec):
+        return f"with a recurrent state, reused where one is stored behind a multiple of {spec.block_size} tokens"
     if isinstance(spec, ChunkedLocalAttentionSpec):
         return f"with chunks of {_window_of(spec)}, of which the tokens of the last chunk are reused"
     return f"with a window of {_window_of(spec)}, of which the tokens that a window still needs are reused"

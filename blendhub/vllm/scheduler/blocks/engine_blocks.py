@@ -40,6 +40,12 @@ class EngineBlocks:
         """The blocks that vLLM's prefix cache has under these hashes, for each block table."""
         return self.manager.coordinator.find_longest_cache_hit(list(hashes), most)[0]
 
+    def states(self, request: "Request", end: int) -> dict[int, int]:
+        """The block with the state behind the first ``end`` tokens, for each table of recurrent layers; empty if vLLM's
+        prefix cache has none: it may have been evicted. What the step under way computes is there already."""
+        found, reached, *_ = self.manager.coordinator.find_longest_cache_hit(list(request.block_hashes), end)
+        return {table: found[table][-1].block_id for table in self.tables.of_states} if reached == end else {}
+
     def cache_anew(self, request: "Request", tables: Tables, start: int, end: int) -> None:
         """Have vLLM's prefix cache hold the blocks of ``[start, end)`` under the hashes that the request has now.
 

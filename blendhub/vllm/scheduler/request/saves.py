@@ -10,6 +10,8 @@ class RequestSaves:
     def __init__(self) -> None:
         self.planned_end: int | None = None
         """The position up to which slots are reserved for what the hub lacks; None: nothing is planned."""
+        self.state_end = 0
+        """The position of the last state for which a slot is reserved."""
         self.asked: list[Answer[Reservation]] = []
         """Reservations that the hub has not answered yet. Nothing of a span is written before all of it is known."""
         self.reserved: list[SaveJob] = []
@@ -32,7 +34,7 @@ class RequestSaves:
 
     def drop(self) -> None:
         """Store nothing more in the slots that are reserved: they are of another kind of KV. Others may be reserved."""
-        self.planned_end, self.asked, self.reserved = None, [], []
+        self.planned_end, self.state_end, self.asked, self.reserved = None, 0, [], []
 
     def close(self) -> None:
         """Write no more of what is reserved, and end the rights; what is stored stays."""

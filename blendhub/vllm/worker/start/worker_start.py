@@ -18,7 +18,15 @@ from blendhub.vllm.model.attention_probe import AttentionProbe
 from blendhub.vllm.model.checks.model_check import ModelCheck, check_model, groups_and_rotations
 from blendhub.vllm.model.checks.parts_check import tolerance
 from blendhub.vllm.model.engine_model import EngineModel
-from blendhub.vllm.model.layer_groups import LayerGroup, attach, attention_of, pages_of, split
+from blendhub.vllm.model.layer_groups import (
+    LayerGroup,
+    StateGroup,
+    attach,
+    attention_of,
+    pages_of,
+    split,
+    state_groups,
+)
 from blendhub.vllm.model.platform import Platform
 from blendhub.vllm.model.rotary import digest
 from blendhub.vllm.model.runner import find_caller
@@ -53,6 +61,7 @@ class WorkerStart:
         self._new_platform = new_platform
         self._model: EngineModel | None = None
         self._groups: tuple[LayerGroup, ...] = ()
+        self._states: tuple[StateGroup, ...] = ()
         self._rotations: list[Rotation] = []
         self._memory = DeviceMemory()
         self._refusal = "vLLM registered no KV caches"
@@ -63,10 +72,10 @@ class WorkerStart:
             runner = find_caller("initialize_kv_cache", "execute_model")
             with self._memory.counted(runner.device):
                 self._model = EngineModel(runner, self._config, self._new_platform(runner, self._config))
-                self._groups, self._rotations = groups_and_rotations(
-                    self._model, self._model.chunk_tokens(self._settings.chunk_tokens)
-                )
-            compile_kernels(self._new_device, self._model, self._groups, self._rotations)
+                chunk_tokens = self._model.chunk_tokens(self._settings.chunk_tokens)
+                self._groups, self._rotations = groups_and_rotations(self._model, chunk_tokens)
+                self._states = state_groups(self._model, chunk_tokens)
+            compile_kernels(self._new_device, self._model, self._groups, self._rotations, self._states)
             self._refusal = ""
         except InvalidInput:  # an option of the device is wrong
             raise
@@ -99,7 +108,7 @@ class WorkerStart:
     ) -> tuple[ModelCheck, ConnectorWorker | None]:
         chosen = self._settings.selector
         selector: Selector = self._host.create("selector", chosen.name, chosen.options)
-        check = check_model(model, self._groups, self._rotations, selector, ranks)
+        check = check_model(model, self._groups, self._rotations, selector, ranks, self._states)
         self._rotations.clear()  # tables that no layer uses are freed
         if not check.support.layouts:
             return check, None
@@ -116,7 +125,7 @@ class WorkerStart:
         device = self._new_device()
         groups = split(self._groups, n_probed) if device.overlaps_compute else self._groups
         try:
-            ranks.together(lambda: attach(device, groups, layers))
+            ranks.together(lambda: attach(device, groups, layers, self._states))
         except BaseException:
             device.close()
             raise
@@ -124,7 +133,9 @@ class WorkerStart:
             choose_attention(model, device, groups, tolerance(layers[0]), ranks)
             if attention:
                 self._memory.probe_bytes = attention.memory(model.config.model_config.max_model_len)
-        context = BlendContext(model, layers, groups, device, selector, ranks, attention, neighbours is not None)
+        context = BlendContext(
+            model, layers, groups, device, selector, ranks, attention, neighbours is not None, self._states
+        )
         if check.support.blends:
             costs = measure_costs(context)
             check = check._replace(support=msgspec.structs.replace(check.support, costs=costs))
@@ -165,6 +176,7 @@ def compile_kernels(
     model: EngineModel,
     groups: Sequence[LayerGroup],
     rotations: Sequence[Rotation],
+    states: Sequence[StateGroup] = (),
 ) -> None:
     """Have a device compile its kernels for each way in which the layers' keys may be rotated.
 
@@ -175,7 +187,7 @@ def compile_kernels(
         device = new_device()
         try:
             of_layers = [forms[number % len(forms)] for number in range(len(model.layer_names))]
-            attach(device, groups, pages_of(model, groups, of_layers))
+            attach(device, groups, pages_of(model, groups, of_layers), states)
             # The device that serves fails alike, and that is logged.
             with suppress(Exception):
                 attention_of(device, groups, model)
