@@ -266,7 +266,7 @@ class Repairs:
         first, tables = request.first_approximate, self._scratch.complete(request.blocks, self._tables(request))
         self._stop(request)
         # All but those of a hold were counted when they were planned.
-        self._counters.update({"requests_repaired": 1, "tokens_repaired": result.tokens - progress.n_planned})
+        self._counters.update({"requests_repaired": 1, "tokens_repaired": max(0, result.tokens - progress.n_planned)})
         self._count_agreement(result)
         if result.audit:
             self.audits.end(request, result.audit)
