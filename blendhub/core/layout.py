@@ -81,9 +81,14 @@ class KVLayout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return [Span(start, end) for start, end in itertools.pairwise(borders) if start < end]
 
 
+def aligned(n_bytes: int) -> int:
+    """The number of bytes, rounded up to where a section may begin."""
+    return -(-n_bytes // SECTION_ALIGNMENT) * SECTION_ALIGNMENT
+
+
 def section_starts(layouts: Sequence[KVLayout]) -> tuple[int, ...]:
     """Where the section of each group of layers begins in a shard."""
-    sizes = (-(-layout.shard_bytes // SECTION_ALIGNMENT) * SECTION_ALIGNMENT for layout in layouts)
+    sizes = (aligned(layout.shard_bytes) for layout in layouts)
     return tuple(itertools.accumulate(sizes, initial=0))[: len(layouts)]
 
 
@@ -186,8 +191,7 @@ class Namespace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     def state_start(self, rank: int) -> int:
         """Where a rank's state begins in the slot of a chunk that ends with one."""
-        behind = -(-self.slot_bytes // SECTION_ALIGNMENT) * SECTION_ALIGNMENT
-        return behind + rank * -(-self.state_bytes // SECTION_ALIGNMENT) * SECTION_ALIGNMENT
+        return aligned(self.slot_bytes) + rank * aligned(self.state_bytes)
 
     def check_stored(self, provenance: Provenance) -> None:
         """Raise InvalidInput if KV of this provenance is never stored here."""

@@ -31,7 +31,7 @@ class Ratios:
         return found.ratio if found else FIRST_RATIO
 
     def remember(self, namespace: str, ratio: float) -> None:
-        """What an engine heard before this hub was started."""
+        """Begin at the ratio that an engine heard before this hub was started, unless the hub has found one."""
         self._found.setdefault(namespace, FoundRatio(min(max(LEAST, ratio), MOST)))
 
     def learn(self, namespace: str, outcome: Outcome) -> None:

@@ -83,7 +83,7 @@ def test_a_hub_that_is_restarted_hears_from_its_engines_how_far_it_had_come(hub_
 
 @pytest.mark.parametrize("compared, n_answers", [(0, 27), (5, 30), (TOKENS, 27)])
 def test_tokens_behind_exact_kv_count_as_those_that_agree(compared, n_answers):
-    """Of an answer in doubt, they are all that follow from the token that was held."""
+    """In an answer in doubt, the token that was held and all behind it follow from exact KV."""
     found, shorter = FoundRatio(), FoundRatio()
     for _ in range(n_answers):
         assert found.ratio == shorter.ratio == FIRST

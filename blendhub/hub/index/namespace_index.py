@@ -198,7 +198,8 @@ class NamespaceIndex:
 
         ``settled``: the least share that was recomputed in settled KV; None: none is found.
         """
-        found = self.match(tokens, settled)
+        states = self._state_answers(tokens)
+        found = self._combined(tokens, states, settled)
         matches = [*self._begin_later(found)]
         used = [match.span for match in matches]
         left = [Span(whole.span.start, span.start) for whole, span in zip(found, used, strict=True)]
@@ -208,16 +209,18 @@ class NamespaceIndex:
             for match, run in chain(*self._answers(tokens, Use.STAYING)):
                 code = Why.SHALLOW if run.provenance.is_movable else Why.NOT_DONATED
                 staying += [NotReused(gap, code) for gap in gaps(match.span, touching(match.span, used))]
-        return StoredText(matches, staying, self.match_states(tokens))
+        return StoredText(matches, staying, combine(states))
 
     def match(self, tokens: Tokens, settled: float | None = None) -> list[Match]:
         """The matches of these tokens, of which ``cut_at_chunks`` leaves out evicted chunks. Part of a queue's work.
 
         ``settled``: the least share that was recomputed in settled KV; None: none is found.
         """
-        # In this order, so that the KV of a prefix is one computation's, even where another one has added a state.
-        uses = (Use.REUSE, Use.STATE)
-        answers = [[match for match, _ in answer] for use in uses for answer in self._answers(tokens, use)]
+        return self._combined(tokens, self._state_answers(tokens), settled)
+
+    def _combined(self, tokens: Tokens, states: Sequence[list[Match]], settled: float | None) -> list[Match]:
+        # States come second, so that the KV of a prefix is one computation's, even where another has added a state.
+        answers = [*([match for match, _ in answer] for answer in self._answers(tokens, Use.REUSE)), *states]
         if settled is not None:
             for answer in self._answers(tokens, Use.SETTLED):
                 kept = [match for match, run in answer if match.exact and run.provenance.ratio >= settled]
@@ -226,7 +229,10 @@ class NamespaceIndex:
 
     def match_states(self, tokens: Tokens) -> list[Match]:
         """The chunks of these tokens that end with a state. Part of a queue's work."""
-        return combine([[match for match, _ in answer] for answer in self._answers(tokens, Use.STATE)])
+        return combine(self._state_answers(tokens))
+
+    def _state_answers(self, tokens: Tokens) -> list[list[Match]]:
+        return [[match for match, _ in answer] for answer in self._answers(tokens, Use.STATE)]
 
     def _answers(self, tokens: Tokens, use: Use) -> Iterator[list[tuple[Match, Run]]]:
         """What each matcher of a use finds, with the runs, of which some may have been dropped since it looked."""

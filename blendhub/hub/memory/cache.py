@@ -52,7 +52,7 @@ class Cache:
     def begin_filling(self, chunk: Chunk) -> int | None:
         """Allocate a slot for a chunk that is to be read from the store; None if the arena is full."""
         assert chunk.offset is None, "a chunk that has a slot is not read into another one"
-        offset = self.allocate(slot_bytes(chunk))
+        offset = self.allocate(chunk.run.slot_bytes)
         if offset is not None:
             self.filling[chunk] = offset
             self.pin(chunk)
@@ -64,7 +64,7 @@ class Cache:
         if whole:
             self.insert(chunk, offset)
         else:
-            self.arena.extents.free(offset, slot_bytes(chunk))
+            self.arena.extents.free(offset, chunk.run.slot_bytes)
 
     def shards(self, chunk: Chunk) -> list[memoryview]:
         """The shards in a chunk's slot, and its states; while the store is being read, those of the slot to fill."""
@@ -155,9 +155,5 @@ class Cache:
     def _free(self, chunk: Chunk) -> None:
         assert chunk.offset is not None
         del self._chunk_at[chunk.offset]
-        self.arena.extents.free(chunk.offset, slot_bytes(chunk))
+        self.arena.extents.free(chunk.offset, chunk.run.slot_bytes)
         chunk.offset = None
-
-
-def slot_bytes(chunk: Chunk) -> int:
-    return chunk.run.slot_bytes

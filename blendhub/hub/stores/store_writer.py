@@ -22,7 +22,7 @@ from blendhub.core.spans import Span
 from blendhub.core.tokens import Tokens
 from blendhub.hub.index.namespace_index import Chunk, Run
 from blendhub.hub.limits import MAX_WAITING_SAVES
-from blendhub.hub.memory.cache import Cache, slot_bytes
+from blendhub.hub.memory.cache import Cache
 
 Entries: TypeAlias = list[tuple[RunKey, Span]]
 TRY_AGAIN_S = 1.0
@@ -117,7 +117,7 @@ class StoreWriter:
                 continue
             try:
                 await self._save(chunks)
-                rest_s = self._pace and sum(map(slot_bytes, chunks)) / self._pace
+                rest_s = self._pace and sum(chunk.run.slot_bytes for chunk in chunks) / self._pace
             except StoreAway:
                 # At the end, since the store may refuse these chunks for ever. What was evicted meanwhile would keep
                 # the tokens of its run.

@@ -23,7 +23,7 @@ from blendhub.vllm.scheduler.request.served_request import Ending, Requests, Ser
 from blendhub.vllm.scheduler.startup import ArenaWatch
 
 STATE = Provenance(has_state=True)
-"""Of all requests the same: no text of a model with recurrent layers moves, whoever has computed it."""
+"""The provenance of a chunk with a state. All requests share it, because no text of such a model moves."""
 
 
 class SaveScheduler:
@@ -82,7 +82,7 @@ class SaveScheduler:
 
         In the second step, vLLM frees blocks of the first that have left a window. So with windows, a request waits
         until the hub has reserved its slots, up to ``within`` seconds in each step, and until no worker's session is
-        opening. For that one waits with states, too, of which vLLM frees the blocks at any time.
+        opening. With states, whose blocks vLLM may free at any time, a request waits for the sessions, too.
         """
         frees_blocks = self.has_windows or self._state_tokens
         if not frees_blocks or not request.terms.stores or request.request.lora_request:
