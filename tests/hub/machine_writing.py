@@ -123,7 +123,7 @@ class WritingRules(HubRules):
         lease = state.writes.leases._by_id.get(right.lease)
         held = {slot.slot for slot in lease.slots[lease.published :]} if lease else set()
         quarantine = state.writes.quarantined.get(right.lease)
-        held |= set(quarantine.offsets) if quarantine else set()
+        held |= {offset for offset, _ in quarantine.slots} if quarantine else set()
         assert {slot.slot for slot in write.job.slots} <= held, "a slot that may be written is free, or readable"
 
     @rule(which=WHICH, by_worker=st.booleans())

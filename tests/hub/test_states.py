@@ -188,5 +188,5 @@ def test_the_states_of_the_ranks_lie_behind_the_kv_of_all_and_apart():
     starts = [space.state_start(rank) for rank in range(3)]
     assert starts[0] >= space.slot_bytes == 3 * LAYOUT.shard_bytes
     assert all(end - start >= space.state_bytes for start, end in itertools.pairwise(starts))
-    assert space.slot_bytes_of(STATE) == starts[-1] + space.state_bytes
-    assert space.slot_bytes_of(Provenance()) == space.slot_bytes
+    assert space.slot_bytes_of(STATE, CHUNK) == starts[-1] + space.state_bytes
+    assert space.slot_bytes_of(Provenance(), CHUNK) == space.slot_bytes

@@ -44,6 +44,11 @@ class Chunk:
         self.content = content
         """A hash of the tokens, by which an eviction policy recognises a chunk that is stored again."""
 
+    @property
+    def slot_bytes(self) -> int:
+        """What its slot takes."""
+        return self.run.index.namespace.slot_bytes_of(self.run.provenance, self.span.end)
+
 
 class Run:
     """Chunks whose KV was computed in one go, at positions that follow each other."""
@@ -80,11 +85,6 @@ class Run:
         self._starts: list[int] = []
         self._hash = hashlib.blake2b(digest_size=16)
         self._hashed = 0
-
-    @property
-    def slot_bytes(self) -> int:
-        """What the slot of one of its chunks takes."""
-        return self.index.namespace.slot_bytes_of(self.provenance)
 
     def continues(self, tokens: Tokens, at: int) -> bool:
         """Whether the run ends at this position and was computed from these tokens. Part of a queue's work."""
