@@ -77,7 +77,7 @@ class Store(ABC):
 
     @abstractmethod
     def save(self, run: RunKey, span: Span, shards: Sequence[Buffer]) -> list[tuple[RunKey, Span]]:
-        """Keep the bytes of a chunk, one buffer a rank, and one more a rank where the chunk ends with a state; returns
+        """Keep the bytes of a chunk, one buffer a rank, and one more a rank where it ends with a state or a map; returns
         what was dropped to make room.
 
         Replaces an earlier version. The run must have been saved before, with tokens that cover the span. Raises
