@@ -15,10 +15,11 @@ from blendhub.core.spans import NOWHERE, Span
 from blendhub.hub.stores.store_tier import described
 from blendhub.hub.stores.store_writer import RunDescription
 from blendhub.outcome.reasons import NotReused, Why
-from tests.hub.hub_direct import CHUNK, namespace, tokens
-from tests.hub.test_states import ROWS, STATE
+from tests.hub.hub_direct import CHUNK, STATE_ROWS, namespace, tokens
+from tests.hub.lookup_oracle import most_covered
+from tests.hub.test_states import STATE
 
-SPACE = namespace(state_layouts=(ROWS,), moves_states=True)
+SPACE = namespace(state_layouts=(STATE_ROWS,), moves_states=True)
 MAP_BYTES = 333
 SEAM = MIN_SEAM_TOKENS
 A, B, C = (tokens(seed, 100 + 30 * seed) for seed in (1, 2, 3))
@@ -110,15 +111,6 @@ def test_the_segments_that_cover_most_of_a_prompt_are_found_whole(make_hub, data
         border = match.span.end
     assert sum(len(match.span) for match in found.matches) == most_covered(prompt, stored.values(), skipped)
     hub.state.check_integrity()
-
-
-def most_covered(prompt, texts, border):
-    """The most tokens that whole texts cover, each behind a seam, position by position."""
-    most = [0] * (len(prompt) + SEAM + 1)
-    for at in reversed(range(border, len(prompt))):
-        fitting = [len(text) for text in texts if np.array_equal(prompt[at : at + len(text)], text)]
-        most[at] = max([most[at + 1], *(n + most[at + n + SEAM] for n in fitting if at >= border + SEAM)])
-    return most[border] if border < len(prompt) else 0
 
 
 def test_a_segment_is_of_use_behind_a_seam_and_whole(member):
@@ -243,7 +235,7 @@ def test_segments_come_back_from_a_store_as_a_whole(n_ranks, make_hub, tmp_path)
 def test_what_is_cleared_or_of_another_namespace_is_not_found(hub, member):
     text, prompt = prompt_of(C, A), prompt_of(B, A)
     store_segment(member, text, len(C), len(text))
-    others = [msgspec.structs.replace(SPACE, weights="w"), namespace(state_layouts=(ROWS,))]
+    others = [msgspec.structs.replace(SPACE, weights="w"), namespace(state_layouts=(STATE_ROWS,))]
     for other in others:
         found = hub.join(f"of {other.digest}", namespace=other).lookup(prompt)
         assert not found.matches and not found.staying
@@ -266,7 +258,7 @@ def test_a_segment_is_refused_that_no_prompt_could_use(hub, member):
     ):
         with pytest.raises(InvalidInput, match="segment"):
             member.reserve(text, whole, provenance=provenance)
-    for other in (namespace(), namespace(state_layouts=(ROWS,))):
+    for other in (namespace(), namespace(state_layouts=(STATE_ROWS,))):
         with pytest.raises(InvalidInput, match="moves_states"):
             hub.join(f"of {other.digest}", namespace=other).reserve(text, whole, provenance=segment(len(C), len(text)))
     about = msgspec.msgpack.encode(RunDescription(SPACE, segment(CHUNK, 3 * CHUNK)))
