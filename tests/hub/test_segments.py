@@ -118,6 +118,9 @@ def test_a_segment_is_of_use_behind_a_seam_and_whole(member):
     for n_before in (0, SEAM - 1, SEAM, 1000):
         prompt = prompt_of(tokens(8, n_before), A, QUESTION)
         assert moved(member, prompt) == ([Span(n_before, n_before + len(A))] if n_before >= SEAM else [])
+    for n_between in (SEAM - 1, SEAM):
+        prompt = prompt_of(C[:SEAM], A, tokens(8, n_between), A)
+        assert len(moved(member, prompt)) == (2 if n_between >= SEAM else 1)
     assert not moved(member, prompt_of(C[:SEAM], A[:-1], QUESTION)) and not moved(member, prompt_of(C[:SEAM], A[1:]))
 
 
@@ -136,6 +139,25 @@ def test_exact_text_leads_to_a_state_and_segments_begin_behind_it(hub, member):
     assert [match.span for match in found.matches] == [Span(0, 64), Span(64 + SEAM, 64 + len(A))]
     assert found.state is not None and not found.matches[1].exact
     assert found.staying == (NotReused(Span(64, 64 + SEAM), Why.NO_STATE),)
+
+
+def test_while_a_state_is_on_its_way_segments_begin_behind_what_is_there(make_hub, tmp_path):
+    hub = make_hub(64, tmp_path / "store")
+    member, system = hub.join(namespace=SPACE), tokens(5, 2 * CHUNK)
+    member.store(system[:CHUNK])
+    with_state = member.store(system, Span(CHUNK, 2 * CHUNK), provenance=STATE)
+    store_segment(member, prompt_of(C, system[SEAM:48]), len(C), len(C) + 48 - SEAM)
+    store_segment(member, prompt_of(C, A[SEAM:]), len(C), len(C) + len(A) - SEAM)
+    hub.settle()
+    (chunk,) = hub.index.runs[with_state.run].chunks.values()
+    hub.state.cache.remove(chunk)
+    prompt = prompt_of(system, A)
+    found = look_up(member, prompt)
+    assert [match.span for match in found.matches] == [Span(SEAM, 48), Span(64 + SEAM, len(prompt))]
+    assert found.state is None and found.on_the_way == (Span(48, 64),)
+    hub.settle()
+    found = look_up(member, prompt)
+    assert [match.span for match in found.matches] == [Span(0, 32), Span(32, 64), Span(64 + SEAM, len(prompt))]
 
 
 def test_text_that_stands_elsewhere_without_a_map_is_told_until_it_is_a_segment(member):
