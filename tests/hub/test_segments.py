@@ -102,7 +102,7 @@ def test_the_segments_that_cover_most_of_a_prompt_are_found_whole(make_hub, data
         chunks = [*hub.index.runs[run].chunks.values()]
         hub.state.cache.erase(chunks[data.draw(st.integers(0, 99)) % len(chunks)])
     parts = st.tuples(st.integers(0, 399), st.integers(1, 250)).map(lambda part: trunk[part[0] : sum(part)])
-    prompt = prompt_of(*data.draw(st.lists(parts, min_size=1, max_size=3)))
+    prompt = prompt_of(*data.draw(st.lists(st.just(trunk) | parts, min_size=1, max_size=3)))
     skipped = data.draw(st.sampled_from([0, 0, 10, 90]))
     found, border = look_up(member, prompt, skip_prefix_n_tokens=skipped), skipped
     for match in found.matches:
@@ -111,6 +111,14 @@ def test_the_segments_that_cover_most_of_a_prompt_are_found_whole(make_hub, data
         border = match.span.end
     assert sum(len(match.span) for match in found.matches) == most_covered(prompt, stored.values(), skipped)
     hub.state.check_integrity()
+
+
+def test_segments_that_overlap_do_not_hide_each_other(member):
+    for start, end in ((20, 40), (20, 110), (100, 130), (130, 180), (150, 190)):
+        store_segment(member, prompt_of(B, C[start:end]), len(B), len(B) + end - start)
+    assert moved(member, C) == [Span(20, 110), Span(130, 180)]
+    assert moved(member, C[:140]) == [Span(20, 110)]
+    assert moved(member, C[60:]) == [Span(40, 70), Span(90, 130)]
 
 
 def test_a_segment_is_of_use_behind_a_seam_and_whole(member):
