@@ -101,6 +101,10 @@ class HubClient(HubSession):
         """Where in the arena this rank's state begins, in the slot of a chunk that ends with one."""
         return slot + self.namespace.state_start(self.rank)
 
+    def map_at(self, slot: int, shard_bytes: int) -> int:
+        """Where in the arena this rank's map begins, in the slot of a segment's last chunk."""
+        return slot + self.namespace.map_start(self.rank, shard_bytes)
+
     # Writing.
 
     def reserve(
@@ -125,7 +129,7 @@ class HubClient(HubSession):
             reserved, right = expecting(wire.Reserved)(reply), None
             if reserved.lease is not None and session:
                 right = WriteRight(reserved.lease, session.epoch, session.arena.nonce, reserved.span.end)
-            return Reservation(reserved.span, reserved.run, right, reserved.slots, provenance.has_state)
+            return Reservation(reserved.span, reserved.run, right, reserved.slots, provenance)
 
         return self._ask(read, message, [as_tokens(tokens).data], RESERVE_TIMEOUT_S)
 

@@ -28,6 +28,7 @@ from blendhub.core.errors import (
     UnknownSession,
 )
 from blendhub.core.layout import Namespace
+from blendhub.core.provenance import Provenance
 from blendhub.core.spans import Span
 from blendhub.framework.host import PluginHost
 from blendhub.system.processes import ProcessId
@@ -58,8 +59,8 @@ class Reservation(msgspec.Struct, frozen=True):
     run: int | None
     right: WriteRight | None
     slots: tuple[wire.Slot, ...]
-    has_state: bool
-    """Whether each slot has room for a state behind its KV."""
+    provenance: Provenance
+    """Says what each slot has room for behind its KV: a state or a map."""
 
 
 class HubSession:

@@ -16,7 +16,7 @@ from blendhub.client.arena_view import ArenaName, MappingId
 from blendhub.contracts import Segment
 from blendhub.contracts.transport import Codec
 from blendhub.core.layout import Namespace, Text, Variant
-from blendhub.core.provenance import EXACT, Provenance, Ratio
+from blendhub.core.provenance import EXACT, MapBytes, Provenance, Ratio
 from blendhub.core.spans import Id, Match, Position, Span, total
 from blendhub.outcome.reasons import NotReused
 from blendhub.outcome.report import LONGEST_NAME, MAX_OUTCOMES, Outcome
@@ -125,6 +125,8 @@ class Reserve(InNamespace, frozen=True, kw_only=True):
     What is stored exactly already, and moves as far, is not stored again: the reply's span begins after it. KV that is
     neither exact nor movable is not stored again where anything is stored behind that prefix. ``run``: extend this run
     if it ends where the span starts, and is of the same provenance.
+
+    A segment is stored whole, in a run of its own, or not at all: not if the same text is stored as a segment already.
     """
 
     span: Span
@@ -234,6 +236,15 @@ class Pong(Message, frozen=True):
     """Write leases that ended early: the process stops writing under them, and acknowledges that in its next ping."""
 
 
+class FoundMap(msgspec.Struct, frozen=True, array_like=True):
+    """The map of a segment that stands at ``span`` of the prompt."""
+
+    span: Span
+    slot: Position
+    """The slot that ends with the map."""
+    shard_bytes: MapBytes
+
+
 class Found(Message, frozen=True):
     """``matches`` are in the arena: ascending and disjoint. A lease covers all of them, in ``pieces``."""
 
@@ -242,7 +253,9 @@ class Found(Message, frozen=True):
     pieces: tuple[Segment, ...] = ()
     """The parts of the matches that lie in one chunk each, and where the shards of rank 0 are."""
     state: Position | None = None
-    """The slot with the state at the end of the matches, of a model with recurrent layers."""
+    """The slot with the state at the end of the exact matches, of a model with recurrent layers."""
+    maps: Annotated[tuple[FoundMap, ...], Meta(max_length=MAX_MATCHES)] = ()
+    """The maps of such a model's moved matches, each of which is a whole segment."""
     on_the_way: FoundSpans = ()
     """The parts of the prompt that only the store has. They are being fetched, and no match covers them yet."""
     staying: Annotated[tuple[NotReused, ...], Meta(max_length=MAX_MATCHES)] = ()

@@ -77,8 +77,8 @@ class Store(ABC):
 
     @abstractmethod
     def save(self, run: RunKey, span: Span, shards: Sequence[Buffer]) -> list[tuple[RunKey, Span]]:
-        """Keep the bytes of a chunk, one buffer a rank, and one more a rank where the chunk ends with a state; returns
-        what was dropped to make room.
+        """Keep the bytes of a chunk, one buffer a rank, and one more a rank where it ends with a state or a map.
+        Returns what was dropped to make room.
 
         Replaces an earlier version. The run must have been saved before, with tokens that cover the span. Raises
         StoreFailed when it cannot be written, and when it and its run are larger than ``capacity``.

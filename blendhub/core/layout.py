@@ -4,7 +4,7 @@ A *slot* holds the KV of one chunk. The shards of the ranks follow each other; n
 share a shard. A shard has a *section* for each group of layers, most models have one; a section has one part a layer
 for keys and one for values, and a part has a row a token, in which heads follow each other. A chunk with fewer tokens
 leaves the ends of its parts unused. Behind the shards of a chunk that ends with a state of recurrent layers, the states
-of the ranks follow.
+of the ranks follow; behind those of a segment's last chunk, its maps.
 """
 
 import itertools
@@ -102,6 +102,8 @@ MIN_DONOR_CONTEXT = 256
 MIN_SAVED_TOKENS = 64
 """Computed text between reused text is stored if it has so many tokens: matchers find no shorter text that has moved.
 In a prompt whose KV is all exact, shorter text is stored, too."""
+MIN_SEAM_TOKENS = 16
+"""A segment is of use behind so many tokens that are computed: they begin its text behind what now stands before."""
 
 DEFAULT_MATCHERS = (PluginChoice("prefix"), PluginChoice("rolling_hash"))
 
@@ -150,12 +152,16 @@ class Namespace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     state_layouts: Annotated[tuple[KVLayout, ...], Meta(max_length=256)] = ()
     """The layouts of recurrent layers, whose state is that of a whole prefix; ``chunk_tokens`` are the rows of one
     state. With them, KV is of use up to a state only."""
+    moves_states: bool = False
+    """Whether text of a model with recurrent layers may move: as segments, which bring maps of the states."""
 
     def __post_init__(self) -> None:
         if self.world_size % self.copies:
             raise LayoutMismatch(f"{self.world_size} ranks do not make groups of {self.copies} with the same KV")
         if len({layout.chunk_tokens for layout in (self.layout, *self.other_layouts)}) > 1:
             raise LayoutMismatch("all groups of layers must have the same chunk_tokens")
+        if self.moves_states and not self.state_layouts:
+            raise LayoutMismatch("moves_states concerns models with recurrent layers, but there are no state_layouts")
 
     @property
     def layouts(self) -> tuple[KVLayout, ...]:
@@ -191,20 +197,32 @@ class Namespace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     def state_start(self, rank: int) -> int:
         """Where a rank's state begins in the slot of a chunk that ends with one."""
-        return aligned(self.slot_bytes) + rank * aligned(self.state_bytes)
+        return self.map_start(rank, self.state_bytes)
+
+    def map_start(self, rank: int, shard_bytes: int) -> int:
+        """Where a rank's map of so many bytes begins in the slot of a segment's last chunk."""
+        return aligned(self.slot_bytes) + rank * aligned(shard_bytes)
+
+    def bytes_behind(self, provenance: Provenance, chunk_end: int) -> int:
+        """What each rank has behind the KV of a chunk: a state, the map of the segment that ends there, or nothing."""
+        if provenance.has_state:
+            return self.state_bytes
+        return provenance.map.shard_bytes if provenance.map and provenance.map.span.end == chunk_end else 0
 
     def check_stored(self, provenance: Provenance) -> None:
         """Raise InvalidInput if KV of this provenance is never stored here."""
         provenance.check_stored()
         if provenance.has_state and not (self.state_layouts and provenance.is_exact):
             raise InvalidInput("states are those of recurrent layers behind exact KV, and this KV ends with none")
+        if provenance.map and not self.moves_states:
+            raise InvalidInput("a segment is text of a model with recurrent layers that may move (moves_states)")
 
     @property
     def digest(self) -> str:
         """A name for this namespace that is the same in every process."""
         named = msgspec.to_builtins(self, order="deterministic")
         # Models without other groups and copies keep the digest under which stores have their KV.
-        for name in ("other_layouts", "state_layouts"):
+        for name in ("other_layouts", "state_layouts", "moves_states"):
             if not named[name]:
                 del named[name]
         if self.copies == 1:
@@ -229,11 +247,10 @@ class Namespace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         """The KV of one chunk, of all ranks, without copies."""
         return self.world_size // self.copies * self.shard_bytes
 
-    def slot_bytes_of(self, provenance: Provenance) -> int:
-        """What a chunk of this provenance takes: its KV, and the state that it may end with."""
-        if not provenance.has_state:
-            return self.slot_bytes
-        return self.state_start(self.world_size - 1) + self.state_bytes
+    def slot_bytes_of(self, provenance: Provenance, chunk_end: int) -> int:
+        """What a chunk of this provenance takes: its KV, and the state or the map that it may end with."""
+        behind = self.bytes_behind(provenance, chunk_end)
+        return self.map_start(self.world_size - 1, behind) + behind if behind else self.slot_bytes
 
 
 def check_same(known: Namespace, given: Namespace, owner: str) -> None:

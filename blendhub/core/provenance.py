@@ -6,7 +6,7 @@ import msgspec
 from msgspec import Meta
 
 from blendhub.core.errors import InvalidInput
-from blendhub.core.spans import NOWHERE, Position
+from blendhub.core.spans import NOWHERE, Position, Span
 
 Ratio = Annotated[float, Meta(ge=0, le=1)]
 Kind = Literal["exact", "blended", "after_blended", "by_other"]
@@ -16,6 +16,18 @@ Kind = Literal["exact", "blended", "after_blended", "by_other"]
 holds such KV. ``after_blended``: the model computed it, behind blended KV. ``by_other``: another connector
 loaded it, and it is approximate, or stands behind approximate KV; it is never stored.
 """
+
+
+MapBytes = Annotated[int, Meta(ge=1, le=2**40)]
+
+
+class StateMap(msgspec.Struct, frozen=True, array_like=True):
+    """What a segment does to the state of all recurrent layers of a model, whatever stood before it."""
+
+    span: Span
+    """The segment. It is the whole run, and of use only whole: the slot of its last chunk ends with the map."""
+    shard_bytes: MapBytes
+    """The map on one rank."""
 
 
 class Provenance(msgspec.Struct, frozen=True, array_like=True):
@@ -29,6 +41,8 @@ class Provenance(msgspec.Struct, frozen=True, array_like=True):
     computed with too little context, is of use behind its whole prefix only; ``NOWHERE`` for all of it."""
     has_state: bool = False
     """Whether each chunk ends with the state that the model's recurrent layers have behind its last token."""
+    map: StateMap | None = None
+    """Makes the run a segment: a text that moves in a model with recurrent layers."""
 
     @property
     def is_exact(self) -> bool:
@@ -44,6 +58,8 @@ class Provenance(msgspec.Struct, frozen=True, array_like=True):
         """Raise InvalidInput if such KV is never stored."""
         if self.kind == "by_other":
             raise InvalidInput("KV that another connector loaded is never stored: nothing says how it came about")
+        if self.map and (self.has_state or self.movable_from > self.map.span.start or not len(self.map.span)):
+            raise InvalidInput(f"a segment has tokens, all of which may move, and no state, but this is {self}")
 
     @property
     def is_movable(self) -> bool:

@@ -185,14 +185,13 @@ class HubState:
         rounded = self.cache.arena.extents.rounded
         erased = self.cache.erased
         assert not erased & chunks and all(chunk.pins for chunk in erased), "a deleted chunk is found, or has no reader"
-        owned += [(chunk.offset or 0, rounded(chunk.run.slot_bytes)) for chunk in in_arena | erased]
+        owned += [(chunk.offset or 0, rounded(chunk.slot_bytes)) for chunk in in_arena | erased]
         for write in self.writes.leases:
-            size = rounded(write.run.slot_bytes)
-            owned += [(slot.slot, size) for slot in write.slots[write.published :]]
+            owned += [(offset, rounded(size)) for offset, size in write.unpublished()]
         for quarantine in self.writes.quarantined.values():
             assert quarantine.waiting_for, "slots in quarantine wait for no process"
-            owned += [(offset, rounded(quarantine.size)) for offset in quarantine.offsets]
-        owned += [(offset, rounded(chunk.run.slot_bytes)) for chunk, offset in self.cache.filling.items()]
+            owned += [(offset, rounded(size)) for offset, size in quarantine.slots]
+        owned += [(offset, rounded(chunk.slot_bytes)) for chunk, offset in self.cache.filling.items()]
         free = self.cache.arena.extents.free_extents()
         assert sum(size for _, size in free) == self.cache.arena.extents.free_bytes
         _check_tiled(sorted(owned + free), self.cache.arena.extents.size)

@@ -36,7 +36,7 @@ def collect_stats(
         "arena_reserved_bytes": arena.progress.reserved,
         "arena_missing_bytes": arena.name.size - arena.progress.goal,
         "arena_free_bytes": arena.extents.free_bytes,
-        "arena_quarantined_bytes": sum(len(slots.offsets) * slots.size for slots in quarantined),
+        "arena_quarantined_bytes": sum(size for quarantine in quarantined for _, size in quarantine.slots),
         "chunks": sum(of_base["chunks"] for of_base in sums.values()),
         "chunks_in_arena": len(state.cache.policy),
         "matcher_bytes": sum(of_base["matcher_bytes"] for of_base in sums.values()),

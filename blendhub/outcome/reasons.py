@@ -18,6 +18,7 @@ class Why(StrEnum):
     SHALLOW = "shallow"
     NOT_DONATED = "not_donated"
     NO_STATE = "no_state"
+    NO_MAP = "no_map"
     ON_THE_WAY = "on_the_way"
     TOO_LITTLE = "too_little"
     TOO_MUCH = "too_much"
@@ -50,6 +51,8 @@ MESSAGES = {
     Why.SHALLOW: "it is stored only where it was computed with too little text before it (policy.min_donor_context)",
     Why.NOT_DONATED: "it is stored only of requests that may not donate (donors)",
     Why.NO_STATE: "it is stored, and behind it no state of the model's recurrent layers, from which they could go on",
+    Why.NO_MAP: "it is stored elsewhere, but not as a segment, as which alone text moves in a model with recurrent "
+    "layers",
     Why.ON_THE_WAY: "it is in the store, and was not in memory yet when the lookup had to answer (lookup_timeout_s)",
     Why.TOO_LITTLE: "it is stored, but too little could be reused (policy.min_reused_tokens)",
     Why.TOO_MUCH: "it is stored, but so much beside it is not that reuse would recompute more than 80%",

@@ -27,6 +27,7 @@ from blendhub.system.processes import ProcessId
 HOST = PluginHost.discover()
 CHUNK = 32
 LAYOUT = KVLayout(layers=2, kv_heads=1, key_dim=4, value_dim=4, dtype="float16", chunk_tokens=CHUNK)
+STATE_ROWS = KVLayout(layers=3, kv_heads=1, key_dim=99, value_dim=0, dtype="int8", chunk_tokens=8)
 MATCHERS = (PluginChoice("prefix"), PluginChoice("rolling_hash", {"min_match_tokens": 16}))
 
 

@@ -1,13 +1,13 @@
 """What a lookup must find, may find and must say, told slowly from the index's runs and the texts that were stored."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import NamedTuple
 
 import numpy as np
 
 from blendhub.client import wire
 from blendhub.contracts import RunKey
-from blendhub.core.layout import MIN_SAVED_TOKENS
+from blendhub.core.layout import MIN_SAVED_TOKENS, MIN_SEAM_TOKENS
 from blendhub.core.spans import Match, Span, gaps
 from blendhub.core.tokens import Tokens
 from blendhub.hub.index.matchers import Use
@@ -35,6 +35,9 @@ def check_found(
     """Check an answer. ``stored``: the chunks that were stored all the time, by whose runs' names ``texts`` has their
     tokens."""
     runs = {chunk.run: texts[chunk.run.key] for chunk in stored if chunk.run.key in texts}
+    if index.namespace.moves_states:
+        check_segments(index, stored, runs, prompt, found, skip_prefix)
+        return
     for match in found.matches:
         if match.run in index.runs and (run := index.runs[match.run]) in runs:
             check_kind(match, run, prompt, runs[run], settled)
@@ -51,6 +54,44 @@ def check_found(
     assert positions(part.span for part in movable) - set(range(skip_prefix)) <= used | later, "what may move is hidden"
     if settled is None and not skip_prefix and not found.on_the_way:
         check_staying(parts, prompt, found, size, {position for position, _ in told})
+
+
+def check_segments(
+    index: NamespaceIndex,
+    stored: set[Chunk],
+    runs: dict[Run, Tokens],
+    prompt: Tokens,
+    found: wire.Found,
+    skip_prefix: int,
+) -> None:
+    """Of a model with recurrent layers, without any state: the whole segments that cover most of the prompt."""
+    segments = {}
+    for run, text in runs.items():
+        span = run.provenance.map.span if run.provenance.map else Span(0, 0)
+        spans = {chunk.span for chunk in run.chunks.values() if chunk in stored}
+        if len(span) and spans.issuperset(index.namespace.chunks_of(span)):
+            segments[run.id] = text[span.start : span.end]
+    border = skip_prefix
+    for match in found.matches:
+        assert match.moved and match.span.start >= border + MIN_SEAM_TOKENS
+        if match.run in segments:
+            assert np.array_equal(prompt[match.span.start : match.span.end], segments[match.run])
+        border = match.span.end
+    assert [one.span for one in found.maps] == [match.span for match in found.matches]
+    n_found = sum(len(match.span) for match in found.matches)
+    assert found.on_the_way or n_found >= most_covered(prompt, segments.values(), skip_prefix), "a segment is hidden"
+    held = positions(part.span for run, text in runs.items() for part in stretches(run, stored, prompt, text))
+    assert positions(text.span for text in found.staying if text.code is Why.NO_MAP) <= held
+
+
+def most_covered(prompt: Tokens, texts: Collection[Tokens], border: int) -> int:
+    """The most tokens that whole texts cover, each behind a seam, told position by position."""
+    most = [0] * (len(prompt) + MIN_SEAM_TOKENS + 1)
+    for at in reversed(range(border, len(prompt))):
+        fitting = [len(text) for text in texts if np.array_equal(prompt[at : at + len(text)], text)]
+        behind_a_seam = fitting if at >= border + MIN_SEAM_TOKENS else []
+        most[at] = max([most[at + 1], *(n + most[at + n + MIN_SEAM_TOKENS] for n in behind_a_seam)])
+    return most[border] if border < len(prompt) else 0
 
 
 def check_kind(match: Match, run: Run, prompt: Tokens, text: Tokens, settled: float | None) -> None:

@@ -23,13 +23,17 @@ from blendhub.core.errors import BlendHubError, DeadlineExceeded, LeaseError, Pe
 from blendhub.core.layout import Variant
 from blendhub.core.tokens import Tokens
 from blendhub.system.processes import ProcessId
-from tests.hub.hub_direct import BASE, DirectHub, namespace, tokens
+from tests.hub.hub_direct import BASE, STATE_ROWS, DirectHub, namespace, tokens
 
 SILENCE_S = 25.0
 HARDLY_S = 0.005
 """The timeout of clients, and so how long they wait for writes that do not end."""
 
-MODELS = [namespace("a"), namespace("b", world_size=2), namespace("c", world_size=2, copies=2)]
+MODELS = [
+    *(namespace("a"), namespace("b", world_size=2), namespace("c", world_size=2, copies=2)),
+    namespace("d", world_size=2, state_layouts=(STATE_ROWS,), moves_states=True),
+]
+MAP_BYTES = 99
 SALT = "salt"
 SALTED = Variant(cache_salt=SALT)
 VARIANTS = [BASE, SALTED, Variant(lora="adapter")]
@@ -111,6 +115,7 @@ class Job:
     def __init__(self, reserved: Reservation, text: np.ndarray, variant: Variant) -> None:
         assert reserved.right
         self.right, self.slots, self.span = reserved.right, reserved.slots, reserved.span
+        self.provenance = reserved.provenance
         self.text, self.variant = text, variant
 
 
@@ -120,6 +125,11 @@ class Read(NamedTuple):
     found: wire.Found
     prompt: np.ndarray
     variant: Variant
+
+
+def map_bytes(text: np.ndarray, mark: np.uint32) -> np.ndarray:
+    """The bytes that stand for the map of a segment."""
+    return np.resize((text ^ mark).view(np.uint8), MAP_BYTES)
 
 
 class Write:
@@ -133,14 +143,18 @@ class Write:
         client = process.client
         self._slots = [slot for slot in job.slots if client.namespace.writes(process.rank, slot.span)]
         self._shards = [client.shard(slot.slot) for slot in self._slots]
+        self._map = process.map_in(job.slots[-1].slot) if job.provenance.map else None
 
     def write(self) -> None:
         for slot, shard in zip(self._slots, self._shards, strict=True):
             shard[: 4 * len(slot.span)] = (self.job.text[slot.span.start : slot.span.end] ^ self.mark).view(np.uint8)
             shard[4 * len(slot.span) :] = 0xEE
+        if self._map is not None:
+            self._map[:] = map_bytes(self.job.text[self.job.span.start : self.job.span.end], self.mark)
 
     def end(self) -> None:
         self._shards.clear()
+        self._map = None
         self._end.close()
 
 
@@ -162,6 +176,11 @@ class Process:
         """What the bytes of this rank's shards depend on besides the tokens."""
         shard = self.rank // MODELS[self.model].copies
         return np.uint32(1 + shard + 4 * self.model + 16 * VARIANTS.index(variant))
+
+    def map_in(self, slot: int) -> np.ndarray:
+        """This rank's map in a slot, in place."""
+        assert self.client.arena
+        return self.client.arena.slot(self.client.map_at(slot, MAP_BYTES), MAP_BYTES)
 
     def begin(self, job: Job) -> Write | None:
         """The right to write, if the client has it."""
@@ -231,6 +250,12 @@ class HubRules(RuleBasedStateMachine):
     def a_process(self, which: int) -> Process:
         processes = self.an_engine(which).processes
         return processes[which // 7 % len(processes)]
+
+    def an_engine_with_segments(self, which: int) -> Engine:
+        engines = [engine for engine in self.engines if engine.scheduler.client.namespace.moves_states]
+        if not engines:
+            self.join(len(MODELS) - 1)
+        return engines[which % len(engines)] if engines else self.engines[-1]
 
     def a_job(self, engine: Engine, which: int) -> Job | None:
         return engine.jobs[-1 - which // 50 % len(engine.jobs)] if engine.jobs else None

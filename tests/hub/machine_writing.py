@@ -8,10 +8,10 @@ from hypothesis.stateful import invariant, rule
 
 from blendhub.core.errors import BlendHubError
 from blendhub.core.layout import Variant
-from blendhub.core.provenance import EXACT, Provenance
+from blendhub.core.provenance import EXACT, Provenance, StateMap
 from blendhub.core.spans import NOWHERE, Span
 from tests.hub.hub_direct import BASE
-from tests.hub.machine_engines import TEXT, TEXTS, VARIANT, WHICH, Engine, HubRules, Job, Line, Write
+from tests.hub.machine_engines import MAP_BYTES, TEXT, TEXTS, VARIANT, WHICH, Engine, HubRules, Job, Line, Write
 
 PROVENANCES = [
     *(Provenance(donates_from=position) for position in (0, 32, 96, NOWHERE)),
@@ -63,6 +63,22 @@ class WritingRules(HubRules):
     @rule(which=WHICH, text=TEXT, variant=VARIANT)
     def store(self, which: int, text: int, variant: Variant) -> None:
         self.store_by(self.an_engine(which), TEXTS[text], variant)
+
+    @rule(
+        which=WHICH,
+        text=TEXT,
+        variant=VARIANT,
+        start=st.integers(0, 60),
+        length=st.integers(1, 120),
+        whole=st.booleans(),
+    )
+    def store_segment(self, which: int, text: int, variant: Variant, start: int, length: int, whole: bool) -> None:
+        engine, tokens = self.an_engine_with_segments(which), TEXTS[text][: start + length]
+        if start < len(tokens):
+            provenance = Provenance(map=StateMap(Span(start, len(tokens)), MAP_BYTES))
+            job = self.reserve_for(engine, tokens, variant, start, provenance)
+            if job and whole:
+                self.write_all(engine, job, 0.5)
 
     def store_by(self, engine: Engine, text: np.ndarray, variant: Variant = BASE) -> None:
         job = self.reserve_for(engine, text, variant)
@@ -123,7 +139,7 @@ class WritingRules(HubRules):
         lease = state.writes.leases._by_id.get(right.lease)
         held = {slot.slot for slot in lease.slots[lease.published :]} if lease else set()
         quarantine = state.writes.quarantined.get(right.lease)
-        held |= set(quarantine.offsets) if quarantine else set()
+        held |= {offset for offset, _ in quarantine.slots} if quarantine else set()
         assert {slot.slot for slot in write.job.slots} <= held, "a slot that may be written is free, or readable"
 
     @rule(which=WHICH, by_worker=st.booleans())

@@ -18,8 +18,10 @@ from blendhub.core.errors import Busy
 from blendhub.core.layout import Variant
 from blendhub.core.provenance import Provenance
 from blendhub.core.spans import Span
+from blendhub.hub.limits import CHUNKS_A_PIECE
 from harness.servers.redis_server import RedisServer, needs_redis
 from tests.hub.hub_direct import CHUNK, namespace, tokens
+from tests.hub.test_segments import SPACE, moved, store_segment
 
 pytestmark = [pytest.mark.slow, needs_redis]
 TEXT = tokens(1, 3 * CHUNK)
@@ -107,6 +109,17 @@ def test_what_one_hub_stores_is_found_on_the_other_and_bytes_that_are_gone_are_a
     fleet.until(lambda: sum(chunk.in_store for chunk in one.index.chunks()) == 5, "the writer hears of it")
     assert first.read(tokens(2, 2 * CHUNK)) == 2 * CHUNK, "the writer still has it in its arena"
     assert count(other, "fleet_gone_chunks") == 2 and count(other, "store_failures") == 0
+
+
+def test_a_segment_that_one_hub_stores_moves_with_its_map_on_the_other(fleet):
+    """It comes in several pieces, of which each hub may hear in any order."""
+    one, other = fleet.join()
+    text = tokens(1, (CHUNKS_A_PIECE + 3) * CHUNK + 5)
+    store_segment(one.join(namespace=SPACE), text, 7, len(text))
+    one.settle()
+    fleet.until_each_knows(CHUNKS_A_PIECE + 4)
+    prompt = np.concatenate([tokens(2, 60), text[7:]])
+    assert moved(other.join(namespace=SPACE), prompt, wait_s=10.0) == [Span(60, len(prompt))]
 
 
 def test_only_what_is_asked_for_again_goes_out(fleet):

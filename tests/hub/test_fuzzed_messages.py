@@ -18,11 +18,14 @@ from blendhub.core.errors import ArenaFull, BlendHubError
 from blendhub.core.layout import Namespace
 from blendhub.core.spans import Span
 from blendhub.system.processes import ProcessId
-from tests.hub.hub_direct import CHUNK, ELSEWHERE, DirectHub, namespace, tokens
+from tests.hub.hub_direct import CHUNK, ELSEWHERE, STATE_ROWS, DirectHub, namespace, tokens
 
 TEXTS = [tokens(seed, 3 * CHUNK) for seed in range(100, 120)]
 NUMBERS = (0, 1, 31, 32, 33, 64, 255, 256, 4096, 4097, 2**16, 2**32, 2**40, 2**62)
-NAMESPACES = [namespace("fuzzed"), namespace("wide", world_size=2), namespace("salted", cache_salt="x")]
+NAMESPACES = [
+    *(namespace("fuzzed"), namespace("wide", world_size=2), namespace("salted", cache_salt="x")),
+    namespace("moving", state_layouts=(STATE_ROWS,), moves_states=True),
+]
 KINDS = [
     *4 * [wire.Register],
     *6 * [wire.Lookup, wire.Reserve, wire.Commit],

@@ -36,6 +36,7 @@ from tests.hub.machine_engines import (
     Line,
     Process,
     Read,
+    map_bytes,
 )
 from tests.hub.machine_writing import WritingRules
 
@@ -107,10 +108,15 @@ class HubMachine(WritingRules):
             assert sum(len(piece.span) for piece in found.pieces) == sum(len(match.span) for match in found.matches)
             workers = [worker for worker in engine.workers if worker.client.epoch == scheduler.epoch]
             copies = [copied(worker, found) for worker in workers]
+            maps = [[worker.map_in(one.slot).copy() for one in found.maps] for worker in workers]
             if found.lease is not None:
                 scheduler.release(found.lease).result()
             for worker, shards in zip(workers, copies, strict=True):
                 check(worker, shards, prompt, variant)
+            for worker, copied_maps in zip(workers, maps, strict=True):
+                for one, copy in zip(found.maps, copied_maps, strict=True):
+                    text = prompt[one.span.start : one.span.end]
+                    assert np.array_equal(copy, map_bytes(text, worker.mark(variant))), "a map is another segment's"
 
     def look_up_all(self) -> None:
         for prompt in TEXTS:

@@ -272,11 +272,11 @@ def test_sections_do_not_overlap_and_ranks_with_the_same_kv_share_a_shard_that_o
 
 def test_namespaces_are_told_apart_by_every_field():
     layout = KVLayout(layers=1, kv_heads=1, key_dim=2, value_dim=2, dtype="int8")
-    base: dict[str, Any] = {"model": "m", "layout": layout, "world_size": 4}
+    base: dict[str, Any] = {"model": "m", "layout": layout, "world_size": 4, "state_layouts": (layout,)}
     others: dict[str, Any] = {
         **{"model": "n", "revision": "r", "weights": "w", "rotary": "x", "lora": "l", "cache_salt": "s"},
         **{"world_size": 2, "copies": 2, "matchers": (PluginChoice("prefix"),), "other_layouts": (layout,)},
-        "state_layouts": (layout,),
+        **{"state_layouts": (layout, layout), "moves_states": True},
         "layout": msgspec.structs.replace(layout, layers=2),
     }
     assert set(others) == set(Namespace.__struct_fields__)
@@ -289,6 +289,8 @@ def test_namespaces_are_told_apart_by_every_field():
         Namespace(**base, copies=3)
     with pytest.raises(LayoutMismatch, match="chunk_tokens"):
         Namespace(**base, other_layouts=(msgspec.structs.replace(layout, chunk_tokens=64),))
+    with pytest.raises(LayoutMismatch, match="moves_states"):
+        Namespace(model="m", layout=layout, moves_states=True)
     for salt, why in (("s" * 1025, "has 1,025 characters, and at most 1,024"), ("a\ud800", r"has '\\ud800' at 1")):
         with pytest.raises(InvalidInput, match=f"cache_salt {why}"):
             Variant(cache_salt=salt)

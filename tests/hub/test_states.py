@@ -9,14 +9,12 @@ from hypothesis import strategies as st
 
 from blendhub.client import wire
 from blendhub.core.errors import InvalidInput
-from blendhub.core.layout import KVLayout
 from blendhub.core.provenance import Provenance
 from blendhub.core.spans import Span
 from blendhub.outcome.reasons import NotReused, Why
-from tests.hub.hub_direct import CHUNK, LAYOUT, namespace, tokens
+from tests.hub.hub_direct import CHUNK, LAYOUT, STATE_ROWS, namespace, tokens
 
-ROWS = KVLayout(layers=3, kv_heads=1, key_dim=99, value_dim=0, dtype="int8", chunk_tokens=8)
-SPACE = namespace(state_layouts=(ROWS,))
+SPACE = namespace(state_layouts=(STATE_ROWS,))
 STATE = Provenance(has_state=True)
 
 
@@ -151,7 +149,7 @@ def test_a_state_takes_its_bytes_of_the_arena_and_goes_with_its_chunk(make_hub):
 
 @pytest.mark.parametrize("n_ranks", [1, 2])
 def test_states_come_back_from_a_store(n_ranks, make_hub, tmp_path):
-    space = namespace(state_layouts=(ROWS,), world_size=n_ranks)
+    space = namespace(state_layouts=(STATE_ROWS,), world_size=n_ranks)
     hub, text = make_hub(64, tmp_path / "store"), tokens(1, 4 * CHUNK)
 
     ranks = [hub.join(namespace=space, rank=rank) for rank in range(n_ranks)]
@@ -184,9 +182,9 @@ def test_states_are_only_of_recurrent_layers_and_behind_exact_kv(hub):
 
 
 def test_the_states_of_the_ranks_lie_behind_the_kv_of_all_and_apart():
-    space = namespace(state_layouts=(ROWS, ROWS), world_size=3)
+    space = namespace(state_layouts=(STATE_ROWS, STATE_ROWS), world_size=3)
     starts = [space.state_start(rank) for rank in range(3)]
     assert starts[0] >= space.slot_bytes == 3 * LAYOUT.shard_bytes
     assert all(end - start >= space.state_bytes for start, end in itertools.pairwise(starts))
-    assert space.slot_bytes_of(STATE) == starts[-1] + space.state_bytes
-    assert space.slot_bytes_of(Provenance()) == space.slot_bytes
+    assert space.slot_bytes_of(STATE, CHUNK) == starts[-1] + space.state_bytes
+    assert space.slot_bytes_of(Provenance(), CHUNK) == space.slot_bytes

@@ -84,6 +84,7 @@ class ReadHandlers:
             lease=lease.id if lease else None,
             pieces=lease.pieces[: len(finding.in_arena)] if lease else (),
             state=state.chunk.offset if lease and state else None,
+            maps=finding.maps if lease else (),
             on_the_way=finding.on_the_way,
             staying=tuple(finding.staying[: wire.MAX_MATCHES]),
             ratio=self.ratios.of(session.engine.base),

@@ -23,8 +23,7 @@ class WriteHandlers:
     async def reserve(self, session: Session, message: wire.Reserve, payload: Sequence[Buffer]) -> wire.Reply:
         state, provenance = self.state, message.provenance
         tokens, namespace = read_tokens(payload), session.engine.namespace.with_variant(message.variant)
-        check_reservation(tokens, message.span, namespace.slot_bytes_of(provenance), state.cache.arena)
-        namespace.check_stored(provenance)
+        check_reservation(tokens, message.span, namespace, provenance, state.cache.arena)
         index = state.indexes.find(session.engine.base, message.variant)
         start, run = message.span.start, None
         if index is None:

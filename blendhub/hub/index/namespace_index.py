@@ -6,7 +6,6 @@ import secrets
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from itertools import chain
 from typing import NamedTuple
 
 import msgspec
@@ -16,7 +15,7 @@ from blendhub.contracts import RunKey
 from blendhub.core.errors import InvalidInput
 from blendhub.core.layout import MIN_SAVED_TOKENS, Namespace
 from blendhub.core.provenance import Provenance
-from blendhub.core.spans import Match, Span, combine, gaps, touching
+from blendhub.core.spans import Match, Span, combine, gaps, join, join_spans, touching
 from blendhub.core.tokens import Tokens
 from blendhub.framework.host import PluginHost
 from blendhub.hub.index.match_queues import MatchQueue, MatchThreads
@@ -43,6 +42,11 @@ class Chunk:
         self.in_store = in_store
         self.content = content
         """A hash of the tokens, by which an eviction policy recognises a chunk that is stored again."""
+
+    @property
+    def slot_bytes(self) -> int:
+        """What its slot takes."""
+        return self.run.index.namespace.slot_bytes_of(self.run.provenance, self.span.end)
 
 
 class Run:
@@ -80,11 +84,6 @@ class Run:
         self._starts: list[int] = []
         self._hash = hashlib.blake2b(digest_size=16)
         self._hashed = 0
-
-    @property
-    def slot_bytes(self) -> int:
-        """What the slot of one of its chunks takes."""
-        return self.index.namespace.slot_bytes_of(self.provenance)
 
     def continues(self, tokens: Tokens, at: int) -> bool:
         """Whether the run ends at this position and was computed from these tokens. Part of a queue's work."""
@@ -138,6 +137,8 @@ class StoredText(NamedTuple):
     staying: list[NotReused]
     states: list[Match]
     """The chunks that end with a state of recurrent layers, which may be matched without it, too."""
+    segments: list[Match]
+    """Whole segments, which may overlap each other and the matches."""
 
 
 class NamespaceIndex:
@@ -206,10 +207,24 @@ class NamespaceIndex:
         staying = [NotReused(span, Why.SHALLOW) for span in left if len(span)]
         holes = gaps(Span(0, len(tokens)), used)
         if self.matchers.has_any(Use.STAYING) and max(map(len, holes), default=0) >= MIN_SAVED_TOKENS:
-            for match, run in chain(*self._answers(tokens, Use.STAYING)):
-                code = Why.SHALLOW if run.provenance.is_movable else Why.NOT_DONATED
-                staying += [NotReused(gap, code) for gap in gaps(match.span, touching(match.span, used))]
-        return StoredText(matches, staying, combine(states))
+            if self.namespace.moves_states:
+                # KV behind blended text that stands where it stood.
+                unmoved = [match.span for answer in self._answers(tokens, Use.SETTLED) for match, _ in answer]
+                used = join_spans([*used, *unmoved])
+            for span, code in self._staying(tokens):
+                staying += [NotReused(gap, code) for gap in gaps(span, touching(span, used))]
+        return StoredText(matches, staying, combine(states), self.matchers.segments.match(tokens))
+
+    def _staying(self, tokens: Tokens) -> Iterator[tuple[Span, Why]]:
+        """Text that is stored, but may not move, or has no map with which it could."""
+        for answer in self._answers(tokens, Use.STAYING):
+            if self.namespace.moves_states:
+                # Of one prompt, several runs may be stored: a text ends where it ended there, not where a run does.
+                texts = join(Match(match.span, 0, match.source_start, False) for match, _ in answer)
+                yield from ((text.span, Why.NO_MAP) for text in texts)
+            else:
+                for match, run in answer:
+                    yield match.span, Why.SHALLOW if run.provenance.is_movable else Why.NOT_DONATED
 
     def match(self, tokens: Tokens, settled: float | None = None) -> list[Match]:
         """The matches of these tokens, of which ``cut_at_chunks`` leaves out evicted chunks. Part of a queue's work.
@@ -276,21 +291,39 @@ class NamespaceIndex:
                 return chunk_matches[:MAX_CHUNKS]
         return chunk_matches
 
+    def parts_of_segment(self, match: Match) -> list[ChunkMatch]:
+        """What each chunk holds of a whole segment; nothing unless all of its chunks are stored."""
+        run, shift = self.runs.get(match.run), match.source_start - match.span.start
+        if run is None:
+            return []
+        spans = self.namespace.chunks_of(Span(match.source_start, match.source_start + len(match.span)))
+        # One run of another hub may be several here.
+        chunks = [chunk for span in spans if (chunk := self.find(run.key, span))]
+        if len(chunks) < len(spans):
+            return []
+        return [ChunkMatch(match, chunk.span.start - shift, chunk.span.end - shift, chunk) for chunk in chunks]
+
     def examine(self, tokens: Tokens, span: Span, run: Run | None, provenance: Provenance) -> tuple[int, bool]:
         """How much of the span needs no second copy. Part of a queue's work.
 
         Returns the position up to which exact KV of the span is stored without a gap, as much of it movable as of
         ``provenance`` says, and whether ``run`` ends at that position and has the same tokens.
         For KV that is neither exact nor movable, settled KV is as good as exact KV, however much of it was recomputed.
-        A chunk with a state is as good as one without, but not the other way round.
+        A chunk with a state is as good as one without, but not the other way round. For a segment, only the same text
+        as a whole segment will do.
         """
         reached = span.start
-        settled = None if provenance.is_exact or provenance.is_movable else 0.0
+        if provenance.map:
+            within = self.matchers.segments.match(tokens[span.start : span.end])
+            is_stored = any(len(match.span) == len(span) and self.parts_of_segment(match) for match in within)
+            return span.end if is_stored else span.start, False
+        moves = provenance.is_movable and not self.namespace.moves_states
+        settled = None if provenance.is_exact or moves else 0.0
         before = tokens[: span.end]
         for match in self.match_states(before) if provenance.has_state else self.match(before, settled):
             found = self.runs.get(match.run)
-            moves = found is not None and found.provenance.movable_from <= provenance.movable_from
-            if moves and not match.moved and match.span.start <= reached:
+            moves_as_far = found is not None and found.provenance.movable_from <= provenance.movable_from
+            if moves_as_far and not match.moved and match.span.start <= reached:
                 reached = max(reached, match.span.end)
         reached = min(reached, span.end)
         return reached, run is not None and run.continues(tokens, reached)
@@ -345,7 +378,7 @@ class NamespaceIndex:
         assert self.n_chunks == len(chunks)
         assert self.n_tokens == sum(len(chunk.span) for chunk in chunks)
         if self.queue.is_idle:
-            self.matchers.check_integrity((chunk.run.provenance, chunk.span) for chunk in chunks)
+            self.matchers.check_integrity((chunk.run.id, chunk.run.provenance, chunk.span) for chunk in chunks)
         for run in self.runs.values():
             assert run.chunks, "the index keeps a run without chunks"
             assert all(chunk.run is run and run.chunks[start] is chunk for start, chunk in run.chunks.items())

@@ -6,6 +6,8 @@ from typing import NamedTuple
 from blendhub.client.arena_view import SHM, SHM_ADVICE
 from blendhub.client.wire import Slot
 from blendhub.core.errors import ArenaFull, InvalidInput
+from blendhub.core.layout import Namespace
+from blendhub.core.provenance import Provenance
 from blendhub.core.spans import Span
 from blendhub.core.tokens import Tokens, as_tokens
 from blendhub.hub.index.namespace_index import Run
@@ -39,6 +41,11 @@ class WriteLease(Lease):
     def span(self) -> Span:
         return Span(self.slots[0].span.start, self.slots[-1].span.end)
 
+    def unpublished(self) -> list[tuple[int, int]]:
+        """The offsets and sizes of the slots that have not become chunks."""
+        size_of, provenance = self.run.index.namespace.slot_bytes_of, self.run.provenance
+        return [(slot.slot, size_of(provenance, slot.span.end)) for slot in self.slots[self.published :]]
+
     def is_written_by(self, rank: int) -> bool:
         """Whether the rank has committed the whole lease, after which it does not write."""
         return self.committed[rank] == self.span.end
@@ -50,8 +57,8 @@ class Quarantine(NamedTuple):
     The hub cannot take shared memory away from a process that maps it.
     """
 
-    offsets: list[int]
-    size: int
+    slots: list[tuple[int, int]]
+    """Their offsets and sizes."""
     waiting_for: set[int]
 
 
@@ -67,21 +74,27 @@ class WriteLeases:
     def reserve(self, id: int, session: Session, now: float, run: Run, tokens: Tokens, span: Span) -> WriteLease | None:
         """A lease on slots for the span, or for as much of its beginning as fits; None if not even one slot is free.
 
-        It ends early, too, where it has as many slots, or has evicted as many chunks, as one message may.
+        It ends early, too, where it has as many slots, or has evicted as many chunks, as one message may. For a
+        segment, which is of use only whole, there is no such lease.
         """
-        namespace, slot_bytes = run.index.namespace, run.slot_bytes
+        namespace = run.index.namespace
         slots: list[Slot] = []
         evictions = self._cache.evictions
         size = namespace.chunk_tokens
         reached = min(span.end, (span.start // size + MAX_SLOTS) * size)
         for chunk in namespace.chunks_of(Span(span.start, reached)):
-            offset = self._cache.allocate(slot_bytes)
+            offset = self._cache.allocate(namespace.slot_bytes_of(run.provenance, chunk.end))
             if offset is None:
                 break
             slots.append(Slot(chunk, offset))
             if self._cache.evictions - evictions >= MAX_CHUNKS:
                 break
         if not slots:
+            return None
+        if run.provenance.map and slots[-1].span.end < span.end:
+            # Before the last chunk, all slots are of one size.
+            for slot in slots:
+                self._cache.arena.extents.free(slot.slot, namespace.slot_bytes)
             return None
         kept = tokens[: slots[-1].span.end]
         if 2 * len(kept) < len(tokens):
@@ -110,8 +123,7 @@ class WriteLeases:
         self._end(lease)
         # The store may have all tokens of the lease, so the run must not grow with others.
         lease.run.end = max(lease.run.end, lease.span.end)
-        offsets = [slot.slot for slot in lease.slots[lease.published :]]
-        self.quarantined[lease.id] = Quarantine(offsets, lease.run.slot_bytes, waiting_for)
+        self.quarantined[lease.id] = Quarantine(lease.unpublished(), waiting_for)
         self._free_quarantined(lease.id)
 
     def stop_waiting_for(self, writer: int, lease: int | None = None) -> None:
@@ -146,16 +158,26 @@ class WriteLeases:
         if quarantine.waiting_for:
             return
         del self.quarantined[id]
-        for offset in quarantine.offsets:
-            self._cache.arena.extents.free(offset, quarantine.size)
+        for offset, size in quarantine.slots:
+            self._cache.arena.extents.free(offset, size)
 
 
-def check_reservation(tokens: Tokens, span: Span, slot_bytes: int, arena: Arena) -> None:
+def check_reservation(tokens: Tokens, span: Span, namespace: Namespace, provenance: Provenance, arena: Arena) -> None:
+    """Raise unless such KV can be stored: some of it at least, and a segment as a whole."""
+    namespace.check_stored(provenance)
     if not len(span) or span.end > len(tokens):
         raise InvalidInput(f"a reservation needs a span that is not empty within {len(tokens)} tokens, got {span}")
-    if slot_bytes > arena.progress.goal:
+    if provenance.map and provenance.map.span != span:
+        raise InvalidInput(f"a segment is reserved whole: {provenance.map.span}, not {span}")
+    what, needed = "not one chunk of this model fits", namespace.slot_bytes_of(provenance, span.end)
+    if provenance.map:
+        n_chunks = (span.end - 1) // namespace.chunk_tokens - span.start // namespace.chunk_tokens + 1
+        if n_chunks > MAX_SLOTS:
+            raise InvalidInput(f"a segment has at most {MAX_SLOTS} chunks, and {span} has {n_chunks}")
+        what, needed = f"the segment of {len(span)} tokens does not fit", needed + (n_chunks - 1) * namespace.slot_bytes
+    if needed > arena.progress.goal:
         raise ArenaFull(
-            f"not one chunk of this model fits: it takes {slot_bytes / 2**20:.1f} MiB, and the arena has "
+            f"{what}: it takes {needed / 2**20:.1f} MiB, and the arena has "
             f"{arena.progress.goal / 2**20:.1f}; give the hub a larger arena_gib or the engine smaller chunks, or make "
             f"{SHM} larger: {SHM_ADVICE}"
         )

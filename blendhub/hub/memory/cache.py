@@ -52,7 +52,7 @@ class Cache:
     def begin_filling(self, chunk: Chunk) -> int | None:
         """Allocate a slot for a chunk that is to be read from the store; None if the arena is full."""
         assert chunk.offset is None, "a chunk that has a slot is not read into another one"
-        offset = self.allocate(chunk.run.slot_bytes)
+        offset = self.allocate(chunk.slot_bytes)
         if offset is not None:
             self.filling[chunk] = offset
             self.pin(chunk)
@@ -64,16 +64,17 @@ class Cache:
         if whole:
             self.insert(chunk, offset)
         else:
-            self.arena.extents.free(offset, chunk.run.slot_bytes)
+            self.arena.extents.free(offset, chunk.slot_bytes)
 
     def shards(self, chunk: Chunk) -> list[memoryview]:
-        """The shards in a chunk's slot, and its states; while the store is being read, those of the slot to fill."""
+        """The shards in a chunk's slot, and its states or maps; while the store is being read, those of the slot to
+        fill."""
         namespace, size = chunk.run.index.namespace, chunk.run.index.namespace.shard_bytes
         offset = self.filling[chunk] if chunk.offset is None else chunk.offset
         shards = [self.arena.slot(offset + start, size) for start in range(0, namespace.slot_bytes, size)]
-        if chunk.run.provenance.has_state:
-            starts = map(namespace.state_start, range(namespace.world_size))
-            shards += [self.arena.slot(offset + start, namespace.state_bytes) for start in starts]
+        if behind := namespace.bytes_behind(chunk.run.provenance, chunk.span.end):
+            starts = [namespace.map_start(rank, behind) for rank in range(namespace.world_size)]
+            shards += [self.arena.slot(offset + start, behind) for start in starts]
         return shards
 
     def insert(self, chunk: Chunk, offset: int) -> None:
@@ -155,5 +156,5 @@ class Cache:
     def _free(self, chunk: Chunk) -> None:
         assert chunk.offset is not None
         del self._chunk_at[chunk.offset]
-        self.arena.extents.free(chunk.offset, chunk.run.slot_bytes)
+        self.arena.extents.free(chunk.offset, chunk.slot_bytes)
         chunk.offset = None

@@ -122,10 +122,11 @@ def described(stored: StoredRun) -> RunDescription:
     if description.namespace.digest != stored.key.namespace:
         raise StoreFailed("its description has another namespace than its key")
     description.namespace.check_stored(description.provenance)
-    reached = 0
+    segment = description.provenance.map
+    reached, end = (segment.span.start, segment.span.end) if segment else (0, len(stored.tokens) // 4)
     for span in stored.chunks:
         whole = description.namespace.chunks_of(span) == [span]
-        if span.start < reached or span.end > len(stored.tokens) // 4 or not whole:
+        if span.start < reached or span.end > min(end, len(stored.tokens) // 4) or not whole:
             raise StoreFailed(f"{span} of its chunks overlaps another, lies behind its tokens, or is not one chunk")
         reached = span.end
     if not stored.chunks:

@@ -117,7 +117,7 @@ class StoreWriter:
                 continue
             try:
                 await self._save(chunks)
-                rest_s = self._pace and sum(chunk.run.slot_bytes for chunk in chunks) / self._pace
+                rest_s = self._pace and sum(chunk.slot_bytes for chunk in chunks) / self._pace
             except StoreAway:
                 # At the end, since the store may refuse these chunks for ever. What was evicted meanwhile would keep
                 # the tokens of its run.

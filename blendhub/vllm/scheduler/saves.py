@@ -240,7 +240,7 @@ class SaveScheduler:
             if answer.error:
                 self._reports.unreserved(answer.error)
             elif (reservation := answer.result()).right:
-                right, has_state = reservation.right, reservation.has_state
+                right, has_state = reservation.right, reservation.provenance.has_state
                 saves.reserved += [
                     SaveJob(request.id, right, slot, (), adapter, has_state) for slot in reservation.slots
                 ]
