@@ -17,7 +17,7 @@ from tests import size
 ROOT = Path(__file__).parent.parent
 PACKAGES = [ROOT / "blendhub", *(folder for folder in ROOT.glob("plugins/*/blendhub_*") if folder.is_dir())]
 MAX_MODULES = 15
-MAX_OPTIONS = 33
+MAX_OPTIONS = 34
 MAX_ARGUMENTS = 7
 
 

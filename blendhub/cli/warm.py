@@ -5,7 +5,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
@@ -110,6 +110,13 @@ class Warming:
         self.shallow = sum(context.before < self._contexts.least for context in contexts)
         for level in (companies, contexts):
             list(self._each(self._compute, level))
+        self._make_segments(self._contexts.in_other_company(texts))
+
+    def _make_segments(self, contexts: Sequence[Context]) -> None:
+        """In models with recurrent layers, text moves that was computed behind two other texts."""
+        if contexts and self._server.needs_segments(contexts[0].prompt):
+            made = self._each(lambda context: self._server.needs_segments(context.prompt, store=True), contexts)
+            print(f"{sum(made):,} documents became segments, computed behind other text once more", file=sys.stderr)
 
     def missing(self) -> int:
         """How many of the first contexts are not stored now."""

@@ -101,9 +101,11 @@ class HubClient(HubSession):
         """Where in the arena this rank's state begins, in the slot of a chunk that ends with one."""
         return slot + self.namespace.state_start(self.rank)
 
-    def map_at(self, slot: int, shard_bytes: int) -> int:
-        """Where in the arena this rank's map begins, in the slot of a segment's last chunk."""
-        return slot + self.namespace.map_start(self.rank, shard_bytes)
+    def map_of(self, slot: int, shard_bytes: int) -> ByteArray:
+        """This rank's map in the slot of a segment's last chunk, in place."""
+        if self.arena is None:
+            raise HubError("this client is not registered; call register first")
+        return self.arena.slot(slot + self.namespace.map_start(self.rank, shard_bytes), shard_bytes)
 
     # Writing.
 

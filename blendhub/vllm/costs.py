@@ -59,6 +59,8 @@ class Costs(msgspec.Struct, frozen=True, kw_only=True):
     load: Cost
     engine_tokens: int
     """The most tokens of a forward."""
+    token_bytes: float
+    """The KV of a token on one rank."""
     step: float = 0.0
     """A step of vLLM in which it computes nothing of the prompt."""
 
@@ -69,7 +71,8 @@ class Costs(msgspec.Struct, frozen=True, kw_only=True):
         if not claim.matches:
             return computing
         moved, holes = claim.moved, claim.holes
-        loaded = total(claim.exact) + total(claim.settled) + total(moved)
+        of_maps = sum(map.shard_bytes for map in claim.maps) / self.token_bytes
+        loaded = total(claim.exact) + total(claim.settled) + total(moved) + of_maps
         reusing = LOAD_STEPS * self.step + self.load.seconds(self.load.token * loaded)
         if moved and 0 < ratio < 1:
             reusing += self.probe.seconds(self.probe.sum([Span(0, claim.end)]))

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from blendhub.client.wire import FoundMap
 from blendhub.contracts import Segment
 from blendhub.core.spans import Match, Span, gaps, total
 from blendhub.outcome.reasons import NotReused, Why
@@ -27,6 +28,10 @@ class Decision(msgspec.Struct, frozen=True):
     """The matches to load: ascending, each with tokens at or after ``start``."""
     ratio: float
     """The share of moved tokens to recompute."""
+    maps: tuple[FoundMap, ...] = ()
+    """Of a model with recurrent layers: the map of the states over each moved match."""
+    segments: tuple[Span, ...] = ()
+    """The spans of which maps are made while they are computed, ascending."""
 
     @property
     def recomputes(self) -> bool:
@@ -50,6 +55,11 @@ class Decision(msgspec.Struct, frozen=True):
     @property
     def exact(self) -> list[Span]:
         return [clipped(match.span, self._claimed) for match in self.matches if match.exact]
+
+    @property
+    def state_end(self) -> int:
+        """The position up to which the state of recurrent layers is loaded, or vLLM has it."""
+        return max((span.end for span in self.exact), default=self.start)
 
     @property
     def settled(self) -> list[Span]:

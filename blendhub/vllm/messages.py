@@ -63,14 +63,15 @@ class Adapter(msgspec.Struct, frozen=True):
 class LoadSource(msgspec.Struct, frozen=True):
     """Where a load's KV lies, and the right to read it."""
 
-    lease: int
-    """The lease of the lookup. Workers release it when all ranks have copied; the scheduler does if the load fails."""
+    lease: int | None
+    """The lease of the lookup. Workers release it when all ranks have copied; the scheduler does if the load fails.
+    None: nothing is read under one."""
     epoch: int
     """The epoch of the hub that gave the lease."""
     pieces: tuple[Segment, ...]
     """What to load of the decision's matches, chunk by chunk, with the places of rank 0's shards."""
     state: int | None = None
-    """The slot with the state to load, behind the last match."""
+    """The slot with the state to load, behind the last exact match."""
 
 
 class LoadJob(msgspec.Struct, frozen=True):
@@ -81,7 +82,7 @@ class LoadJob(msgspec.Struct, frozen=True):
     """The whole prompt: a selector may look at the question, which comes after the decision's end."""
     blocks: tuple[npt.NDArray[np.int64], ...]
     """The request's blocks in each block table that vLLM keeps for it, with those borrowed until it is loaded; of a
-    table of recurrent layers, the one block for the state."""
+    table of recurrent layers, the block for the state, and behind it the one with the state to begin with, if any."""
     decision: Decision
     source: LoadSource
     adapter: Adapter | None = None
@@ -145,6 +146,8 @@ class SaveJob(msgspec.Struct, frozen=True):
     """The adapter that the KV was computed with."""
     has_state: bool = False
     """Whether the chunk ends with a state."""
+    map_bytes: int = 0
+    """The bytes of the map with which the chunk ends, on one rank."""
 
 
 @dataclass(kw_only=True)
@@ -182,6 +185,8 @@ class LoadResult(msgspec.Struct, frozen=True, kw_only=True):
     recomputed: tuple[Span, ...] = ()
     """The moved tokens that were recomputed."""
     holes: int = 0
+    segments: tuple[tuple[Span, int], ...] = ()
+    """The segments whose maps were made, and the bytes of each on one rank."""
     load_seconds: float = 0.0
     """The seconds until the KV was copied."""
     probe_seconds: float = 0.0

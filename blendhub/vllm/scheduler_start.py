@@ -179,6 +179,7 @@ class SchedulerStart(SchedulerSide):
             other_layouts=support.layouts[1:],
             matchers=settings.matchers,
             state_layouts=support.state_layouts,
+            moves_states=bool(support.state_layouts) and support.blends,
         )
         facts = StartupFacts(
             settings=settings,

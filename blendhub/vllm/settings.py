@@ -41,6 +41,13 @@ class ReusePolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             "the loaded model decide"
         ),
     ] = None
+    moves_states: Annotated[
+        bool,
+        Meta(
+            description="whether text moves in models with recurrent layers, too: by maps of their states, which no "
+            "repair, doubt or audit looks after; measure what your model's answers lose with blendhub advise first"
+        ),
+    ] = False
     min_donor_context: Annotated[
         int,
         Meta(

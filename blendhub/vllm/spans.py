@@ -46,6 +46,15 @@ def cut(spans: Sequence[Span], n_tokens: int) -> list[Span]:
     return taken
 
 
+def cut_at(spans: Sequence[Span], borders: Sequence[int]) -> list[Span]:
+    """The spans, cut at these ascending positions."""
+    parts: list[Span] = []
+    for span in spans:
+        within = [span.start, *(border for border in borders if span.start < border < span.end), span.end]
+        parts += map(Span, within, within[1:])
+    return parts
+
+
 def behind(spans: Sequence[Span], position: int) -> list[Span]:
     """The parts of the spans at or after this position."""
     return [Span(max(span.start, position), span.end) for span in spans if span.end > position]

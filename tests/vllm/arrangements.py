@@ -6,6 +6,7 @@ while the engine waits. Tests import this module without vLLM: each function imp
 
 import gc
 import importlib
+import itertools
 import multiprocessing
 import os
 from collections import Counter
@@ -16,12 +17,10 @@ from typing import Any, cast
 import numpy as np
 
 from blendhub import Span
-from harness.engines import Engine
+from harness.engines import Engine, dummy_weights
 
 COUNTS: Counter[str] = Counter()
 """The counts that functions of this module keep in an engine's process."""
-GAIN = 250.0
-"""vLLM draws dummy weights between -1e-3 and 1e-3."""
 KEPT: dict[str, Any] = {}
 """What functions have replaced in an engine's process, by name."""
 
@@ -64,26 +63,9 @@ def count_drafts() -> None:
     scheduler.make_spec_decoding_stats = count
 
 
-def draw_wide_weights(by_device: str = "") -> None:
-    """Have vLLM draw large dummy weights, and norms of 1; ``by_device``: and chosen tokens attend by the device.
-
-    With vLLM's own dummy weights, answers hardly depend on what tokens attend to. Recurrent states last.
-    """
-    from vllm.model_executor.model_loader.dummy_loader import DummyModelLoader
-
-    load = DummyModelLoader.load_weights
-
-    def load_wide(self: Any, model: Any, *others: Any) -> None:
-        load(self, model, *others)
-        for name, weights in model.named_parameters():
-            if "norm" in name:
-                weights.data.fill_(1.0)
-            elif "A_log" in name:
-                weights.data.fill_(-4.0)
-            elif weights.is_floating_point():
-                weights.data.mul_(GAIN)
-
-    DummyModelLoader.load_weights = load_wide  # type: ignore[assignment]
+def draw_wide_weights(by_device: str = "", gain: str = "") -> None:
+    """Have vLLM draw large dummy weights; ``by_device``: and chosen tokens attend by the device."""
+    dummy_weights.draw_wide_weights(gain)
     if by_device:
         attend_on_device()
 
@@ -210,6 +192,58 @@ def attend_on_device() -> None:
     choice._compared = lambda *given: (compared(*given), (0.0, 1.0))[1]
 
 
+def note_states() -> None:
+    """Keep the states of recurrent layers that the last load of an engine has ended with."""
+    from blendhub.vllm.worker.connector_worker import ConnectorWorker
+
+    finish: Any = ConnectorWorker._finish
+
+    def noted(self: Any, load: Any, result: Any) -> None:
+        job = load.job
+        KEPT["states"] = _states(self._context.model, job.blocks), job.tokens[: job.decision.end]
+        finish(self, load, result)
+
+    setattr(ConnectorWorker, "_finish", noted)  # noqa: B010
+
+
+def error_of_states() -> tuple[float, float]:
+    """How far the noted states are off from those of the same tokens, all of which the model computes: relative to
+    these, the worst layer. And how far off these are, computed in two parts."""
+    import torch
+    from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+    from blendhub.vllm.model.recompute_set import RecomputeSet, RequestTokens
+    from blendhub.vllm.model.states.state_path import StatePath
+
+    connector: Any = get_kv_transfer_group()
+    model = connector._worker._context.model
+    noted, tokens = KEPT["states"]
+    tables = [np.arange(1, model.n_blocks)[: 1 + len(tokens) // size] for size in model.block_sizes]
+    for table in {table for table, _ in model.recurrent.values()}:
+        tables[table] = np.array([model.n_blocks - 1 - table])  # groups share the memory of their blocks
+
+    def computed(*borders: int) -> list[torch.Tensor]:
+        for start, end in itertools.pairwise(borders):
+            part = RequestTokens(tokens, tables, [Span(start, end)], StatePath(start, end))
+            model.forward(RecomputeSet([part]))
+        return _states(model, tables)
+
+    def error(states: list[torch.Tensor]) -> float:
+        return max(float((a - b).norm() / b.norm()) for a, b in zip(states, whole, strict=True))
+
+    n = len(tokens)
+    whole = computed(0, n)
+    return error(noted), error(computed(0, n // 3, n))
+
+
+def _states(model: Any, tables: Any) -> list[Any]:
+    return [
+        part[int(tables[table][0])].float().clone()
+        for name, (table, _) in model.recurrent.items()
+        for part in model.layer(name).kv_cache
+    ]
+
+
 # Of the hub
 
 
@@ -259,19 +293,19 @@ def signal_the_hub(order: str) -> None:
 # Of ranks
 
 
-def ranks(place: str = "", wide: str = "") -> None:
+def ranks(place: str = "", gain: str = "") -> None:
     """Ranks are forked from the engine's process, which has imported vLLM, instead of importing it each.
 
     ``place``: a folder in which a file named like a rank orders what happens to it: its next "copy" to pages fails, or
     its next "forward" finds no memory. Copies end late there, on each rank at another time, those of the layers that
-    probes read before the others; it is told if the engine waits for one, and if it probes beside one. ``wide``: large
-    weights.
+    probes read before the others; it is told if the engine waits for one, and if it probes beside one. ``gain``: of
+    dummy weights.
     """
     import torch
 
     executor: Any = importlib.import_module("vllm.v1.executor.multiproc_executor")
-    if wide:
-        draw_wide_weights()
+    if gain:
+        dummy_weights.draw_wide_weights(gain)
     if place:
         _obey_orders(Path(place))
     start_worker = executor.WorkerProc.worker_main

@@ -144,6 +144,7 @@ COSTS = Costs(
     probe=Cost(UNIT / 100, measured=((20 * UNIT, 20 * UNIT),)),
     recompute=Cost(UNIT, measured=((10 * UNIT, 10 * UNIT),)),
     load=Cost(UNIT / 100, measured=((UNIT, UNIT),)),
+    token_bytes=1000.0,
     engine_tokens=1000,
     step=5 * UNIT,
 )

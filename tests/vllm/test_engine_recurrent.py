@@ -11,11 +11,11 @@ import pytest
 
 from blendhub.hub.config import StoreChoice
 from harness.engines import Engine, disagreement
+from harness.engines.shapes import LFM2, QWEN3_NEXT
 from harness.waiting import wait_until
 from tests.hub.processes import HubProcess
 from tests.vllm.arrangements import arrange, draw_wide_weights, fail_loads, inside, ranks, stored_states
 from tests.vllm.conftest import SETTINGS, TOLERANCE, drawn
-from tests.vllm.shapes import LFM2, QWEN3_NEXT
 from tests.vllm.test_engine_ranks import RANKS
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -122,7 +122,7 @@ def test_a_text_whose_state_is_not_stored_says_so(texts, tmp_path):
 def test_each_rank_has_its_own_shard_of_the_state(texts, tmp_path):
     document = texts.new(550)
     prompt = [*document, *texts.new(9)]  # it ends soon behind the state, which it forgets
-    with start(tmp_path, QWEN3_NEXT, **RANKS, arrange=arrange(ranks, "", "wide")) as engine:
+    with start(tmp_path, QWEN3_NEXT, **RANKS, arrange=arrange(ranks, "", "250")) as engine:
         engine.one(document)
         own = engine.one(prompt, tokens=10, mode="off", store=False)
         engine.forget()

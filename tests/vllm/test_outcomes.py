@@ -36,6 +36,7 @@ SLOW = Costs(
     recompute=Cost(0.0, measured=((5000.0, 5000.0),)),
     load=FREE,
     engine_tokens=1000,
+    token_bytes=1000.0,
 )
 """A forward of a blend takes longer than to compute the whole prompt."""
 

@@ -21,7 +21,9 @@ from blendhub.vllm.scheduler.request.terms import is_plain
 from blendhub.vllm.watching.stats import AuditRecord
 from tests.vllm.played_engine import NAMESPACE, SETTINGS, played_engine, text
 
-FAST = Costs(prefill=Cost(1e-9), probe=Cost(1e-9), recompute=Cost(1e-9), load=Cost(1e-9), engine_tokens=4096)
+FAST = Costs(
+    prefill=Cost(1e-9), probe=Cost(1e-9), recompute=Cost(1e-9), load=Cost(1e-9), engine_tokens=4096, token_bytes=1000.0
+)
 """Of a repair that costs nothing."""
 ALWAYS = msgspec.structs.replace(SETTINGS, repair="always")
 PROMPT = text(1, 32) + text(0, 96) + text(2, 21)

@@ -20,7 +20,9 @@ PROMPT = text(1, 32) + text(0, 96) + text(2, 21)
 FIRST, N = 32, len(PROMPT)
 """The first approximate token, and the end of the prompt."""
 SECOND = Cost(0.01)
-COSTS = Costs(prefill=SECOND, probe=Cost(1e-9), recompute=SECOND, load=Cost(1e-9), engine_tokens=4096)
+COSTS = Costs(
+    prefill=SECOND, probe=Cost(1e-9), recompute=SECOND, load=Cost(1e-9), engine_tokens=4096, token_bytes=1000.0
+)
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from blendhub.core.layout import MIN_DONOR_CONTEXT, KVLayout, Namespace, Variant
 from blendhub.core.provenance import Provenance
 from blendhub.core.spans import NOWHERE, Span, total
 from blendhub.hub.embedded import HubInThread
+from blendhub.outcome.reasons import Why
 
 LAYOUT = KVLayout(layers=1, kv_heads=1, key_dim=4, value_dim=4, dtype="float16", chunk_tokens=64)
 LONGEST = 1000
@@ -28,6 +29,8 @@ class SmallServer(ThreadingHTTPServer):
         self.url = f"http://127.0.0.1:{self.server_address[1]}"
         self.has_template = self.has_blendhub = self.has_models = True
         """Whether its model has a chat template, its answers a report, and its list of models is one."""
+        self.has_recurrent_layers = False
+        """Whether it says of each prompt that may move text that the text is no segment yet."""
         self.computed: list[Any] = []
         """The texts and chats of which something was computed and stored."""
         self.seconds = 0.0
@@ -78,7 +81,7 @@ class SmallServer(ThreadingHTTPServer):
         with self._lock:
             return [self._words.setdefault(word, len(self._words)) for word in prompt.replace("\n\n", " | ").split()]
 
-    def _complete(self, prompt: Any, tokens: np.ndarray, body: dict[str, Any]) -> dict[str, int]:
+    def _complete(self, prompt: Any, tokens: np.ndarray, body: dict[str, Any]) -> dict[str, Any]:
         variant = Variant(cache_salt=body.get("cache_salt", ""))
         exact = self._client.preview(tokens, variant=variant).result().exact_tokens
         settings = body["kv_transfer_params"]["blendhub"]
@@ -88,7 +91,9 @@ class SmallServer(ThreadingHTTPServer):
             if reserved.right:
                 self._client.commit(reserved.right, reserved.span.end).result()
                 self.computed.append(prompt)
-        return {"engine_tokens": 0, "exact_tokens": min(exact, len(tokens) - 1)}
+        report = {"engine_tokens": 0, "exact_tokens": min(exact, len(tokens) - 1)}
+        lacks_map = self.has_recurrent_layers and settings.get("mode") != "exact"
+        return report | ({"reason": f"80 tokens are not moved: {Why.NO_MAP.message}"} if lacks_map else {})
 
 
 class _Handler(BaseHTTPRequestHandler):

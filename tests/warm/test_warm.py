@@ -67,6 +67,15 @@ def test_each_document_is_computed_behind_others_from_where_it_moves_for_each_sa
     assert "28 contexts were stored" in warm(longer), "added documents change no other's company"
 
 
+def test_with_recurrent_layers_each_document_is_computed_once_more_behind_another_than_before(server, warm, tmp_path):
+    server.has_recurrent_layers = True
+    warm(write(tmp_path / "docs.jsonl", 24))
+    contents = [prompt[1]["content"].split("\n\n") for prompt in server.computed]
+    before, again = contents[4:28], contents[28:]
+    assert sorted(content[-1] for content in again) == sorted(content[-1] for content in before)
+    assert {tuple(content[-2:]) for content in again}.isdisjoint(tuple(content[-2:]) for content in before)
+
+
 def test_a_small_corpus_is_computed_as_far_behind_as_it_goes_and_the_output_says_so(server, warm, tmp_path):
     data = write(tmp_path / "docs.jsonl", 4)
     said = warm(data, code=3)

@@ -130,6 +130,18 @@ class Contexts:
         ]
         return together, contexts
 
+    def in_other_company(self, alone: Sequence[Context]) -> list[Context]:
+        """Each document directly behind another one than before."""
+        companies = companies_of([context.tokens for context in alone], self.least)
+        n = len(alone)
+        others = [
+            company[::-1] if len(company) > 1 else tuple({(number + step) % n for step in (1, 2)} - {number, *company})
+            for number, company in enumerate(companies)
+        ]
+        return [
+            self._behind(company, context, alone) for company, context in zip(others, alone, strict=True) if company
+        ]
+
     def _behind(self, company: Sequence[int], context: Context, alone: Sequence[Context]) -> Context:
         texts = [alone[number].text for number in company]
         before = context.before + sum(alone[number].tokens for number in company)

@@ -8,6 +8,7 @@ import httpx
 import msgspec
 
 from blendhub.core.errors import BlendHubError, InvalidInput
+from blendhub.outcome.reasons import Why
 from blendhub.system.served_vllm import transfer_config
 
 T = TypeVar("T")
@@ -43,9 +44,21 @@ class Server:
 
     def compute(self, prompt: Prompt, *, store: bool = True) -> int:
         """Compute a prompt, behind nothing blended; others may move what is stored. Returns how much was not reused."""
+        n_tokens, report = self._computed(prompt, {"mode": "exact", "store": store, "donate": store})
+        reused: int = sum(report.get(f"{kind}_tokens", 0) for kind in ("engine", "exact", "settled", "moved"))
+        return n_tokens - reused
+
+    def needs_segments(self, prompt: Prompt, *, store: bool = False) -> bool:
+        """Whether some of a prompt's text was computed behind other text, and moves only when it is a segment, as in
+        models with recurrent layers. ``store``: it becomes one."""
+        _, report = self._computed(prompt, {"store": store, "donate": store})
+        return Why.NO_MAP.message in report.get("reason", "")
+
+    def _computed(self, prompt: Prompt, settings: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        """The tokens of a prompt, and BlendHub's report of it."""
         what, path = ("prompt", "completions") if isinstance(prompt, str) else ("messages", "chat/completions")
         body = {"model": self.model, what: prompt, "max_tokens": 1, "temperature": 0}
-        body["kv_transfer_params"] = {"blendhub": {"mode": "exact", "store": store, "donate": store}}
+        body["kv_transfer_params"] = {"blendhub": settings}
         if self._salt:
             body["cache_salt"] = self._salt
         n_tokens, params = self._ask(
@@ -60,8 +73,7 @@ class Server:
                 f"the server at {self.url} answers without a report of BlendHub: start vLLM with "
                 f"--kv-transfer-config '{msgspec.json.encode(transfer_config({})).decode()}'"
             )
-        reused: int = sum(report.get(f"{kind}_tokens", 0) for kind in ("engine", "exact", "settled", "moved"))
-        return n_tokens - reused
+        return n_tokens, report
 
     def _ask(self, method: str, path: str, body: Any, read: Callable[[Any], T]) -> T:
         """What ``read`` finds in the answer."""

@@ -1,7 +1,7 @@
 """Attention metadata for BlendHub's own forwards, from builders whose memory no kernel reads any more."""
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from functools import partial
@@ -11,8 +11,10 @@ import numpy as np
 import torch
 from vllm.config import CUDAGraphMode, VllmConfig, set_current_vllm_config
 from vllm.v1.attention.backend import CommonAttentionMetadata
+from vllm.v1.kv_cache_interface import MambaSpec
 from vllm.v1.worker.utils import AttentionGroup
 
+from blendhub.core.spans import Span
 from blendhub.vllm.model.platform import Platform
 from blendhub.vllm.model.recompute_set import RecomputeSet
 from blendhub.vllm.model.runner import Runner
@@ -35,8 +37,11 @@ class AttentionMetadata:
         row_bytes = 4 * sum(platform.table_width(-(-longest // size), size) for size in self._block_sizes)
         most = max(SPANS, config.scheduler_config.max_num_seqs)
         most = max(1, min(most, TABLE_BYTES // row_bytes))
-        self._groups = list(_private_groups(runner, platform, _config_of_forwards(config, most)))
-        """The groups of layers, each with the number of its block table."""
+        private = list(_private_groups(runner, platform, _config_of_forwards(config, most)))
+        self._groups = [(table, group) for table, group in private if not _keeps_states(group)]
+        """The groups of attention layers, each with the number of its block table."""
+        self._state_groups = [(table, group) for table, group in private if _keeps_states(group)]
+        """The groups of recurrent layers."""
         groups = [group.first for _, group in self._groups]
         self.layer_names = [name for group in groups for name in group.layer_names]
         self.max_spans = max(1, min([most, *map(_most_contexts, groups)]))
@@ -48,12 +53,37 @@ class AttentionMetadata:
 
         ``slots``: those of the tokens in each block table.
         """
-        spans = chosen.spans
+        end = max(span.end for span in chosen.spans)
+        tables = {number: self._table(chosen, number, end) for number, _ in self._groups}
+        return self._built(self._groups, chosen.spans, positions, tables, slots)
+
+    def of_states(self, span: Span, blocks: Mapping[int, int], slots: Sequence[torch.Tensor]) -> dict[str, Any]:
+        """The metadata for each recurrent layer, as of a request with this span alone.
+
+        ``blocks``: the block with its state in each table of such layers.
+        """
+        rows = {
+            table: np.full((1, self._platform.table_width(-(-span.end // size), size)), blocks[table], np.int32)
+            for table, size in enumerate(self._block_sizes)
+            if table in blocks
+        }
+        tables = {table: self._platform.to_device(row, self._device) for table, row in rows.items()}
+        positions = torch.arange(span.start, span.end, device=self._device)
+        return self._built(self._state_groups, [span], positions, tables, slots)
+
+    def _built(
+        self,
+        groups: Sequence[tuple[int, "OwnGroup"]],
+        spans: Sequence[Span],
+        positions: torch.Tensor,
+        tables: Mapping[int, torch.Tensor],
+        slots: Sequence[torch.Tensor],
+    ) -> dict[str, Any]:
         starts = np.zeros(len(spans) + 1, np.int32)
         np.cumsum([len(span) for span in spans], out=starts[1:])
         ends = np.array([span.end for span in spans], np.int32)
         starts_here, ends_here = torch.from_numpy(starts), torch.from_numpy(ends)
-        tables = [self._table(chosen, number, int(ends.max())) for number in range(len(self._block_sizes))]
+        first = groups[0][0]
         common = CommonAttentionMetadata(
             query_start_loc=self._platform.to_device(starts, self._device),
             query_start_loc_cpu=starts_here,
@@ -63,14 +93,14 @@ class AttentionMetadata:
             num_actual_tokens=int(starts[-1]),
             max_query_len=int(np.diff(starts).max()),
             max_seq_len=int(ends.max()),
-            block_table_tensor=tables[0],
-            slot_mapping=slots[0],
+            block_table_tensor=tables[first],
+            slot_mapping=slots[first],
             causal=True,
             positions=positions,
             is_prefilling=torch.ones(len(spans), dtype=torch.bool),
         )
         by_layer: dict[str, Any] = {}
-        for number, group in self._groups:
+        for number, group in groups:
             mine = replace(common, block_table_tensor=tables[number], slot_mapping=slots[number])
             metadata = group.build(partial(self._platform.build, common=mine))
             by_layer |= dict.fromkeys(group.first.layer_names, metadata)
@@ -150,6 +180,10 @@ def _is_host_memory(member: Any) -> bool:
     if isinstance(member, torch.Tensor):
         return member.device.type == "cpu" and member.numel() > 0
     return isinstance(member, np.ndarray)
+
+
+def _keeps_states(group: OwnGroup) -> bool:
+    return isinstance(group.first.kv_cache_spec, MambaSpec)
 
 
 def _private_groups(runner: Runner, platform: Platform, config: VllmConfig) -> Iterator[tuple[int, OwnGroup]]:

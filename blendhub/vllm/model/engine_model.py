@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,13 +15,16 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec
 
 from blendhub.contracts import AttentionRules, ChosenAttention, ChosenTokens
 from blendhub.core.errors import Unsupported
+from blendhub.core.spans import Span
 from blendhub.vllm.model.attention_metadata import AttentionMetadata
 from blendhub.vllm.model.drafter import Drafter
 from blendhub.vllm.model.own_layers import Attend, own_attention, rules_of
 from blendhub.vllm.model.platform import Platform, Tensors
-from blendhub.vllm.model.recompute_set import RecomputeSet, pages_in
+from blendhub.vllm.model.recompute_set import Blocks, RecomputeSet, pages_in
 from blendhub.vllm.model.runner import Runner
 from blendhub.vllm.model.sampling import Look
+from blendhub.vllm.model.states.recurrent_layers import SCRATCH, RecurrentLayer, SpanStates, recurrent_layer
+from blendhub.vllm.model.states.state_path import own_recurrence, steps_of
 
 
 class StopForward(Exception):
@@ -151,9 +154,13 @@ class EngineModel:
         return self._platform.slots(chosen.slots(self.block_sizes[table], table), self.device)
 
     def slots_of_tables(self, chosen: RecomputeSet) -> list[torch.Tensor]:
-        """The slots of the tokens in each block table."""
-        sizes = enumerate(self.block_sizes)
-        return [self._platform.slots(chosen.slots(size, table), self.device) for table, size in sizes]
+        """The slots of the tokens in each block table; none in those of recurrent layers."""
+        of_states = {table for table, _ in self.recurrent.values()}
+        none = np.zeros(0, np.int64)
+        return [
+            self._platform.slots(none if table in of_states else chosen.slots(size, table), self.device)
+            for table, size in enumerate(self.block_sizes)
+        ]
 
     def to_device(self, numbers: npt.NDArray[Any]) -> torch.Tensor:
         """The numbers on the model's device, without waiting for it."""
@@ -182,7 +189,11 @@ class EngineModel:
             def attending() -> AbstractContextManager[None]:
                 return own_attention(self.layer_names, attend) if attend else nullcontext()
 
-            with self._forward_context(chosen, pretended, metadata, by_layer) as inputs, attending():
+            with (
+                self._forward_context(chosen, pretended, metadata, by_layer) as inputs,
+                attending(),
+                self._own_recurrence(chosen, slots),
+            ):
                 hidden = self._runner.forward(**inputs)
             if self._drafter:
                 ids, behind = self.to_device(chosen.ids), self.to_device(chosen.ids_behind)
@@ -211,6 +222,40 @@ class EngineModel:
             attention.begin(ChosenTokens(chosen.positions, chosen.token_owners, pages, readable))
             attend_in |= {name: partial(attention.attend, number) for number, name in enumerate(layers)}
         return attend_in
+
+    @cached_property
+    def recurrent_layers(self) -> list[RecurrentLayer]:
+        """The model's recurrent layers, in its order. Raises Unsupported for layers of which no map can be made."""
+        return [recurrent_layer(name, self.layer(name)) for name in sorted(self.recurrent, key=_layer_order)]
+
+    def copy_states(self, tables: Sequence[Blocks]) -> None:
+        """Have the first block of each table of recurrent layers hold the state of the second, if there is one."""
+        with torch.inference_mode():
+            for name, (table, _) in self.recurrent.items():
+                for block, source in [tables[table]] if len(tables[table]) > 1 else ():
+                    for states in self.layer(name).kv_cache:
+                        states[block].copy_(states[source])
+
+    def _own_recurrence(self, chosen: RecomputeSet, slots: Sequence[torch.Tensor]) -> AbstractContextManager[None]:
+        """The recurrent layers compute one span of a request after another."""
+        if not self.recurrent:
+            return nullcontext()
+
+        def states_of(owner: int, span: Span) -> dict[str, SpanStates]:
+            part = chosen.parts[owner]
+            blocks = {table: int(part.tables[table][0]) for table, _ in self.recurrent.values()}
+            metadata = self._metadata.of_states(span, blocks, slots)
+            is_in_map = any(making.span.start <= span.start < making.span.end for making in paths[owner].making)
+            scratch = self._metadata.of_states(span, dict.fromkeys(blocks, SCRATCH), slots) if is_in_map else metadata
+            return {
+                name: SpanStates(blocks[table], metadata[name], scratch[name])
+                for name, (table, _) in self.recurrent.items()
+            }
+
+        paths = [part.path for part in chosen.parts if part.path]
+        assert len(paths) == len(chosen.parts), "a model with recurrent layers computes nothing without a state"
+        steps = steps_of(chosen.owners.tolist(), chosen.spans, paths, states_of)
+        return own_recurrence(self.recurrent_layers, steps)
 
     def _over_pages(self, chosen: RecomputeSet) -> Attend:
         attend_in = self.begin_attention(chosen)

@@ -8,6 +8,7 @@ import numpy.typing as npt
 
 from blendhub.core.spans import Span
 from blendhub.core.tokens import Tokens
+from blendhub.vllm.model.states.state_path import StatePath
 
 Blocks = npt.NDArray[np.int64]
 
@@ -22,9 +23,11 @@ class RequestTokens(NamedTuple):
 
     tokens: Tokens
     tables: Sequence[Blocks]
-    """The prompt's blocks in each of the model's block tables."""
+    """The prompt's blocks in each of the model's block tables; in those of recurrent layers, the one with its state."""
     spans: Sequence[Span]
     """The spans of the prompt; disjoint."""
+    path: StatePath | None = None
+    """The way of its state, in models with recurrent layers."""
 
 
 class RecomputeSet:

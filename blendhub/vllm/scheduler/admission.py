@@ -49,6 +49,7 @@ class Admission:
         self._stores = settings.store and role != "kv_consumer"
         self._settings = settings
         self._support = support
+        self._has_states = bool(support.state_layouts)
         self._noted: set[str] = set()
         ratio = settings.recompute_ratio
         self._finds_ratio = ratio == "auto"
@@ -85,7 +86,7 @@ class Admission:
             variant=variant,
             adapter=adapter,
             mode=mode,
-            ratio=self.usual_ratio if overrides.recompute_ratio is None else overrides.recompute_ratio,
+            ratio=self._ratio(overrides),
             teaches=self._finds_ratio and overrides.recompute_ratio is None and not request.cache_salt,
             stores=self._stores and overrides.store and not _why_unsupported(request),
             donates_from=self._settings.policy.min_donor_context
@@ -98,10 +99,16 @@ class Admission:
             fills_holes=blends and mode != "contiguous",
             repair=overrides.repair or self._settings.repair,
             doubt=self._doubt(request, overrides),
-            repairable=blends and not is_split(request.kv_transfer_params),
+            repairable=blends and not self._has_states and not is_split(request.kv_transfer_params),
             received_from=overrides.approximate_from if has_remote_prefill(request.kv_transfer_params) else None,
         )
         return terms, refusal
+
+    def _ratio(self, overrides: RequestSettings) -> float:
+        """The share of moved text to recompute. Of a model with recurrent layers, a segment is of use only whole."""
+        if self._has_states:
+            return 0.0
+        return self.usual_ratio if overrides.recompute_ratio is None else overrides.recompute_ratio
 
     def _doubt(self, request: Request, overrides: RequestSettings) -> float:
         """The margin of doubt. Where tokens are drawn by chance, none is held."""

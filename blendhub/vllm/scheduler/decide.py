@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from blendhub.client.wire import Found
+from blendhub.client.wire import Found, FoundMap
 from blendhub.core.spans import Match, Span, join, total
 from blendhub.outcome.reasons import NotReused, Why
 from blendhub.vllm.costs import Costs
@@ -14,6 +14,10 @@ MAX_RECOMPUTED = 0.8
 """A larger share of what a load covers is not recomputed, holes included, unless the operator's ratio is larger."""
 MIN_REUSED_TOKENS = 64
 """The default where times could not be measured."""
+
+
+OF_STATES = (Why.NO_STATE, Why.NO_MAP)
+"""Why stored text of a model with recurrent layers is not reused."""
 
 
 class Limits(NamedTuple):
@@ -46,14 +50,14 @@ def decide(found: Found, n_tokens: int, local: int, limits: Limits) -> Choice:
     # The last token is always left to the engine, which needs its logits.
     whole = Span(min(local, n_tokens - 1), n_tokens - 1)
     reachable, unused = _reach(found, limits.n_positions, limits.blends_from)
-    usable = _within(reachable, whole)
+    usable = _whole_segments(_within(reachable, whole), found)
     unmoved = [match for match in usable if not match.moved]
     # A request that asks for more than usual knows what that costs: it must not be refused for it.
     judged = min(ratio, limits.usual_ratio)
     refusal: Refusal | None = None
     # Without holes and moved text, nothing is recomputed; and without text, nothing is loaded.
     texts: Sequence[Sequence[Match]] = (usable, unmoved, _unbroken(unmoved, whole.start), [])
-    claims = [_claim(text, whole.start, limits) for text in texts]
+    claims = [_claim(text, whole.start, limits, found.maps) for text in texts]
     seconds = [costs.seconds(claim, n_tokens, judged) if costs else 0.0 for claim in claims]
     for number, best in enumerate(claims):
         fewer = min(range(number, len(claims)), key=seconds.__getitem__)
@@ -122,9 +126,11 @@ def _too_little(found: Found, local: int, reused: int, least: int, *, blend: boo
     is_stored = bool(found.matches or found.staying)
     if not is_stored and not local:
         return Refusal(Why.NOTHING_STORED, "nothing of this prompt is stored")
-    if found.staying and not reused and found.staying[0].code is Why.NO_STATE:
-        n_tokens = total(text.span for text in found.staying)
-        return Refusal(Why.NO_STATE, f"{n_tokens} tokens are not reused: {Why.NO_STATE.message}")
+    if found.staying and not reused and found.staying[0].code in OF_STATES:
+        code, n_tokens = found.staying[0].code, total(text.span for text in found.staying)
+        return Refusal(
+            code, f"{n_tokens} tokens are not {'reused' if code is Why.NO_STATE else 'moved'}: {code.message}"
+        )
     if is_stored and not blend and not any(match.exact for match in found.matches):
         return Refusal(
             Why.NOTHING_EXACT,
@@ -163,6 +169,12 @@ def _too_slow(claim: Decision, seconds: float, fewer: Decision, fewer_s: float) 
     )
 
 
+def _whole_segments(matches: Sequence[Match], found: Found) -> list[Match]:
+    """Without the moved text of which a part only can be used, where text moves with maps."""
+    whole = {map.span for map in found.maps}
+    return [match for match in matches if not (match.moved and whole) or match.span in whole]
+
+
 def _within(matches: Sequence[Match], limits: Span) -> list[Match]:
     kept = []
     for match in matches:
@@ -180,13 +192,14 @@ def movable(match: Match, n_positions: int | None) -> Match:
     return match.part(match.span.start, min(match.span.end, end))
 
 
-def _claim(matches: Sequence[Match], start: int, limits: Limits) -> Decision:
+def _claim(matches: Sequence[Match], start: int, limits: Limits, maps: Sequence[FoundMap]) -> Decision:
     if not limits.holes:
         matches = _unbroken(matches, start)
     if limits.looks_ahead:
         matches = _without_end(matches)
     end = matches[-1].span.end if matches else start
-    return Decision(start, end, tuple(matches), limits.ratio)
+    moved = {match.span for match in matches if match.moved}
+    return Decision(start, end, tuple(matches), limits.ratio, tuple(map for map in maps if map.span in moved))
 
 
 def _without_end(matches: Sequence[Match]) -> Sequence[Match]:

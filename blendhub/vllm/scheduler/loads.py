@@ -4,15 +4,16 @@ import math
 import time
 from collections import deque
 
-import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from blendhub.client.answer import Answer
 from blendhub.client.hub_client import HubClient
 from blendhub.client.wire import Found
 from blendhub.core.errors import BlendHubError, DeadlineExceeded
+from blendhub.core.spans import Span
 from blendhub.outcome.reasons import Why
-from blendhub.vllm.decision import Choice, Refusal
+from blendhub.vllm.decision import Choice, Decision, Refusal
 from blendhub.vllm.messages import NULL_BLOCK, LoadJob, LoadResult, LoadSource
 from blendhub.vllm.scheduler.admission import Admission
 from blendhub.vllm.scheduler.blend_queue import BlendQueue
@@ -23,6 +24,7 @@ from blendhub.vllm.scheduler.reports import Reports
 from blendhub.vllm.scheduler.request.blocks import Tables
 from blendhub.vllm.scheduler.request.reuse import Stage
 from blendhub.vllm.scheduler.request.served_request import Requests, ServedRequest
+from blendhub.vllm.scheduler.segments import segments_to_make
 from blendhub.vllm.scheduler.side import Matched
 from blendhub.vllm.scheduler.startup import StartupFacts
 
@@ -60,6 +62,10 @@ class LoadScheduler:
         self._settled = SettledBlocks(scratch.blocks)
         self._settings = facts.settings
         self._costs = facts.support.costs if facts.settings.policy.min_reused_tokens is None else None
+        space = facts.namespace
+        self._map_tokens = space.moves_states and space.state_bytes * space.chunk_tokens / space.shard_bytes
+        """The tokens whose KV takes as much as the map of a text, at most: as a state, in numbers of half the width for
+        what is kept and what is added. 0: text moves without maps."""
         self._n_positions = facts.max_model_len
         """Keys that were stored for this position or a later one cannot be moved: tables of rotations are as long."""
         self._looks_ahead = facts.looks_ahead
@@ -123,14 +129,17 @@ class LoadScheduler:
         claimed = decision.end - request.blocks.engine_tokens
         assert n_external == claimed, f"vLLM takes {n_external} of the {claimed} tokens that BlendHub has claimed"
         lookup = request.reuse.begin_load()
-        assert lookup.reply and lookup.reply.lease is not None
+        assert lookup.reply and (lookup.reply.lease is not None or not decision.matches)
         self._scratch.allocated(request.blocks)
         tables, of_states = self._scratch.complete(request.blocks, tables), self._scratch.tables.of_states
         blocks = [np.asarray(table, np.int64) for table in tables]
+        state, begun = lookup.reply.state if decision.exact else None, dict[int, int]()
+        if of_states and state is None and decision.start:
+            begun = self._scratch.hold_states(request)
         for table in of_states:
-            last = decision.end // self._scratch.tables.block_sizes[table] - 1
-            blocks[table] = blocks[table][last : last + 1]
-            assert len(blocks[table]) and NULL_BLOCK not in blocks[table], "vLLM has no block for a state to load"
+            block = blocks[table][(decision.end - 1) // self._scratch.tables.block_sizes[table]]
+            assert block != NULL_BLOCK, "vLLM has no block for a state"
+            blocks[table] = np.array([block, *([begun[table]] if begun else [])], np.int64)
         if n_recomputed := math.ceil(decision.recomputed_at(decision.ratio)):
             self._queue.begin(request.request, n_recomputed)
         request.begin_load(decision)
@@ -140,7 +149,7 @@ class LoadScheduler:
             request.tokens(),
             tuple(blocks),
             decision,
-            LoadSource(lookup.reply.lease, lookup.request.epoch, pieces, lookup.reply.state),
+            LoadSource(lookup.reply.lease, lookup.request.epoch, pieces, state),
             request.terms.adapter,
         )
 
@@ -154,7 +163,7 @@ class LoadScheduler:
         if self._costs:
             # Where vLLM had nothing to do, a pause is no step: what takes longer than the least forward does not count.
             step = min(*self._steps_s, self._costs.prefill.seconds(0))
-            self._costs = msgspec.structs.replace(self._costs, step=step)
+            self._costs = replace(self._costs, step=step)
         for request in self._requests.busy.values():
             if lookup := request.reuse.lookup:
                 lookup.done()  # so that the session is mended before their turn, if the hub has not answered
@@ -211,7 +220,7 @@ class LoadScheduler:
             request.terms.variant,
             skip_prefix=local or 0,
             wait_s=timeout_s * STORE_SHARE if waits_for_store else 0.0,
-            settled=request.terms.settled_ratio,
+            settled=None if self._scratch.tables.of_states else request.terms.settled_ratio,
             timeout=timeout_s,
         )
         request.repair.outcome = None
@@ -298,7 +307,21 @@ class LoadScheduler:
             looks_ahead=self._looks_ahead,
         )
         found, n_tokens = request.reuse.found or Found(), request.request.num_tokens
-        return decide(found, n_tokens, request.blocks.engine_tokens, limits)
+        choice = decide(found, n_tokens, request.blocks.engine_tokens, limits)
+        return self._with_segments(request, choice, found) if self._map_tokens else choice
+
+    def _with_segments(self, request: ServedRequest, choice: Choice, found: Found) -> Choice:
+        """The choice, with maps to be made of what the prompt repeats, so that later prompts move it."""
+        terms, local = request.terms, request.blocks.engine_tokens
+        if not (request.can_blend and terms.fills_holes and terms.stores):
+            return choice
+        decision = choice.decision or Decision(local, local, (), terms.ratio)
+        text = Span(decision.state_end, request.prompt_end - 1)
+        segments = segments_to_make(found.staying, text, terms.donates_from, self._map_tokens, self._costs)
+        if not segments:
+            return choice
+        end = max(decision.end, segments[-1].end)
+        return replace(choice, decision=replace(decision, end=end, segments=segments))
 
 
 def _lacks_some(lookup: Answer[Found]) -> bool:

@@ -8,10 +8,11 @@ from msgspec.structs import replace
 from vllm.v1.core.sched.output import SchedulerOutput
 
 from blendhub.client.hub_client import HubClient
+from blendhub.client.wire import Slot
 from blendhub.client.write_rights import WriteRight
 from blendhub.core.errors import AdapterReplaced, DeadlineExceeded
 from blendhub.core.layout import MIN_SAVED_TOKENS
-from blendhub.core.provenance import Provenance
+from blendhub.core.provenance import Kind, Provenance, StateMap
 from blendhub.core.spans import Span, gaps, join_spans
 from blendhub.vllm.messages import NULL_BLOCK, SaveJob, StepPlan
 from blendhub.vllm.scheduler.admission import Admission
@@ -23,7 +24,8 @@ from blendhub.vllm.scheduler.request.served_request import Ending, Requests, Ser
 from blendhub.vllm.scheduler.startup import ArenaWatch
 
 STATE = Provenance(has_state=True)
-"""The provenance of a chunk with a state. All requests share it, because no text of such a model moves."""
+"""The provenance of a chunk with a state. All requests share it, because such a chunk is of use behind its prefix only.
+"""
 
 
 class SaveScheduler:
@@ -163,19 +165,24 @@ class SaveScheduler:
         saves = request.saves
         last = saves.reservations[-1].reply if saves.reservations else None
         spans: list[tuple[Span, Provenance]] = []
+        segments: list[tuple[Span, Provenance]] = []
         if saves.planned_end is None:
             if saves.is_dropped or not self._is_of_one_adapter(request):
                 return False
             saves.planned_end = request.prompt_end
-            stores_blended = self._arena.stores_blended
+            # What was blended is found as settled, and then lacks a state.
+            stores_blended = self._arena.stores_blended and not self._state_tokens
             lacking = spans_to_save(request, stores_blended=stores_blended, keeps_windows=self.has_windows)
             spans += self._with_states(request, lacking, self._states_of_prompt(request))
+            segments = _segments(request)
         if end > saves.planned_end and not request.has_media:
             computed = Span(saves.planned_end, end), request.kv.of_computed(request.terms.donates_from)
             spans += self._with_states(request, [computed], self._last_state(request, end))
             saves.planned_end = end
         for span, provenance in spans:
             self._ask(request, span, provenance, last.run if last and last.span.end == span.start else None)
+        for span, provenance in segments:
+            self._ask(request, span, provenance)
         return True
 
     def _ask(self, request: ServedRequest, span: Span, provenance: Provenance, run: int | None = None) -> None:
@@ -240,9 +247,10 @@ class SaveScheduler:
             if answer.error:
                 self._reports.unreserved(answer.error)
             elif (reservation := answer.result()).right:
-                right, has_state = reservation.right, reservation.provenance.has_state
+                right, provenance = reservation.right, reservation.provenance
                 saves.reserved += [
-                    SaveJob(request.id, right, slot, (), adapter, has_state) for slot in reservation.slots
+                    SaveJob(request.id, right, slot, (), adapter, provenance.has_state, _map_bytes(provenance, slot))
+                    for slot in reservation.slots
                 ]
         complete = [job for job in saves.reserved if job.slot.span.end <= computed]
         if not complete:
@@ -271,6 +279,30 @@ class SaveScheduler:
                 plan.saves.append(replace(job, blocks=tuple(blocks)))
         incomplete = [job for job in saves.reserved if job.slot.span.end > computed]
         saves.reserved = [job for job in incomplete if job.right not in given_up]
+
+
+def _segments(request: ServedRequest) -> list[tuple[Span, Provenance]]:
+    """The segments of a prompt whose maps were made."""
+    made, first, donates_from = request.reuse.result, request.first_approximate, request.terms.donates_from
+    kinds: list[Kind] = ["exact", "after_blended"]
+    return [
+        (
+            span,
+            Provenance(
+                kinds[first is not None and first < span.end],
+                request.kv.ratio,
+                donates_from,
+                False,
+                StateMap(span, n_bytes),
+            ),
+        )
+        for span, n_bytes in (made.segments if made else ())
+    ]
+
+
+def _map_bytes(provenance: Provenance, slot: Slot) -> int:
+    """What the slot's map takes on one rank, if the segment ends there."""
+    return provenance.map.shard_bytes if provenance.map and provenance.map.span.end == slot.span.end else 0
 
 
 def _written_end(request: ServedRequest) -> int:

@@ -207,14 +207,15 @@ class ConnectorWorker(WorkerSide):
         for load, progress in zip(loads, self._ranks.least([load.progress for load in loads]), strict=True):
             if progress == LoadProgress.PENDING:
                 continue
-            if progress != LoadProgress.PROBEABLE:
+            if progress not in (LoadProgress.PROBEABLE, LoadProgress.COPIED):
                 load.release()
             if progress == LoadProgress.FAILED:
                 self._fail(load)
                 continue
-            load.blend = load.blend or Blend(self._context, load.job)
+            load.blend = load.blend or Blend(self._context, load.job, load.maps)
             load.blend.is_loaded = progress != LoadProgress.PROBEABLE
             if progress == LoadProgress.PROVEN and load.blend.result:
+                self._saves.keep_maps(load.job.request, load.blend.made)
                 self._finish(load, replace(load.blend.result, load_seconds=load.seconds))
 
     def _fail(self, load: LoadTask) -> None:

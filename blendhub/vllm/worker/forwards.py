@@ -13,7 +13,7 @@ from blendhub.core.errors import BlendHubError
 from blendhub.core.spans import Span, total
 from blendhub.vllm.model.attention_probe import AttentionQuery
 from blendhub.vllm.model.pages import read_as_computed
-from blendhub.vllm.model.recompute_set import RecomputeSet, RequestTokens
+from blendhub.vllm.model.recompute_set import RecomputeSet
 from blendhub.vllm.ranks import RankFailure, Ranks
 from blendhub.vllm.spans import cut
 from blendhub.vllm.worker.recompute import Blend, BlendContext, Computed, HostCopy
@@ -73,14 +73,15 @@ class Forwards:
     def _compute(self, batches: Sequence[tuple[Blend, list[Span]]], layer: int) -> None:
         """One forward: through the whole model (0), or up to a probed layer."""
         blends = [blend for blend, _ in batches]
-        chosen = RecomputeSet([RequestTokens(blend.job.tokens, blend.job.blocks, spans) for blend, spans in batches])
+        chosen = RecomputeSet([blend.part(spans) for blend, spans in batches])
         scores, started = None, time.perf_counter()
         with fail_on_error(self._context.ranks, blends):
             if layer:
                 scores = HostCopy(self._score(chosen, layer))
             else:
                 self._context.model.forward(chosen)
-        if self._context.is_beside_others:  # also behind a forward that has failed in the middle
+        # Also behind a forward that has failed in the middle.
+        if self._context.is_beside_others or any(blend.job.decision.maps for blend in blends):
             with fail_on_error(self._context.ranks, blends):
                 written = HostCopy(torch.zeros(1, device=self._context.model.device))
                 for blend in blends:

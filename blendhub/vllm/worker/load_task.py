@@ -8,6 +8,8 @@ from collections.abc import Callable
 from enum import IntEnum
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 from msgspec.structs import replace
 
 from blendhub.client.answer import Answer
@@ -44,8 +46,10 @@ class LoadProgress(IntEnum):
     """What probes read is copied."""
     FAILED = 2
     COPIED = 3
-    """Recomputation may begin; the proof that the lease held is still missing."""
-    PROVEN = 4
+    """Recomputation may begin; it still reads maps under the lease."""
+    READ = 4
+    """All is read, and the proof that the lease held is still missing."""
+    PROVEN = 5
     """The lease held until all ranks had copied, so the copied bytes are those that were found; and nothing is written
     any more that another connector may write, too."""
 
@@ -69,7 +73,9 @@ class LoadTask:
         self._open = open
         self._copies = copies
         self._adapters = adapters
-        self._releases = releases
+        self._releases = releases and job.source.lease is not None
+        self.maps: list[npt.NDArray[np.uint8]] = []
+        """The maps of the decision, in the arena. They are read until the blend has ended."""
         # One half to open the session, and one to release the lease.
         self._timeout_s = timeout_s / 2
         self._begun_at = time.monotonic()
@@ -85,6 +91,13 @@ class LoadTask:
         return self._error or (self.blend.error if self.blend else None)
 
     @property
+    def reads_maps(self) -> bool:
+        """Whether forwards may still read maps under the lease."""
+        if not self.job.decision.maps:
+            return False
+        return self.blend is None or self.blend.result is None or self.blend.is_writing
+
+    @property
     def is_copying(self) -> bool:
         return self._load is not None
 
@@ -95,7 +108,9 @@ class LoadTask:
             return LoadProgress.PENDING if self._load or is_writing else LoadProgress.FAILED
         if self._is_copied:
             is_proven = self._is_proven or not self._releases
-            return LoadProgress.PROVEN if is_proven and not is_writing else LoadProgress.COPIED
+            if self.reads_maps:
+                return LoadProgress.COPIED
+            return LoadProgress.PROVEN if is_proven and not is_writing else LoadProgress.READ
         return LoadProgress.PROBEABLE if self._is_probeable else LoadProgress.PENDING
 
     def cancel(self) -> None:
@@ -130,6 +145,8 @@ class LoadTask:
                     segments = [replace(piece, shard=self._client.shard_at(piece.shard)) for piece in source.pieces]
                     state_at = None if source.state is None else self._client.state_at(source.state)
                     self._load = self._copies.load(segments, self.job.blocks, self.job.decision.start, state_at)
+                    maps = self.job.decision.maps
+                    self.maps = [self._client.map_of(map.slot, map.shard_bytes) for map in maps]
                 elif time.monotonic() - self._begun_at > self._timeout_s:
                     raise DeadlineExceeded("the worker's session with the hub was not open in time")
             if self._load:
@@ -145,7 +162,7 @@ class LoadTask:
             self.fail(error)
 
     def release(self) -> None:
-        """All ranks have copied, or stopped to: release the lease."""
+        """All ranks have read what they need, or stopped to: release the lease."""
         if not self._releases or self._releasing:
             return
         try:
@@ -153,6 +170,7 @@ class LoadTask:
             if client is None and (arena := self._open()):
                 client = arena.client
             if client:
+                assert self.job.source.lease is not None
                 self._releasing = client.release(self.job.source.lease, timeout=self._timeout_s)
         except Exception as error:  # then the scheduler releases it
             self.fail(error)

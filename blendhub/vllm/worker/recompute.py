@@ -17,9 +17,11 @@ from blendhub.vllm.model.attention_probe import AttentionProbe, AttentionQuery
 from blendhub.vllm.model.engine_model import EngineModel
 from blendhub.vllm.model.layer_groups import LayerGroup, StateGroup
 from blendhub.vllm.model.pages import LayerPages
-from blendhub.vllm.model.recompute_set import RecomputeSet, positions_of
+from blendhub.vllm.model.recompute_set import RecomputeSet, RequestTokens, positions_of
+from blendhub.vllm.model.states.recurrent_layers import MapInMaking, packed, unpacked
+from blendhub.vllm.model.states.state_path import PlacedMap, StatePath
 from blendhub.vllm.ranks import Ranks
-from blendhub.vllm.spans import behind, sampled, spread
+from blendhub.vllm.spans import behind, cut_at, sampled, spread
 from blendhub.vllm.worker.attention_query import attention_query
 
 PROBED_GROUP = 16
@@ -102,7 +104,8 @@ class Blend:
     the same tokens together, so nothing here depends on the clock.
     """
 
-    def __init__(self, context: BlendContext, job: LoadJob) -> None:
+    def __init__(self, context: BlendContext, job: LoadJob, maps: Sequence[npt.NDArray[np.uint8]] = ()) -> None:
+        """``maps``: those of the decision, in the arena."""
         self.job = job
         self.result: LoadResult | None = None if job.decision.recomputes else LoadResult()
         self.error: Exception | None = None
@@ -110,7 +113,15 @@ class Blend:
         self.is_loaded = True
         """Whether the KV of all layers is there, on all ranks."""
         self.written: HostCopy | None = None
-        """Beside other connectors: what arrives when the last forward has written its KV."""
+        """Beside other connectors, and with maps: what arrives when the last forward has written its KV, and read its
+        maps."""
+        self.made: dict[Span, HostCopy] = {}
+        """The maps of segments."""
+        self._packed = maps
+        self._maps: list[PlacedMap] = []
+        self._making = [MapInMaking(span) for span in job.decision.segments]
+        self._at = job.decision.state_end
+        """The position that the state of recurrent layers has come to."""
         self._context = context
         self._probed: list[Computed] = []
         self._seconds = dict.fromkeys(("probe", "recompute"), 0.0)
@@ -142,6 +153,8 @@ class Blend:
     def go_on(self, computed: Computed | None = None) -> None:
         """Take what was computed of its work; None if it was waiting."""
         self._since = time.perf_counter() - (computed.seconds if computed else 0.0)
+        if computed and self._context.states:
+            self._at = computed.spans[-1].end
         try:
             self.work = self._steps.send(computed)
             self._begin(self._phase)
@@ -151,12 +164,22 @@ class Blend:
             self.result = LoadResult(
                 recomputed=self._recomputed,
                 holes=total(self.job.decision.holes),
+                segments=self._end_maps(),
                 probe_seconds=self._seconds["probe"],
                 recompute_seconds=self._seconds["recompute"],
             )
 
     def fail(self, error: Exception) -> None:
         self.work, self.error = None, error
+
+    def part(self, spans: Sequence[Span]) -> RequestTokens:
+        """The first tokens of its work, for a forward."""
+        job, path = self.job, None
+        if self._context.states:
+            is_last = spans[-1].end == self.job.decision.holes[-1].end
+            until = self.job.decision.end if is_last else spans[-1].end
+            path = StatePath(self._at, until, self._maps, self._making)
+        return RequestTokens(job.tokens, job.blocks, spans, path)
 
     def _begin(self, phase: str) -> None:
         """Begin a phase; the time until now was spent on the phase before."""
@@ -168,6 +191,9 @@ class Blend:
         """Probe, select and recompute."""
         decision, selector = self.job.decision, self._context.selector
         chosen: list[Span] = []
+        if self._context.states:
+            yield from self._compute_states()
+            return
         if decision.moved:
             n, chooses = len(self.job.tokens), 0 < decision.ratio < 1
             scores = np.zeros(n, np.float32) if selector.probe_layer else None
@@ -182,6 +208,32 @@ class Blend:
         self._recomputed = tuple(chosen)
         self._begin("recompute")
         yield from self._compute(Work(join_spans([*decision.holes, *chosen])))
+
+    def _compute_states(self) -> Steps:
+        """Compute all holes, between which the state goes over the moved text by its maps."""
+        model, job, decision = self._context.model, self.job, self.job.decision
+        self._begin("recompute")
+
+        def begin() -> None:
+            layers, maps = model.recurrent_layers, map(torch.from_numpy, self._packed)
+            spans = (map.span for map in decision.maps)
+            self._maps = [PlacedMap(span, unpacked(packed, layers)) for span, packed in zip(spans, maps, strict=True)]
+            if job.source.state is None:
+                model.copy_states(job.blocks)
+
+        # What is stored may be damaged on one rank only.
+        self._context.ranks.together(begin)
+        borders = [border for span in decision.segments for border in (span.start, span.end)]
+        yield from self._compute(Work(cut_at(decision.holes, borders)))
+
+    def _end_maps(self) -> tuple[tuple[Span, int], ...]:
+        """Begin to copy the maps that were made to the host; returns how large each is, where it is largest."""
+        maps = [packed(making, self._context.model.recurrent_layers) for making in self._making]
+        if not maps:
+            return ()
+        self.made = {making.span: HostCopy(map) for making, map in zip(self._making, maps, strict=True)}
+        sizes = self._context.ranks.largest(torch.tensor([len(map) for map in maps], dtype=torch.float64)).tolist()
+        return tuple(zip(self.job.decision.segments, map(int, sizes), strict=True))
 
     def _compute(self, work: Work, use: Callable[[Computed], None] = lambda computed: None) -> Steps:
         """Have all of this computed, by as many forwards as it takes; ``use`` takes what each has computed."""

@@ -8,11 +8,15 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import ExitStack
 
+import numpy as np
+import numpy.typing as npt
+
 from blendhub.client.answer import Answer
 from blendhub.client.hub_client import HubClient
 from blendhub.client.wire import Done
 from blendhub.client.write_rights import WriteRight
 from blendhub.contracts import Segment, Transfer
+from blendhub.core.bounded import put_last
 from blendhub.core.errors import DeadlineExceeded, HubError
 from blendhub.core.spans import Span
 from blendhub.system.recurring import RecurringWarnings
@@ -20,9 +24,11 @@ from blendhub.vllm.messages import SaveJob, WorkerReport
 from blendhub.vllm.worker.layer_copies import LayerCopies, Transfers
 from blendhub.vllm.worker.load_task import Open, PinnedArena
 from blendhub.vllm.worker.loaded_adapters import LoadedAdapters
+from blendhub.vllm.worker.recompute import HostCopy
 from blendhub.vllm.worker.request import WorkerRequest
 
 log = logging.getLogger(__name__)
+MAX_MAPS = 16
 PARTS, PART_TOKENS = 16, 128
 """Where copies take the engine's time, a step copies one part in so many of what waits, and at least so many tokens."""
 
@@ -61,8 +67,13 @@ class Save:
         """Whether some tokens have yet to be copied, or are being copied."""
         return self.copy is not None or self.waits
 
-    def copy_part(self, arena: PinnedArena, copies: LayerCopies, n_tokens: int) -> int:
-        """Begin to copy the first ``n_tokens`` of what is left; returns how many were begun."""
+    def copy_part(
+        self, arena: PinnedArena, copies: LayerCopies, n_tokens: int, map: npt.NDArray[np.uint8] | None
+    ) -> int:
+        """Begin to copy the first ``n_tokens`` of what is left; returns how many were begun.
+
+        ``map``: the map with which the chunk ends.
+        """
         job, client, span, start = self.job, arena.client, self.job.slot.span, self.left.start
         if job.right.arena != arena.nonce:
             raise HubError("the slots are of another arena than this worker has; the hub was restarted")
@@ -76,6 +87,10 @@ class Save:
                 self._parts.append(copies.save([segment], job.blocks, state_at))
             self.left = Span(part.end, span.end)
             if not self.left:
+                if job.map_bytes:
+                    if map is None:
+                        raise HubError("the map of the segment is not kept any more")
+                    client.map_of(job.slot.slot, job.map_bytes)[: len(map)] = map
                 self.copy, self.reads_pages, self.begun_at = Transfers(self._parts), True, time.monotonic()
                 self.right = right.pop_all()
         return len(part)
@@ -100,6 +115,8 @@ class Saves:
         self._copies = copies
         self._adapters = adapters
         self._timeout_s = timeout_s
+        self._maps: dict[tuple[str, int], HostCopy] = {}
+        """Maps that were made, by request and by the end of their segment; few of them, because each is large."""
         self._saved_tokens = 0
         self._seconds: list[float] = []
         self._failures: Counter[str] = Counter()
@@ -118,6 +135,11 @@ class Saves:
                 record.saves.append(Save(job, self._timeout_s))
         if self._copies.overlaps_compute:
             self._copy(self._requests.values())
+
+    def keep_maps(self, request: str, made: Mapping[Span, HostCopy]) -> None:
+        """Keep maps until their segments are stored, which a later plan says. Of too many, the oldest are dropped."""
+        for span, map in made.items():
+            put_last(self._maps, (request, span.end), map, MAX_MAPS)
 
     def free_blocks(self, requests: Collection[str] | None) -> None:
         """Let vLLM reuse the blocks of these requests, after their reads; None: of all requests. The blocks of states
@@ -190,11 +212,19 @@ class Saves:
                     if arena := self._open():
                         save.client = arena.client  # which ends the right if the save fails
                         self._adapters.check(save.job.adapter, is_loaded=False)
-                        n_tokens -= save.copy_part(arena, self._copies, n_tokens)
+                        n_tokens -= save.copy_part(arena, self._copies, n_tokens, self._map_of(save.job))
+                        if save.job.map_bytes and not save.left:
+                            del self._maps[record.name, save.job.slot.span.end]
                     elif time.monotonic() > save.until:
                         raise DeadlineExceeded("the session with the hub was not open for too long")
                 except Exception as error:  # the accelerator may fail, and the request does not need its save
                     self._fail(record, save, error)
+
+    def _map_of(self, job: SaveJob) -> npt.NDArray[np.uint8] | None:
+        map = self._maps.get((job.request, job.slot.span.end)) if job.map_bytes else None
+        if map:
+            map.wait()
+        return map.numbers() if map else None
 
     def _fail(self, record: WorkerRequest, save: Save, error: Exception) -> None:
         """End a save and its right, so that nothing of the lease is committed behind it."""

@@ -31,7 +31,13 @@ from blendhub.vllm.ranks import Ranks
 log = logging.getLogger(__name__)
 Result = TypeVar("Result")
 ONLY_PREFIXES = (
-    "exact prefixes only: the state of recurrent layers is that of a whole prefix, so that no text can be moved"
+    "exact prefixes only: the model has recurrent layers, of which text is moved with policy.moves_states only; "
+    "`blendhub advise` measures with your model what that does to its answers"
+)
+BESIDE_OTHERS = "exact prefixes only: text of models with recurrent layers is not moved beside other connectors"
+SEAMS_ONLY = (
+    "text moves with the maps of its states: the first tokens behind each border are computed, and the selector picks "
+    "none, because no state is known inside of a text; neither repair, audits nor doubt make such answers exact"
 )
 
 
@@ -66,8 +72,12 @@ def check_model(
     selector: Selector,
     ranks: Ranks,
     states: Sequence[StateGroup] = (),
+    *,
+    unmoved_states: str = ONLY_PREFIXES,
 ) -> ModelCheck:
     """Check the layout, the computation of chosen tokens, the selector's probes, and the rotation of keys.
+
+    ``unmoved_states``: why text does not move in a model with recurrent layers; empty: it may.
 
     Every rank runs each check to its end, and all agree before the next: one that went on alone would wait in its next
     forward for the others.
@@ -78,8 +88,8 @@ def check_model(
         _checked(ranks, "writing into the pages, and reading back,", lambda: _check_layout(model, layers))
     except BlendHubError as error:
         return ModelCheck(unsupported(str(error)))
-    if states:
-        return ModelCheck(ModelSupport(layouts, False, (ONLY_PREFIXES,), state_layouts))
+    if states and unmoved_states:
+        return ModelCheck(ModelSupport(layouts, False, (unmoved_states,), state_layouts))
     forward, copies = "a forward over chosen tokens", 1
     try:
         _refuse_to_blend(model)
@@ -87,8 +97,7 @@ def check_model(
             dtype = model.config.cache_config.cache_dtype
             raise Unsupported(f"only vLLM's kernels can read KV of the dtype {dtype!r}, so that keys cannot be moved")
         # Several tokens first: a model that vLLM has not warmed up would be compiled for one token only.
-        copies = 1
-        if ranks.count > 1:
+        if ranks.count > 1 and not states:
             kv = ranks.gather(_checked(ranks, forward, lambda: digest_of_kv(model, layers)))
             copies = count_copies(kv, ranks.gather(fingerprint(model.module)))
             n_holders = ranks_of_a_head(model, ranks.count)
@@ -98,16 +107,21 @@ def check_model(
                     "to the bit", n_holders // copies, n_holders,
                 )  # fmt: skip
         _checked(ranks, forward, lambda: check_parts(model, layers))
-        if selector.probe_layer:
-            _checked(ranks, forward, lambda: _check_probe(model, layers, selector.probe_layer))
-        without_attention = _refusal_of_attention(model, layers, selector, ranks)
+        without_attention: tuple[str, ...] = ()
+        if states:
+            without_attention = (SEAMS_ONLY,)
+        else:
+            if selector.probe_layer:
+                _checked(ranks, forward, lambda: _check_probe(model, layers, selector.probe_layer))
+            without_attention = _refusal_of_attention(model, layers, selector, ranks)
         fits = _checked(ranks, forward, lambda: _rotation_errors(model, layers, [None, *candidates]))
         rotations = _chosen_rotations(fits, layers, [None, *candidates], ranks)
     except BlendHubError as error:
         reason = f"{error}; exact prefixes are reused all the same"
-        return ModelCheck(ModelSupport(layouts, False, (reason,), copies=copies))
+        return ModelCheck(ModelSupport(layouts, False, (reason,), state_layouts, copies=copies))
     measures_attention = bool(selector.attended_layers) and not without_attention
-    return ModelCheck(ModelSupport(layouts, True, without_attention, copies=copies), rotations, measures_attention)
+    support = ModelSupport(layouts, True, without_attention, state_layouts, copies=copies)
+    return ModelCheck(support, rotations, measures_attention)
 
 
 def _checked(ranks: Ranks, what: str, check: Callable[[], Result]) -> Result:

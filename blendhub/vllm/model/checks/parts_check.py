@@ -17,6 +17,8 @@ from blendhub.vllm.model.page_trial import COARSE
 from blendhub.vllm.model.pages import LayerPages, read_as_computed
 from blendhub.vllm.model.platform import Tensors
 from blendhub.vllm.model.recompute_set import RecomputeSet, RequestTokens
+from blendhub.vllm.model.states.recurrent_layers import MapInMaking, packed, unpacked
+from blendhub.vllm.model.states.state_path import PlacedMap, StatePath
 
 TOKEN = 7
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 4e-2}
@@ -30,10 +32,17 @@ def trial_tokens(model: EngineModel) -> Tokens:
     return np.arange(TOKEN, TOKEN + n, dtype=np.uint32) % 97
 
 
-def trial_part(model: EngineModel, tokens: Tokens, spans: Sequence[Span]) -> RequestTokens:
+def trial_part(
+    model: EngineModel, tokens: Tokens, spans: Sequence[Span], path: StatePath | None = None
+) -> RequestTokens:
     """Tokens of a prompt of one block in each block table: the one that vLLM never gives to a request, and those behind
-    it, because block tables share the memory of their blocks."""
-    return RequestTokens(tokens, [np.array([table]) for table in range(len(model.block_sizes))], spans)
+    it, because block tables share the memory of their blocks. In models with recurrent layers, spans follow each other.
+    """
+    # To kernels of recurrent layers, the first block stands for no state.
+    blocks = [np.array([table + bool(model.recurrent)]) for table in range(len(model.block_sizes))]
+    if model.recurrent:
+        path = path or StatePath(spans[0].start, spans[-1].end)
+    return RequestTokens(tokens, blocks, spans, path)
 
 
 def tolerance(layer: LayerPages) -> float:
@@ -54,17 +63,46 @@ def check_parts(model: EngineModel, layers: Sequence[LayerPages]) -> None:
             errors.append(_errors(kv, all_at_once, m))
     # Each part is computed behind the KV that the others have had at once.
     computed(model, layers, [Span(0, n)])
-    computed(model, layers, [Span(0, 1), Span(2, 3)])
-    parts = computed(model, layers, [Span(1, 2), Span(3, n)])
+    first, others = ([Span(0, 1), Span(2, 3)], [Span(1, 2), Span(3, n)])
+    if model.recurrent:  # whose tokens have their order
+        first, others = [Span(0, 1), Span(1, 2)], [Span(2, 3), Span(3, n)]
+    computed(model, layers, first)
+    _compare(layers, computed(model, layers, others), whole, noise, "computed in parts")
+    if model.recurrent:
+        _compare(layers, _behind_a_map(model, layers), whole, noise, "computed behind the map of a text")
+
+
+def _behind_a_map(model: EngineModel, layers: Sequence[LayerPages]) -> list[Tensors]:
+    """The KV of all trial tokens, of which the last ones were computed behind a state that went over those before by
+    their map."""
+    tokens, n = trial_tokens(model), len(trial_tokens(model))
+    text = Span(2, n - 2)
+    making = MapInMaking(text)
+    spans = [Span(0, 2), Span(2, n // 2), Span(n // 2, n - 2)]
+    model.forward(RecomputeSet([trial_part(model, tokens, spans, StatePath(0, n - 2, making=[making]))]))
+    maps = unpacked(packed(making, model.recurrent_layers).cpu(), model.recurrent_layers)
+    path = StatePath(0, n, [PlacedMap(text, maps)])
+    model.forward(RecomputeSet([trial_part(model, tokens, [Span(0, 2), Span(n - 2, n)], path)]))
+    return _kv(model, layers)
+
+
+def _compare(
+    layers: Sequence[LayerPages],
+    kv: Sequence[Tensors],
+    whole: Sequence[Tensors],
+    noise: Sequence[Sequence[torch.Tensor]],
+    what: str,
+) -> None:
+    """Raise Unsupported if the KV of tokens is farther off from what it is computed at once than shapes explain."""
     for at, layer in enumerate(layers):
-        shapes, errors_of_parts = torch.cat(noise[at]), _errors(parts[at], whole[at], n)
+        shapes, errors_of_parts = torch.cat(list(noise[at])), _errors(kv[at], whole[at], len(whole[at][0]))
         for which, share in (("most", 0.25), ("some", 1.0)):
             usual, error = (float(torch.quantile(errors, share)) for errors in (shapes, errors_of_parts))
             allowed = max(tolerance(layer), NOISE_FACTOR * usual)
             if not error <= allowed:
                 raise Unsupported(
-                    f"{layer.name}: {which} tokens computed in parts are off by {error:.1%} from those computed at "
-                    f"once (allowed {allowed:.1%})"
+                    f"{layer.name}: {which} tokens {what} are off by {error:.1%} from those computed at once "
+                    f"(allowed {allowed:.1%})"
                 )
             if which == "most" and usual > COARSE:
                 raise Unsupported(
@@ -75,8 +113,12 @@ def check_parts(model: EngineModel, layers: Sequence[LayerPages]) -> None:
 
 def computed(model: EngineModel, layers: Sequence[LayerPages], spans: Sequence[Span]) -> list[Tensors]:
     """The KV of all trial tokens in each layer, after these were computed."""
+    model.forward(RecomputeSet([trial_part(model, trial_tokens(model), spans)]))
+    return _kv(model, layers)
+
+
+def _kv(model: EngineModel, layers: Sequence[LayerPages]) -> list[Tensors]:
     tokens = trial_tokens(model)
-    model.forward(RecomputeSet([trial_part(model, tokens, spans)]))
     whole = RecomputeSet([trial_part(model, tokens, [Span(0, len(tokens))])])
     return [read_as_computed(model, layer, model.slots(whole, number)) for number, layer in enumerate(layers)]
 

@@ -112,6 +112,18 @@ class Scratch:
             self.give_back(own)  # with the time of an earlier load, which must not end this one
             own.held, own.asked = own.asked, None
 
+    def hold_states(self, request: ServedRequest) -> dict[int, int]:
+        """Hold the blocks with the states behind what vLLM's own cache has of a request. A load goes on from these
+        states, and vLLM has freed them. Returns the block in each table of recurrent layers."""
+        own = request.blocks
+        states = self.blocks.states(request.request, own.engine_tokens)
+        assert states, "vLLM has the KV of a prefix, and not its state"
+        blocks = [self.blocks.pool.blocks[number] for number in states.values()]
+        self.blocks.pool.touch(blocks)
+        own.held = own.held or Loan([], [], [{} for _ in self.tables.block_sizes])
+        own.held.pinned.extend(blocks)
+        return states
+
     def complete(self, own: RequestBlocks, tables: Tables) -> Tables:
         """A request's tables, with what is borrowed for it where vLLM has dropped blocks."""
         if own.held is None:

@@ -162,7 +162,7 @@ class ServedRequest:
         loaded = self.reuse.loaded
         if self.blocks.settled or (loaded and loaded.first_approximate is not None):
             return "blended"
-        return "exact" if loaded else "none"
+        return "exact" if loaded and loaded.matches else "none"
 
     @property
     def has_begun_to_answer(self) -> bool:

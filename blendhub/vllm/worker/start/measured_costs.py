@@ -1,6 +1,7 @@
 """What prefill, loads, probes and recomputation cost: measured at the worker's start on the loaded model."""
 
 import logging
+import math
 import time
 from collections.abc import Callable
 from functools import partial
@@ -12,11 +13,13 @@ import torch
 
 from blendhub.contracts import Segment
 from blendhub.core.errors import Unsupported
+from blendhub.core.layout import shard_bytes_of
 from blendhub.core.spans import Match, Span
 from blendhub.vllm.costs import Cost, Costs
 from blendhub.vllm.decision import Decision
 from blendhub.vllm.messages import LoadJob, LoadSource
 from blendhub.vllm.model.recompute_set import RecomputeSet, RequestTokens
+from blendhub.vllm.model.states.state_path import StatePath
 from blendhub.vllm.worker.forwards import Forwards
 from blendhub.vllm.worker.layer_copies import LayerCopies
 from blendhub.vllm.worker.recompute import Blend, BlendContext
@@ -82,6 +85,7 @@ def measure_costs(context: BlendContext) -> Costs | None:
         recompute=Cost.fitted(recompute, SHARE),
         load=Cost.fitted(load),
         engine_tokens=context.model.max_tokens,
+        token_bytes=shard_bytes_of([group.layout for group in context.groups]) / context.groups[0].layout.chunk_tokens,
     )
 
 
@@ -95,6 +99,8 @@ class _Prompts:
         self.longest = min(LENGTHS[-1], longest - QUESTION)
         # Block tables share the memory of their blocks, which does not matter here.
         self._tables = [blocks[: (self.longest + QUESTION) // block_size + 1]] * len(model.block_sizes)
+        for table in {table for table, _ in model.recurrent.values()}:
+            self._tables[table] = blocks[:1]
         self._copies = LayerCopies(context.device, context.groups)
         self._chunk_tokens = context.groups[0].layout.chunk_tokens
         # Every chunk is loaded from the same place.
@@ -104,7 +110,7 @@ class _Prompts:
     def measured(self, n: int) -> Seconds:
         """The seconds of a prompt of ``n`` tokens and a question."""
         model, tokens = self._context.model, np.arange(n + QUESTION, dtype=np.uint32) % 97
-        prompt = RecomputeSet([RequestTokens(tokens, self._tables, [Span(0, n)])])
+        prompt = RecomputeSet([RequestTokens(tokens, self._tables, [Span(0, n)], StatePath(0, n))])
         attention, model.attention = model.attention, ()
         try:
             prefill = self._timed(lambda: model.forward(prompt))
@@ -114,6 +120,8 @@ class _Prompts:
         pieces = [Segment(chunk, 0, 0, 0) for chunk in chunks]
         load = self._timed(lambda: self._copies.load(pieces, self._tables, 0).all.wait())
         moved = Decision(0, n, (Match(Span(0, n), 0, 0, False),), SHARE)
+        if model.recurrent:  # chosen tokens are holes
+            moved = Decision(0, n, (Match(Span(math.ceil(SHARE * n), n), 0, 0, False),), 0.0)
         blend = Blend(self._context, LoadJob("", tokens, tuple(self._tables), moved, LoadSource(0, 0, ())))
         both = self._timed(lambda: self._blend(blend))
         probe = blend.result.probe_seconds if blend.result else 0.0

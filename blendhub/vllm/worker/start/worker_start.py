@@ -15,7 +15,13 @@ from blendhub.core.errors import BlendHubError, InvalidInput, Unsupported
 from blendhub.framework.host import PluginHost
 from blendhub.vllm.messages import WorkerProof
 from blendhub.vllm.model.attention_probe import AttentionProbe
-from blendhub.vllm.model.checks.model_check import ModelCheck, check_model, groups_and_rotations
+from blendhub.vllm.model.checks.model_check import (
+    BESIDE_OTHERS,
+    ONLY_PREFIXES,
+    ModelCheck,
+    check_model,
+    groups_and_rotations,
+)
 from blendhub.vllm.model.checks.parts_check import tolerance
 from blendhub.vllm.model.engine_model import EngineModel
 from blendhub.vllm.model.layer_groups import (
@@ -108,17 +114,20 @@ class WorkerStart:
     ) -> tuple[ModelCheck, ConnectorWorker | None]:
         chosen = self._settings.selector
         selector: Selector = self._host.create("selector", chosen.name, chosen.options)
-        check = check_model(model, self._groups, self._rotations, selector, ranks, self._states)
+        unmoved = "" if self._settings.policy.moves_states else ONLY_PREFIXES
+        if neighbours:
+            unmoved = unmoved or BESIDE_OTHERS
+        check = check_model(model, self._groups, self._rotations, selector, ranks, self._states, unmoved_states=unmoved)
         self._rotations.clear()  # tables that no layer uses are freed
         if not check.support.layouts:
             return check, None
         if check.support.blends and neighbours:
             # With the rotations, which are in the namespace: engines beside no other connector share what is stored.
             check = check._replace(support=beside(neighbours, check.support))
-        if check.support.blends:
+        if check.support.blends and not self._states:
             check = check._replace(support=with_audits(check.support, model, ranks))
         layers = pages_of(model, self._groups, check.rotations)
-        attention, n_probed = None, selector.probe_layer and selector.probe_layer + 1
+        attention, n_probed = None, 0 if self._states else selector.probe_layer and selector.probe_layer + 1
         if check.support.blends and check.measures_attention:
             attention = AttentionProbe(model, layers, selector.attended_layers)
             n_probed = max(n_probed, attention.last + 1)
@@ -129,7 +138,7 @@ class WorkerStart:
         except BaseException:
             device.close()
             raise
-        if check.support.blends:
+        if check.support.blends and not self._states:
             choose_attention(model, device, groups, tolerance(layers[0]), ranks)
             if attention:
                 self._memory.probe_bytes = attention.memory(model.config.model_config.max_model_len)

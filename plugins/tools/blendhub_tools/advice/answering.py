@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from blendhub.core.layout import MIN_DONOR_CONTEXT
+from blendhub.outcome.reasons import Why
 from blendhub.system.served_vllm import transfer_config
 from blendhub_tools.advice.judge import LOGPROBS, judge
 from blendhub_tools.advice.outcomes import Outcome
@@ -75,7 +76,7 @@ class Engine:
         from blendhub_tools.advice import forced
 
         # Answers are compared whether reuse pays on this machine or not.
-        policy = {"min_reused_tokens": 64} | job.settings.get("policy", {})
+        policy = {"min_reused_tokens": 64, "moves_states": True} | job.settings.get("policy", {})
         transfer = transfer_config(job.settings | {"policy": policy})
         self._llm = LLM(job.model, kv_transfer_config=transfer, **(job.engine | forced.OPTIONS))
         self._job = job
@@ -103,16 +104,24 @@ class Engine:
     def store(self) -> None:
         """Compute each document behind others, and wait until the longest is found at another place."""
         context = self._job.settings.get("policy", {}).get("min_donor_context", MIN_DONOR_CONTEXT)
-        documents, visits = self._prompts.documents, [*self._prompts.visits(context)]
-        self._times_computed = sum(map(len, visits)) / sum(map(len, documents))
-        self._first_tokens(visits, {"mode": "off"})
-        until = time.monotonic() + STORED_WITHIN_S
-        while time.monotonic() < until:
-            (report,) = self._first_tokens([2 * documents[-1]], {"store": False})
-            if report.get("moved_tokens"):
+        documents = self._prompts.documents
+        # In models with recurrent layers, text moves that was computed behind two other texts.
+        for order in range(2):
+            visits = [*self._prompts.visits(context, order)]
+            self._times_computed += sum(map(len, visits)) / sum(map(len, documents))
+            self._first_tokens(visits, {} if order else {"mode": "off"})
+            until = time.monotonic() + STORED_WITHIN_S
+            while time.monotonic() < until:
+                (report,) = self._first_tokens([2 * documents[-1]], {"store": False})
+                if report.get("moved_tokens"):
+                    self._unmoved = ""
+                    return
+                self._unmoved = report.get("reason", "")
+                if Why.NO_MAP.message in self._unmoved and not order:
+                    break
+                time.sleep(0.1)
+            else:
                 return
-            time.sleep(0.1)
-        self._unmoved = report.get("reason", "")
 
     def in_full(self) -> Iterator[Part]:
         """Full prefill's answers, which all others are compared with."""

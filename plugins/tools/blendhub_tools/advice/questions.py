@@ -125,9 +125,10 @@ class Prompts:
         self.documents = sorted(map(list, documents - {()}), key=lambda text: (len(text), text))
         """The longest last."""
 
-    def visits(self, context: int) -> Iterator[list[int]]:
-        """Prompts in which each document stands behind at least so many tokens of others: only then its KV moves."""
-        documents = random.Random(0).sample(self.documents, len(self.documents))
+    def visits(self, context: int, order: int = 0) -> Iterator[list[int]]:
+        """Prompts in which each document stands behind at least so many tokens of others: only then its KV moves.
+        ``order``: names one of many orders of the documents."""
+        documents = random.Random(order).sample(self.documents, len(self.documents))
         room, at = max(map(len, self.asked)) - len(self._begin), 0
         while at < len(documents):
             before, text = at, list[int]()
