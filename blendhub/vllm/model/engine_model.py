@@ -196,7 +196,7 @@ class EngineModel:
     def begin_attention(
         self, chosen: RecomputeSet, readable: npt.NDArray[np.bool_] | None = None
     ) -> dict[str, Callable[..., None]]:
-        """The device's attention of these tokens by layer, to readable keys; None: to all before them.
+        """The device's attention of these tokens by layer; ``readable``: that of a probe, to these keys in the pages.
 
         Each group of layers attends over the pages of its own block table.
         """
@@ -209,7 +209,8 @@ class EngineModel:
             blocks = chosen.table(-(-n_keys // size), table)
             pages = np.stack([pages_in(row, n_pages) for row in blocks]).astype(np.int32)
             attention.begin(ChosenTokens(chosen.positions, chosen.token_owners, pages, readable))
-            attend_in |= {name: partial(attention.attend, number) for number, name in enumerate(layers)}
+            attend = attention.attend if readable is None else attention.probe
+            attend_in |= {name: partial(attend, number) for number, name in enumerate(layers)}
         return attend_in
 
     def _over_pages(self, chosen: RecomputeSet) -> Attend:
