@@ -5,10 +5,12 @@ from types import FrameType
 from typing import Any
 
 import torch
+from vllm.config import VllmConfig
 from vllm.v1.kv_cache_interface import ChunkedLocalAttentionSpec, FullAttentionSpec, MambaSpec, SlidingWindowSpec
 
 from blendhub.core.errors import Unsupported
 from blendhub.system.served_vllm import SERVED
+from blendhub.vllm.model.graphs import Graphs
 from blendhub.vllm.model.sampling import Look, watch_sampling
 
 NEEDED = ("device", "get_model", "model", "attn_groups", "kv_cache_config", "supports_mm_inputs", "model_config")
@@ -98,6 +100,10 @@ class Runner:
     def forward(self) -> Any:
         """The function that the runner itself calls to compute a step."""
         return self._runner.model
+
+    def graphs(self, config: VllmConfig) -> Graphs:
+        """The graphs of pieces that vLLM has captured; raises Unsupported where there are none to replay."""
+        return Graphs(self._runner, config)
 
     def dimensions(self, positions: torch.Tensor, max_tokens: int) -> torch.Tensor:
         """Positions of text as the model takes them: with M-RoPE, the same ones in each dimension."""

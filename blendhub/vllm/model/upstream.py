@@ -12,6 +12,7 @@ from vllm.v1.attention.backend import CommonAttentionMetadata
 from vllm.v1.worker.block_table import get_block_table_width
 from vllm.v1.worker.utils import AttentionGroup
 
+from blendhub.vllm.model.graphs import Inputs
 from blendhub.vllm.model.platform import Platform, Tensors, WriteHook, keeps_latent
 
 
@@ -48,17 +49,19 @@ class Upstream(Platform):
         self,
         metadata: dict[str, Any],
         config: VllmConfig,
-        ids: torch.Tensor,
-        positions: torch.Tensor,
+        inputs: Inputs,
         slots: dict[str, torch.Tensor],
     ) -> AbstractContextManager[None]:
+        replays = inputs.is_padding is not None
         return set_forward_context(
             metadata,
             config,
-            num_tokens=len(ids),
-            cudagraph_runtime_mode=CUDAGraphMode.NONE,
+            num_tokens=len(inputs.positions),
+            cudagraph_runtime_mode=CUDAGraphMode.PIECEWISE if replays else CUDAGraphMode.NONE,
             # Without it nothing is written, silently.
             slot_mapping=slots,
+            # Versions before 0.32 do not know it, and their runners have no graphs to replay here.
+            **({"is_padding": inputs.is_padding} if replays else {}),
         )
 
     def write_hook(self, attention: Any) -> WriteHook:

@@ -31,6 +31,7 @@ from vllm_ascend.attention.mla_v1 import AscendMLABackend, AscendMLAImpl
 from vllm_ascend.ops import rotary_embedding
 
 from blendhub.core.errors import Unsupported
+from blendhub.vllm.model.graphs import Inputs
 from blendhub.vllm.model.layer_groups import layer_groups, pages_of
 from blendhub.vllm.model.pages import possible_pages, read
 from blendhub.vllm.model.rotary import rotated, rotations_of
@@ -205,7 +206,7 @@ def test_a_forward_leaves_the_buffers_of_the_step_as_they_were(monkeypatch):
 
     monkeypatch.setattr(ascend_forward_context, "set_ascend_forward_context", context)
     one, ids = platform(dense_layer()), torch.arange(5)
-    with one.forward_context({}, None, ids, ids, {}):
+    with one.forward_context({}, None, Inputs(ids, ids), {}):
         assert rotary_embedding._cos_slice.shape[1] == 5 and rotary_embedding._cos_slice.any()
     after = [getattr(module, name) for module, name in names]
     assert all(one is other for one, other in zip(after, theirs, strict=True))
