@@ -55,7 +55,7 @@ class ReferenceAttention(ChosenAttention):
         prompts, positions = (
             torch.from_numpy(part).to(place) for part in (self._tokens.prompts, self._tokens.positions)
         )
-        for prompt in prompts.unique().tolist():
+        for prompt in np.unique(self._tokens.prompts).tolist():
             mine = prompts == prompt
             yield prompt, mine, positions[mine]
 

@@ -244,7 +244,8 @@ class EngineModel:
         ``attend`` raises StopForward at the last of them.
         """
         with torch.inference_mode(), suppress(StopForward):
-            positions, size = self.to_device(chosen.positions), self.graphs and self.graphs.size(len(chosen))
+            positions = self.to_device(chosen.positions)
+            size = self.graphs.size(len(chosen)) if self.graphs else None
             with self._forward_context(chosen, positions, {}, {}, size) as inputs, own_attention(layers, attend):
                 self._runner.forward(**inputs)
 

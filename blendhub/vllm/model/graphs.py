@@ -56,9 +56,8 @@ class Graphs:
         n, own = len(ids), [buffer[:size] for buffer in self._buffers]
         before = [part.clone() for part in own]
         try:
-            for part, given, padding in zip(own, (ids, positions, False), (0, 0, True), strict=True):
-                part[n:] = padding
-                part[:n] = given
+            own[0][:n], own[1][:n], own[2][:n] = ids, positions, False
+            own[0][n:], own[1][n:], own[2][n:] = 0, 0, True
             yield Inputs(*own)
         finally:
             for part, theirs in zip(own, before, strict=True):

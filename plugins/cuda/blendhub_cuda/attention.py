@@ -126,7 +126,7 @@ class CudaAttention(ChosenAttention):
         keys, values, rules, shape, constants = self._layers[layer]
         tiles, n_heads, readable = self._tiles[shape], keys.shape[1], self._readable
         grid = (n_heads * -(-rules.heads // n_heads // shape.heads), len(tiles), len(taken))
-        beside = [None] * 7
+        beside: list[Any] = [None] * 7
         if own:
             beside = [*chain.from_iterable((part, *part.stride()[:2]) for part in own), self._starts]
         attend_chosen[grid](
