@@ -191,7 +191,7 @@ class AttentionTests(DeviceTests):
             pages = AttentionPages(msgspec.structs.replace(LAYOUT, dtype=dtype), self.formats[0])
             self._check([spread_out(20, 100)], RULES._replace(key_scale=0.5, value_scale=2.0), pages)
 
-    @holds("A probe attends to readable keys and to its tokens' own, and adds up what each receives")
+    @holds("A probe attends to readable keys and to its tokens' own")
     def test_keys_that_are_not_readable_are_left_out(self) -> None:
         """Some tokens see none of the 90 keys that may be readable, and some stand behind all of these."""
         for rules in (RULES, *OTHER_RULES):
