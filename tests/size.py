@@ -12,7 +12,7 @@ BOUNDS = {
     "blendhub/, plugins/": 33_650,
     "blendhub/testing/": 5_450,
     "tests/, plugins/*/tests/": 25_600,
-    "benchmarks/, harness/, examples/": 6_880,
+    "benchmarks/, harness/, examples/": 7_000,
 }
 """The most lines of Python in these folders: at most 4% more than there are. A folder's files count in the row that
 names it most closely; ``research/`` counts in none."""

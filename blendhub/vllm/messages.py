@@ -254,7 +254,7 @@ class WorkerReport(KVConnectorWorkerMetadata):
     repairs: dict[str, RepairResult] = field(default_factory=dict)
     """The first rank's: it has the model's predictions."""
     repaired: int = 0
-    """How many computations of repairs have ended, on all ranks together."""
+    """How many computations of repairs have ended, on the first rank: ranks compute together."""
     margins: dict[str, float] = field(default_factory=dict)
     """The least margins of tokens that the model was in doubt about, or nearly, and that were not held; the first
     rank's."""

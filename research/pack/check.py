@@ -1,4 +1,4 @@
-"""Measures thin engines, of a pack, on a machine with a GPU: ``python -m research.pack.check``."""
+"""Measures thin engines, of a pack, on a machine with a GPU: ``python -m research.pack.check [PART ...]``."""
 
 import sys
 from collections.abc import Iterator
@@ -10,8 +10,9 @@ import blendhub_cuda
 import torch
 from msgspec.structs import replace
 
-from benchmarks import gpu_engine
-from benchmarks.hardware_check import check, engine_of_the_checkout, rows
+from benchmarks.gpu_check import LIMITS, asked
+from benchmarks.gpu_questions import Scale
+from benchmarks.hardware_check import check, engine_of_the_checkout
 from benchmarks.report import Row
 
 THIN: dict[str, Any] = {
@@ -25,7 +26,7 @@ ABOUT = "thin engine (V1 runner, eager, attention in Triton), whose full prefill
 
 def engine() -> Iterator[Row]:
     start = partial(engine_of_the_checkout, gpu_memory_utilization=0.3, **THIN)
-    for row in chain(gpu_engine.rows(start), rows("vllm", start)):
+    for row in chain.from_iterable(asked(part, start, Scale()) for part in sys.argv[1:] or LIMITS):
         yield replace(row, what=f"{ABOUT}{row.what}")
 
 

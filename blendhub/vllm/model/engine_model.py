@@ -17,11 +17,10 @@ from blendhub.contracts import AttentionRules, ChosenAttention, ChosenTokens
 from blendhub.core.errors import Unsupported
 from blendhub.vllm.model.attention_metadata import AttentionMetadata
 from blendhub.vllm.model.drafter import Drafter
-from blendhub.vllm.model.graphs import Graphs, Inputs
 from blendhub.vllm.model.own_layers import Attend, own_attention, rules_of
 from blendhub.vllm.model.platform import Platform, Tensors
 from blendhub.vllm.model.recompute_set import RecomputeSet, pages_in
-from blendhub.vllm.model.runner import Runner
+from blendhub.vllm.model.runner import Graphs, Inputs, Runner
 from blendhub.vllm.model.sampling import Look
 
 NO_SLOT = -1

@@ -11,7 +11,7 @@ from vllm.config import VllmConfig
 from vllm.v1.attention.backend import CommonAttentionMetadata, MLAAttentionImpl
 from vllm.v1.worker.utils import AttentionGroup
 
-from blendhub.vllm.model.graphs import Inputs
+from blendhub.vllm.model.runner import Inputs
 
 Tensors = tuple[torch.Tensor, torch.Tensor]
 """Keys and values, each ``[tokens, heads, width]``."""

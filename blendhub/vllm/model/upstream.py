@@ -12,8 +12,8 @@ from vllm.v1.attention.backend import CommonAttentionMetadata
 from vllm.v1.worker.block_table import get_block_table_width
 from vllm.v1.worker.utils import AttentionGroup
 
-from blendhub.vllm.model.graphs import Inputs
 from blendhub.vllm.model.platform import Platform, Tensors, WriteHook, keeps_latent
+from blendhub.vllm.model.runner import Inputs
 
 
 class Upstream(Platform):

@@ -67,7 +67,6 @@ class ConnectorScheduler(SchedulerSide):
             scratch,
             requests,
             self.reports.counters,
-            admission.namespace.world_size,
         )
         self._unsent_place: HubPlace | None = place
         """The hub's place, which is sent to the workers in the first plan after the hub was reached."""

@@ -53,10 +53,8 @@ class Repairs:
         scratch: Scratch,
         requests: Requests,
         counters: "Counter[str]",
-        n_ranks: int,
     ) -> None:
         self.audits = audits
-        self._n_ranks = n_ranks
         self._doubts = doubts
         self._after_s = settings.repair_after_s
         self._pace = pace
@@ -66,7 +64,7 @@ class Repairs:
         self._has_windows = scratch.tables.shortest_window is not None
         self._n_steps = 0
         self._n_computing = 0
-        """How many planned computations the device has not done yet, on all ranks together."""
+        """How many planned computations the device has not done yet."""
         self._stopped: set[str] = set()
         """The requests whose repair has stopped since the last plan, which says so to the workers."""
 
@@ -176,7 +174,7 @@ class Repairs:
             self._give_up(request, "freed_blocks")
         else:
             plan.repair = self._job(request, progress, span, tables, asks=asks)
-            self._n_computing += self._n_ranks
+            self._n_computing += 1
 
     def _plan_doubts(self, plan: StepPlan, step: SchedulerOutput, repaired: Sequence[ServedRequest]) -> None:
         for request in repaired:

@@ -146,7 +146,7 @@ class ConnectorWorker(WorkerSide):
         self._saves.report(report)
         while self._repairing and not self._is_repairing:
             self._repairing.popleft()
-            report.repaired += 1
+            report.repaired += self._ranks.number == 0
         repaired: dict[str, RepairResult] = {}
         for record in list(self._requests.values()):
             if record.repair and (result := record.repair.result()):

@@ -31,10 +31,10 @@ from vllm_ascend.attention.mla_v1 import AscendMLABackend, AscendMLAImpl
 from vllm_ascend.ops import rotary_embedding
 
 from blendhub.core.errors import Unsupported
-from blendhub.vllm.model.graphs import Inputs
 from blendhub.vllm.model.layer_groups import layer_groups, pages_of
 from blendhub.vllm.model.pages import possible_pages, read
 from blendhub.vllm.model.rotary import rotated, rotations_of
+from blendhub.vllm.model.runner import Inputs
 
 SHAPE: dict[str, Any] = {"block_size": 128, "num_kv_heads": 1, "head_size": 128, "dtype": torch.bfloat16}
 FULL, WINDOW = FullAttentionSpec(**SHAPE), SlidingWindowSpec(**SHAPE, sliding_window=256)

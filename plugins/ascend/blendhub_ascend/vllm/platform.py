@@ -15,8 +15,8 @@ from vllm_ascend.attention.attention_v1 import AscendAttentionState
 from vllm_ascend.attention.utils import AscendCommonAttentionMetadata
 from vllm_ascend.ops import rotary_embedding
 
-from blendhub.vllm.model.graphs import Inputs
 from blendhub.vllm.model.platform import Platform, Tensors, WriteHook, keeps_latent
+from blendhub.vllm.model.runner import Inputs
 from blendhub_ascend.vllm.refusals import refuse
 
 SCRATCH = (
