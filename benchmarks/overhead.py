@@ -106,7 +106,7 @@ def forwards(model: Path, rounds: Rounds) -> Iterator[Row]:
                 theirs = engine.call("inside", "benchmarks.inside_engine:steps", n)[-STEPS:]
                 compared[n].append(ours[n][0] / median(theirs))
     for n, ratio in compared.items():
-        what = f"the host's time for a forward of {n} chosen tokens, relative to vLLM's step of as many; no kernel computes"
+        what = f"the host's time for a forward of {n} chosen tokens without kernels, relative to vLLM's step of as many"
         yield row(f"forward_{n}", what, "x", ratio, 1.1, "lower")
 
 

@@ -52,16 +52,14 @@ class Upstream(Platform):
         inputs: Inputs,
         slots: dict[str, torch.Tensor],
     ) -> AbstractContextManager[None]:
-        # Versions before 0.32 do not know it, and their runners have no graphs to replay here.
-        padding: dict[str, Any] = {} if inputs.is_padding is None else {"is_padding": inputs.is_padding}
         return set_forward_context(
             metadata,
             config,
             num_tokens=len(inputs.positions),
-            cudagraph_runtime_mode=CUDAGraphMode.PIECEWISE if padding else CUDAGraphMode.NONE,
+            cudagraph_runtime_mode=CUDAGraphMode.NONE if inputs.is_padding is None else CUDAGraphMode.PIECEWISE,
             # Without it nothing is written, silently.
             slot_mapping=slots,
-            **padding,
+            is_padding=inputs.is_padding,
         )
 
     def write_hook(self, attention: Any) -> WriteHook:
