@@ -187,8 +187,8 @@ quality: setup $(filter build/$(MODEL),$(ASKED_FOR)) ## What reuse costs a real 
 docs: setup ## Build the documentation as a site in build/site; a broken link is an error
 	$(BIN)/mkdocs build
 
-gpu-check: ## On a machine with a GPU and torch, test and measure PART of the CUDA device: device or engine; results go to the folder OUT, or build
-	PYTHONPATH=.:plugins/cuda "$(PYTHON)" -m benchmarks.gpu_check $(or $(PART),device)
+gpu-check: ## On a machine with a GPU and torch, ask engines what decides about time, in 15 minutes, or PART: forwards, first_tokens, streams, exact, eight_bits, models, device; results go to the folder OUT, or build
+	PYTHONPATH=.:plugins/cuda "$(PYTHON)" -m benchmarks.gpu_check $(PART)
 
 npu-check: ## On a machine with an Ascend NPU and torch_npu, test and measure the device; results go to build/npu-check
 	PYTHONPATH=.:plugins/ascend "$(PYTHON)" -m benchmarks.npu_check

@@ -28,6 +28,8 @@ LENGTHS, ANSWER_TOKENS = (256, 800, 3000), 17
 AT_ONCE = {1: 3, 8: 8}
 """So many prompts at a time, and in a round."""
 SHORT_TOKENS, SHORT_PROMPTS, FIRST_TOKENS = 32, 5, 800
+STEPS = 15
+"""Of each number of tokens, forwards and steps in a round."""
 SETTINGS: dict[str, Any] = {"hub": {"arena_gib": 2.0, "metrics": ""}}
 """All other settings are the defaults. By default, the arena would take a quarter of the memory."""
 OPTIONS: dict[str, Any] = {
@@ -88,6 +90,26 @@ def serving(model: Path, rounds: Rounds) -> Iterator[Row]:
             yield row(f"throughput_{name}", f"throughput: {what}", "x", [1 / ratio for ratio in whole], 0.98)
 
 
+def forwards(model: Path, rounds: Rounds) -> Iterator[Row]:
+    """The host's time for forwards of BlendHub's own, beside vLLM's steps of as many tokens; kernels do nothing."""
+    texts, sizes = Texts(1), [8, 64, 512]
+    with Engine(model, SETTINGS, **OPTIONS) as engine:
+        engine.one(texts.new(20))
+        for function in ("stub_kernels", "time_steps"):
+            engine.call("inside", f"benchmarks.inside_engine:{function}")
+        compared: dict[int, list[float]] = {n: [] for n in sizes}
+        for _ in progress(range(rounds.other), "forwards without kernels"):
+            ours = engine.call("inside", "benchmarks.inside_engine:forwards", sizes, STEPS, True)
+            for n in sizes:
+                for _ in range(STEPS):
+                    engine.one(texts.new(n), mode="off", store=False)
+                theirs = engine.call("inside", "benchmarks.inside_engine:steps", n)[-STEPS:]
+                compared[n].append(ours[n][0] / median(theirs))
+    for n, ratio in compared.items():
+        what = f"the host's time for a forward of {n} chosen tokens without kernels, relative to vLLM's step of as many"
+        yield row(f"forward_{n}", what, "x", ratio, 1.1, "lower")
+
+
 def complete(server: Server, prompt: list[int]) -> None:
     asked = {"model": NAME, "prompt": prompt, "max_tokens": ANSWER_TOKENS, "ignore_eos": True}
     httpx.post(f"{server.url}/v1/completions", json=asked, timeout=600).raise_for_status()
@@ -113,7 +135,7 @@ def first_request(model: Path, rounds: Rounds) -> Iterator[Row]:
 
 
 def main() -> None:
-    parts = {"serving": serving, "first_request": first_request}
+    parts = {"serving": serving, "first_request": first_request, "forwards": forwards}
     options = parser(__doc__ or "", [*parts]).parse_args()
     with tempfile.TemporaryDirectory(prefix="blendhub-overhead-") as folder:
         model = make_tiny_model(Path(folder), vocab_size=8000) if options.quick else make_real_model()

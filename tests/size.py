@@ -11,8 +11,8 @@ ROOT = Path(__file__).parent.parent
 BOUNDS = {
     "blendhub/, plugins/": 34_500,
     "blendhub/testing/": 5_450,
-    "tests/, plugins/*/tests/": 26_000,
-    "benchmarks/, harness/, examples/": 7_050,
+    "tests/, plugins/*/tests/": 26_300,
+    "benchmarks/, harness/, examples/": 7_250,
 }
 """The most lines of Python in these folders: at most 4% more than there are. A folder's files count in the row that
 names it most closely; ``research/`` counts in none."""

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from blendhub.contracts import AttentionRules
 from blendhub.devices import chosen_attention
-from blendhub.devices.chosen_attention import Attended, Keys, attend, merged, received
+from blendhub.devices.chosen_attention import Keys, attend, received
 
 WIDTH, VALUE_WIDTH = 4, 6
 
@@ -60,22 +60,16 @@ def cases(draw):
     return numbers(n, heads * group, WIDTH), positions, keys, rules
 
 
-@given(slice_bytes=st.sampled_from([1, 200, 2**26]), case=cases(), share=st.floats(0, 1))
-def test_attention_is_what_a_loop_computes_also_in_two_parts(slice_bytes, case, share):
+@given(slice_bytes=st.sampled_from([1, 200, 2**26]), case=cases())
+def test_attention_is_what_a_loop_computes(slice_bytes, case):
     """Token by token and head by head, or all at once."""
     queries, positions, keys, rules = case
     expected, weights = by_hand(*case)
-    cut = 1 + int(share * (len(keys.positions) - 1))
-    first, rest = Keys(*(part[:cut] for part in keys)), Keys(*(part[cut:] for part in keys))
     with mock.patch.object(chosen_attention, "SLICE_BYTES", slice_bytes):
         whole = attend(*case)
-        parts = [attend(queries, positions, first, rules)]
-        parts += [attend(queries, positions, rest, rules._replace(sinks=None))] if len(rest.positions) else []
-        counted = received(queries, positions, keys.positions, keys.keys, rules, whole.log_sums)
+        counted = received(queries, positions, keys, rules, whole.log_sums)
     torch.testing.assert_close(whole.taken, expected, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(counted, weights, rtol=1e-4, atol=1e-5)
-    for actual, at_once in zip(merged(Attended(*map(torch.stack, zip(*parts, strict=True)))), whole, strict=True):
-        torch.testing.assert_close(actual, at_once, rtol=1e-4, atol=1e-5)
 
 
 def test_numbers_of_half_precision_are_multiplied_in_float32():

@@ -142,6 +142,7 @@ class KnowsTheLastGroupOnly(Sound):
 
 ATTEND: Any = ReferenceAttention.attend
 BEGIN: Any = ReferenceAttention.begin
+PROBE: Any = ReferenceAttention.probe
 
 
 FAULTS: dict[str, list[Faulty]] = {
@@ -166,6 +167,11 @@ FAULTS: dict[str, list[Faulty]] = {
     "test_each_layer_has_its_rules": [
         attending(attend=lambda self, layer, *of: ATTEND(self, 0, *of)),
         *(ignoring(**rule) for rule in ({"window": None}, {"chunk": None}, {"sinks": None}, {"soft_cap": 0.0})),
+    ],
+    "test_keys_that_are_not_readable_are_left_out": [
+        attending(begin=lambda self, of: BEGIN(self, of._replace(readable=of.readable is not None and ~of.readable))),
+        attending(probe=lambda self, layer, query, keys, *of: PROBE(self, layer, query, 0 * keys, *of)),
+        attending(probe=lambda self, *of: PROBE(self, *of[:-1])),
     ],
     "test_pages_of_every_format": [ignoring(latent=0)],
     "test_keys_and_values_of_8_bits_have_scales": [ignoring(key_scale=1.0), ignoring(value_scale=1.0)],

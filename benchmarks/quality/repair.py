@@ -20,11 +20,11 @@ from benchmarks.quality.workloads import LONGEST, WORKLOADS, Chat, Tokens, visit
 from benchmarks.report import Row, row
 from benchmarks.timing import progress, ratios
 from blendhub.core.layout import MIN_DONOR_CONTEXT
-from blendhub.vllm.settings import Settings
+from blendhub.vllm.scheduler.repair_pace import ON_CPUS
 from harness.engines import Engine
 
 ANSWER_TOKENS, TOKENS_BESIDE, STREAMS = 128, 32, 3
-SHARES = (Settings().repair_share, 2.0)
+SHARES = (ON_CPUS.share, 2.0)
 SMOOTHED = 16
 """The tokens over which the picture's curves are means."""
 COLOURS = ("#D55E00", "#0072B2", "#009E73")

@@ -43,30 +43,43 @@ class ChosenTokens(NamedTuple):
     """``[prompts, blocks]``: the blocks of each prompt, at least up to its last chosen token, or as far as it is
     readable. Any block may stand for one that no chosen token attends to: engines free those that left a window."""
     readable: npt.NDArray[np.bool_] | None = None
-    """``[prompts, positions]``: the tokens whose keys may be read, none behind these; None: all up to each token."""
+    """``[prompts, positions]``: the tokens whose keys in the pages ``probe`` may read, none behind these; None: of a
+    forward, which calls ``attend``."""
 
 
 class ChosenAttention(ABC):
     """Attention of chosen tokens over the pages of a group of layers that the device is attached to.
 
-    A token at position p attends to the keys of its prompt at positions <= p, as far as the layer's rules let it. Keys
-    of chosen tokens are in the pages before ``attend`` is called, unless they are not readable. All work is submitted
-    to the engine's current stream, and nothing waits for the device.
+    A token at position p attends to keys of its prompt at positions <= p, as far as the layer's rules let it. All work
+    is submitted to the engine's current stream, and nothing waits for the device.
     """
 
     @abstractmethod
     def begin(self, tokens: ChosenTokens) -> None:
-        """The calls of ``attend`` until the next ``begin`` are of a forward over these tokens."""
+        """The calls until the next ``begin`` are of a forward over these tokens, or of a probe if ``readable`` says
+        which keys may be read."""
 
     @abstractmethod
-    def attend(
-        self, layer: int, queries: "torch.Tensor", output: "torch.Tensor", log_sums: "torch.Tensor | None" = None
-    ) -> None:
-        """Write to ``output`` what each token takes from the values: ``[tokens, heads, width of a value]``; 0 where it
-        sees no key.
+    def attend(self, layer: int, queries: "torch.Tensor", output: "torch.Tensor") -> None:
+        """Write to ``output`` what each token takes from the values of all keys in the pages, the chosen tokens' own
+        included: ``[tokens, heads, width of a value]``; 0 where it sees no key.
 
-        ``queries`` are ``[tokens, heads, width of a key]``. Both may have any strides but the last. ``log_sums`` is
-        given where not all keys are readable: float32 ``[tokens, heads]``, for the logarithm of the sum of a token's
-        weights before they are divided by it; minus infinity where it sees no key. With it, parts of an attention are
-        put together.
+        ``queries`` are ``[tokens, heads, width of a key]``. Both may have any strides but the last.
+        """
+
+    @abstractmethod
+    def probe(
+        self,
+        layer: int,
+        queries: "torch.Tensor",
+        keys: "torch.Tensor",
+        values: "torch.Tensor",
+        output: "torch.Tensor",
+        received: "torch.Tensor | None" = None,
+    ) -> None:
+        """Like ``attend``, but tokens attend to readable keys in the pages, and to each other's keys and values, which
+        are given as ``[tokens, heads of keys, width]``, without scales, and are in no page.
+
+        ``received``, float32 ``[prompts, positions]`` like ``readable``: to each readable key the weights are added
+        that its prompt's tokens give it, in all heads.
         """

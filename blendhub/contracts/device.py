@@ -195,7 +195,8 @@ class Device(ABC):
         self, rules: Sequence[AttentionRules], dtype: "torch.dtype", group: int = 0
     ) -> ChosenAttention | None:
         """Attention over the pages of a group by the rules of each of its layers, for queries of this dtype. None: the
-        device has none, and the engine's own serves. A prompt's keys may be readable in part only.
+        device has none, and the engine's own serves. A probe attends to readable keys and to its tokens' own, and adds
+        up what each receives.
 
         Raises Unsupported for rules that it cannot follow, and InvalidInput for a group that is not attached. Kernels
         of every kind are compiled before it returns.

@@ -2,7 +2,6 @@
 
 from blendhub.devices import batches
 from blendhub.devices.batches import Batch, BatchPlanner
-from blendhub.devices.chosen_attention import Attended, merged
 from blendhub.devices.host_arena import HostArena, PinningThread, reserved_parts
 from blendhub.devices.pages import Pages, Planes, planes_of, read_pages, rows_at, torch_type
 from blendhub.devices.queues import Mover
@@ -13,7 +12,6 @@ from blendhub.devices.stream_device import ACCESS_BYTES, StreamDevice
 __all__ = [
     "ACCESS_BYTES",
     "Angles",
-    "Attended",
     "Batch",
     "BatchPlanner",
     "HostArena",
@@ -25,7 +23,6 @@ __all__ = [
     "StreamDevice",
     "angles_between",
     "batches",
-    "merged",
     "pairs_of",
     "planes_of",
     "read_pages",

@@ -59,31 +59,17 @@ def attend(queries: torch.Tensor, positions: torch.Tensor, keys: Keys, rules: At
 
 
 def received(
-    queries: torch.Tensor,
-    positions: torch.Tensor,
-    key_positions: torch.Tensor,
-    keys: torch.Tensor,
-    rules: AttentionRules,
-    log_sums: torch.Tensor,
+    queries: torch.Tensor, positions: torch.Tensor, keys: Keys, rules: AttentionRules, log_sums: torch.Tensor
 ) -> torch.Tensor:
     """The weight of each key, summed over tokens and heads: float32 ``[keys]``.
 
     ``log_sums`` are those of all keys that the tokens attend to, of which these may be a part.
     """
-    weights = torch.zeros(len(key_positions), device=queries.device)
-    for rows, columns, _, products in _products(queries, positions, key_positions, keys, rules):
+    weights = torch.zeros(len(keys.positions), device=queries.device)
+    for rows, columns, _, products in _products(queries, positions, keys.positions, keys.keys, rules):
         sums = log_sums[rows, columns].reshape(products.shape[1], len(products), -1).transpose(0, 1)
         weights += (products - sums.clamp_min(LOWEST)[..., None]).exp().sum((0, 1, 2))
     return weights
-
-
-def merged(parts: Attended) -> Attended:
-    """What the tokens take from all keys, of which each part, on the first axis, had some."""
-    highest = parts.log_sums.amax(0).clamp_min(LOWEST)
-    shares = (parts.log_sums - highest).exp()
-    sums = shares.sum(0)
-    taken = (parts.taken * shares[..., None]).sum(0) / sums.clamp_min(TINY)[..., None]
-    return Attended(taken, highest + sums.log())
 
 
 def _products(

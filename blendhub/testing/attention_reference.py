@@ -1,6 +1,6 @@
 """The reference for attention of chosen tokens: plain torch, prompt by prompt. It works on any device."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -9,6 +9,7 @@ from blendhub.contracts import AttentionRules, ChosenAttention, ChosenTokens, Pa
 from blendhub.core.layout import KVLayout
 from blendhub.devices import planes_of, torch_type
 from blendhub.devices.chosen_attention import Keys, attend
+from blendhub.devices.chosen_attention import received as weights
 
 
 class ReferenceAttention(ChosenAttention):
@@ -23,22 +24,47 @@ class ReferenceAttention(ChosenAttention):
     def begin(self, tokens: ChosenTokens) -> None:
         self._tokens = tokens
 
-    def attend(
-        self, layer: int, queries: torch.Tensor, output: torch.Tensor, log_sums: torch.Tensor | None = None
+    def attend(self, layer: int, queries: torch.Tensor, output: torch.Tensor) -> None:
+        for prompt, mine, positions in self._prompts(queries.device):
+            stored = self._stored(layer, prompt, torch.arange(int(positions.max()) + 1, device=queries.device))
+            output[mine] = attend(queries[mine], positions, stored, self._rules[layer]).taken.to(output.dtype)
+
+    def probe(
+        self,
+        layer: int,
+        queries: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        output: torch.Tensor,
+        received: torch.Tensor | None = None,
     ) -> None:
-        tokens, rules = self._tokens, self._rules[layer]
+        rules, readable = self._rules[layer], self._tokens.readable
+        assert readable is not None
+        for prompt, mine, positions in self._prompts(queries.device):
+            at = torch.from_numpy(np.flatnonzero(readable[prompt])).to(queries.device)
+            stored = self._stored(layer, prompt, at)
+            own = Keys(positions, keys[mine].float(), values[mine].float())
+            both = Keys(*(torch.cat(parts) for parts in zip(stored, own, strict=True)))
+            taken, log_sums = attend(queries[mine], positions, both, rules)
+            output[mine] = taken.to(output.dtype)
+            if received is not None:
+                received[prompt, at] += weights(queries[mine], positions, stored, rules, log_sums)
+
+    def _prompts(self, place: torch.device) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
+        """Each prompt's number, which tokens are its own, and their positions."""
+        prompts, positions = (
+            torch.from_numpy(part).to(place) for part in (self._tokens.prompts, self._tokens.positions)
+        )
+        for prompt in np.unique(self._tokens.prompts).tolist():
+            mine = prompts == prompt
+            yield prompt, mine, positions[mine]
+
+    def _stored(self, layer: int, prompt: int, at: torch.Tensor) -> Keys:
         # Tiles have two axes of tokens and two of width.
         keys, values = (plane.flatten(2, plane.ndim // 2).flatten(3) for plane in self._planes[layer])
-        for prompt, blocks in enumerate(torch.from_numpy(tokens.blocks).long().to(queries.device)):
-            mine = torch.from_numpy(tokens.prompts == prompt).to(queries.device)
-            positions = torch.from_numpy(tokens.positions).to(queries.device)[mine]
-            at = torch.arange(int(positions.max()) + 1, device=queries.device)
-            if tokens.readable is not None:
-                at = torch.from_numpy(np.flatnonzero(tokens.readable[prompt])).to(queries.device)
-            place = blocks[at // self._block_size], slice(None), at % self._block_size
-            own_keys = keys[place].float() * rules.key_scale
-            own_values = own_keys[..., : rules.latent] if rules.latent else values[place].float() * rules.value_scale
-            attended = attend(queries[mine], positions, Keys(at, own_keys, own_values), rules)
-            output[mine] = attended.taken.to(output.dtype)
-            if log_sums is not None:
-                log_sums[mine] = attended.log_sums
+        blocks, rules = torch.from_numpy(self._tokens.blocks[prompt]).long().to(at.device), self._rules[layer]
+        place = blocks[at // self._block_size], slice(None), at % self._block_size
+        scaled = keys[place].float() * rules.key_scale
+        return Keys(
+            at, scaled, scaled[..., : rules.latent] if rules.latent else values[place].float() * rules.value_scale
+        )

@@ -258,6 +258,8 @@ class WorkerReport(KVConnectorWorkerMetadata):
     loads: dict[str, LoadResult] = field(default_factory=dict)
     repairs: dict[str, RepairResult] = field(default_factory=dict)
     """The first rank's: it has the model's predictions."""
+    repaired: int = 0
+    """How many computations of repairs have ended, on the first rank: ranks compute together."""
     margins: dict[str, float] = field(default_factory=dict)
     """The least margins of tokens that the model was in doubt about, or nearly, and that were not held; the first
     rank's."""
@@ -285,6 +287,7 @@ class WorkerReport(KVConnectorWorkerMetadata):
         return WorkerReport(
             loads=loads,
             repairs=self.repairs | other.repairs,
+            repaired=self.repaired + other.repaired,
             margins=self.margins | other.margins,
             saved_tokens=saved_tokens,
             failed_saves=Counter(self.failed_saves) + Counter(other.failed_saves),

@@ -120,13 +120,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         RepairMode,
         Meta(
             description="compute blended KV anew while the answer is written; idle: while no prompt waits and at most "
-            "four answers are written; always: beside other work, too"
+            "four answers are written, on accelerators none but such; always: beside other work, too"
         ),
     ] = "idle"
     repair_share: Annotated[
-        float,
-        Meta(gt=0, description="by how much steps that write answers may take longer for repairs, on average"),
-    ] = 0.5
+        Annotated[float, Meta(gt=0)] | None,
+        Meta(
+            description="by how much steps that write answers may take longer for repairs, on average; default: 0.5 on "
+            "CPUs, and 0.25 on accelerators"
+        ),
+    ] = None
     repair_after_s: Annotated[
         float,
         Meta(ge=0, description="seconds after an answer's end in which its KV may still be repaired"),

@@ -35,6 +35,14 @@ def test_choices_stand_expert_by_expert_in_whole_blocks(n, choices, n_experts, b
     assert of_block[: len(expected_blocks)].tolist() == expected_blocks
 
 
+def test_a_weak_reference_is_the_same_memory_and_keeps_nothing():
+    numbers = torch.arange(12.0).view(3, 4)[1:, ::2]
+    weak = vllm_ops.weak_ref_tensor(numbers)
+    numbers += 1
+    assert weak.data_ptr() == numbers.data_ptr() and torch.equal(weak, numbers)
+    assert weak.untyped_storage()._cdata != numbers.untyped_storage()._cdata
+
+
 @pytest.mark.parametrize("renormalize", [False, True])
 def test_experts_norms_and_activation(renormalize):
     scores, weights, experts = torch.randn(5, 8), torch.empty(5, 3), torch.empty(5, 3, dtype=torch.int32)

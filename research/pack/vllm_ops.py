@@ -85,6 +85,46 @@ def is_supported(capability: int) -> bool:
     return False
 
 
+def weak_ref_tensor(given: torch.Tensor) -> torch.Tensor:
+    """The same memory, which is not kept: graphs own it."""
+    whole = given.untyped_storage()
+    alias = torch._C._construct_storage_from_data_pointer(whole.data_ptr(), given.device, whole.nbytes())
+    seen = torch.empty(0, dtype=given.dtype, device=given.device)
+    return seen.set_(alias, given.storage_offset(), given.size(), given.stride())
+
+
+class Mapped:
+    """Page-locked memory of the host, as a GPU sees it."""
+
+    def __init__(self, memory: torch.Tensor) -> None:
+        self._memory = memory
+        self.__cuda_array_interface__ = {
+            "shape": (memory.nbytes,),
+            "typestr": "|u1",
+            "data": (memory.data_ptr(), False),
+            "version": 3,
+        }
+
+
+def get_cuda_view_from_cpu_tensor(given: torch.Tensor) -> torch.Tensor:
+    if not given.numel():
+        return torch.empty(given.shape, dtype=given.dtype, device="cuda")
+    memory = given if given.is_pinned() else given.pin_memory()
+    return torch.as_tensor(Mapped(memory), device="cuda").view(given.dtype).view(given.shape)
+
+
+def never(*given: torch.Tensor) -> None:
+    raise NotImplementedError("a pack has names of operators for vLLM's fusions, and fuses nothing")
+
+
+FUSED = (
+    *("rotary_embedding", "fused_qk_norm_rope", "static_scaled_fp8_quant", "dynamic_scaled_fp8_quant"),
+    *("dynamic_per_token_scaled_fp8_quant", "per_token_group_fp8_quant", "scaled_fp4_quant", "silu_and_mul_quant"),
+    *("silu_and_mul_per_block_quant", "silu_and_mul_nvfp4_quant", "rms_norm_static_fp8_quant"),
+    *("fused_add_rms_norm_static_fp8_quant", "rms_norm_dynamic_per_token_quant", "rms_norm_per_block_quant"),
+)
+"""What vLLM's passes over compiled graphs name at their import."""
+
 OPERATORS: dict[str, tuple[str, Callable[..., Any]]] = {
     "_C::silu_and_mul": ("Tensor(a!) out, Tensor given", silu_and_mul),
     "_C::rms_norm": ("Tensor(a!) out, Tensor given, Tensor? weight, float epsilon", rms_norm),
@@ -106,6 +146,9 @@ OPERATORS: dict[str, tuple[str, Callable[..., Any]]] = {
         "Tensor given, Tensor(a!) out, Tensor? experts=None, Tensor? expert_map=None",
         moe_sum,
     ),
+    **{f"_C::{name}": ("", never) for name in FUSED},
+    "_C::weak_ref_tensor": ("Tensor given", weak_ref_tensor),
+    "_C::get_cuda_view_from_cpu_tensor": ("Tensor given", get_cuda_view_from_cpu_tensor),
     **{
         f"_C::cutlass_scaled_mm_supports_{kind}": ("int capability", is_supported)
         for kind in ("fp4", "fp8", "block_fp8")
@@ -113,6 +156,11 @@ OPERATORS: dict[str, tuple[str, Callable[..., Any]]] = {
 }
 """The operators by their names: what they take, and what computes them. vLLM asks for the last ones at its import."""
 
+RETURNS: dict[Callable[..., Any], str] = {
+    is_supported: "bool",
+    weak_ref_tensor: "Tensor",
+    get_cuda_view_from_cpu_tensor: "Tensor",
+}
 LIBRARIES: list[torch.library.Library] = []
 """What was registered is forgotten with its library."""
 
@@ -122,6 +170,6 @@ def register() -> None:
     for name, (arguments, compute) in OPERATORS.items():
         namespace, _, operator = name.partition("::")
         library = torch.library.Library(namespace, "FRAGMENT")
-        library.define(f"{operator}({arguments}) -> {'bool' if compute is is_supported else '()'}")
+        library.define(f"{operator}({arguments}) -> {RETURNS.get(compute, '()')}")
         library.impl(operator, compute, "CompositeExplicitAutograd")
         LIBRARIES.append(library)

@@ -106,14 +106,17 @@ class PlayedWorker:
         self.engine.side.allocated(request, (blocks,), n_external)
         return request
 
-    def step(self, after_forward: Callable[[], None] = lambda: None, *, hub_answers: bool = True) -> set[str]:
-        """A step with a forward, in the order of vLLM's runners; returns whose KV has arrived.
+    def step(
+        self, after_forward: Callable[[], None] = lambda: None, *, hub_answers: bool = True, computes: bool = True
+    ) -> set[str]:
+        """A step, with a forward if it ``computes``, in the order of vLLM's runners; returns whose KV has arrived.
 
         The hub answers between the hooks.
         """
         self.steps += 1
         self.device.runtime.synchronize(self.device.runtime.record_event())  # the machine has done the steps before
         plan = self.engine.side.plan(SchedulerOutput.make_empty())
+        plan.computes = computes
         self.worker.begin_step(plan)
         number = self.steps
         self.device.runtime.engine.submit(lambda: self.forwards.append(number))

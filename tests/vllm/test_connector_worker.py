@@ -14,7 +14,7 @@ from blendhub.client.wire import Slot
 from blendhub.client.write_rights import WriteRight
 from blendhub.core.plugin_choice import PluginChoice
 from blendhub.vllm.messages import Adapter, HubAddress, SaveJob, StepPlan
-from blendhub.vllm.worker import forwards
+from blendhub.vllm.worker import connector_worker, forwards
 from blendhub.vllm.worker.load_task import LoadProgress
 from blendhub.vllm.worker.recompute import HostCopy
 from harness.waiting import wait_until
@@ -61,6 +61,35 @@ def test_a_copy_that_ends_while_a_forward_is_launched_is_reported_in_that_step(w
 
     assert worker.step(after_forward=release) == set(), "the lease is not proven yet"
     assert worker.step() == {"r"}
+
+
+class Busy:
+    """What a transfer's polls are held by: the copy takes so many of them."""
+
+    def __init__(self, polls: int) -> None:
+        self.polls = polls
+
+    def __bool__(self) -> bool:
+        self.polls -= 1
+        return self.polls >= 0
+
+
+def test_a_step_that_computes_nothing_waits_for_a_copy_and_reports_it(worker, device):
+    """vLLM sleeps for a millisecond behind each such step, and a load takes several turns."""
+    worker.arrive("r", PROMPT)
+    device.is_held = Busy(9)
+    assert worker.step(computes=False) == {"r"}
+    assert not worker.failed()
+
+
+def test_no_step_waits_long_for_a_copy_and_none_that_computes(worker, device, monkeypatch):
+    monkeypatch.setattr(connector_worker, "WAIT_S", 0.05)
+    worker.arrive("r", PROMPT)
+    device.is_held = True
+    for computes, waited in ((True, False), (False, True)):
+        started = time.perf_counter()
+        assert worker.step(computes=computes) == set()
+        assert (time.perf_counter() - started > 0.05) is waited
 
 
 def test_what_vllm_has_cached_is_neither_asked_of_the_hub_nor_overwritten(worker, device):
@@ -245,7 +274,9 @@ def test_a_step_s_tokens_do_not_wait_for_what_is_recomputed_beside_it(worker, mo
     """vLLM's V1 runner samples after the connector's load; so in its steps recomputation comes after the tokens."""
     order = []
     monkeypatch.setattr(worker.model, "samples_last", samples_last)
-    monkeypatch.setattr(worker.worker._forwards, "step", lambda blends, budget: order.append(f"recompute {budget}"))
+    monkeypatch.setattr(
+        worker.worker._forwards, "step", lambda blends, budget: order.append(f"recompute {budget}") or 0
+    )
     for budget in (7, 8, 9):
         plan = StepPlan(budget=budget, computes=budget < 9)
         worker.worker.begin_step(plan)

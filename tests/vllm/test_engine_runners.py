@@ -31,8 +31,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_model(tmp_path_factory.mktemp("model") / "two_layers", num_hidden_layers=2)
 
 
-def start(model: Path, *backend: str, **settings):
-    arranged = ["tests.vllm.gpu_stand_ins:put_in_place", *backend]
+def start(model: Path, *backend: str, stand_ins: str = "gpu_stand_ins", **settings):
+    arranged = [f"tests.vllm.{stand_ins}:put_in_place", *backend]
     return Engine(model, SETTINGS | DEVICE | PROBING | settings, arrange=arranged, **ON_THE_SECOND_RUNNER, **FEW)
 
 
@@ -62,6 +62,24 @@ def test_what_prompts_store_and_load_together_equals_full_prefill(engine, texts)
         assert loaded.report["exact_tokens"] == 128
         assert (loaded.kv(128) == expected.kv(128)).all()
     engine.forget()
+
+
+def test_small_forwards_replay_graphs_of_vllm_and_leave_its_steps_as_they_are(model, texts):
+    n = 70
+    with start(model, *BACKENDS[FLASH_ATTENTION], stand_ins="graph_stand_ins", **ASKING) as engine:
+        assert "forwards of at most 256 chosen tokens replay CUDA graphs" in engine.log
+        before = engine.log
+        check_recomputation(engine, texts, n)
+        replays = [line for line in engine.log[len(before) :].splitlines() if line.startswith("replays")]
+        assert f"replays 256 for {2 * n + 5} tokens" in replays
+        # A repair comes between a step's inputs and its forward.
+        first, second = texts.new(n), texts.new(n)
+        store(engine, [*first, *second])
+        prompt = [*second, *texts.new(5), *first, *texts.new(9)]
+        answer = engine.one(prompt, tokens=12, recompute_ratio=0.0, repair="always", store=False)
+        since = answer.report["repair"]["exact_from"] - 1
+        said = [engine.one([*prompt, *answer.tokens[:n]], mode="off").tokens[0] for n in range(since, 12)]
+        assert said and answer.tokens[since:] == said
 
 
 def test_runs_of_one_token_are_computed_by_the_kernels_for_one_token(model, texts):

@@ -16,7 +16,7 @@ from blendhub.outcome.report import AuditOutcome
 from blendhub.vllm.costs import Cost, Costs
 from blendhub.vllm.messages import RepairResult, WorkerReport
 from blendhub.vllm.scheduler import repair_pace, repairs
-from blendhub.vllm.scheduler.repair_pace import MAX_IDLE_REPAIR_S, MIN_TOKENS, SAVED_UP_FORWARDS, RepairPace
+from blendhub.vllm.scheduler.repair_pace import MIN_TOKENS, ON_ACCELERATORS, ON_CPUS, SAVED_UP_FORWARDS, RepairPace
 from blendhub.vllm.scheduler.request.terms import is_plain
 from blendhub.vllm.watching.stats import AuditRecord
 from tests.vllm.played_engine import NAMESPACE, SETTINGS, played_engine, text
@@ -35,7 +35,7 @@ FIRST = 32
 def at_once(monkeypatch):
     """A step repairs as much as is left, and if nothing is computed, the second one."""
     monkeypatch.setattr(repair_pace, "MIN_TOKENS", 4096)
-    monkeypatch.setattr(repair_pace, "MAX_IDLE_REPAIR_S", 0.0)
+    monkeypatch.setattr(repair_pace, "ON_CPUS", ON_CPUS._replace(idle_s=0.0))
 
 
 @pytest.fixture
@@ -134,6 +134,28 @@ def test_an_engine_that_is_not_idle_repairs_what_wants_it_always(engine):
     assert step(engine, late, *others) is None
 
 
+def test_on_accelerators_an_answer_that_is_repaired_itself_waits_for_a_repair_and_no_other(monkeypatch, at_once):
+    monkeypatch.setattr(repair_pace, "ON_CPUS", ON_ACCELERATORS._replace(idle_s=0.0, tokens=4096))
+    with played_engine(settings=msgspec.structs.replace(SETTINGS, repair="idle"), costs=FAST) as engine:
+        engine.serve("stored", text(0, 96))
+        first = answering(engine, "first")
+        other = answering(engine, "other", prompt=text(9, 64))
+        assert step(engine, first, other) is None, "it would slow down the other's answer"
+        engine.end(other, 65)
+        second = answering(engine, "second", prompt=text(3, 32) + text(0, 96))
+        assert {step(engine, first, second).request for _ in range(2)} == {"first", "second"}
+
+
+def test_an_idle_device_computes_one_repair_at_a_time(engine):
+    for name in ("a", "b"):
+        request = answering(engine, name, repair="idle", max_tokens=9, prompt=text(len(name), 32) + text(0, 96))
+        assert engine.side.ended(request, (engine.blocks.blocks,))[0]
+    first = step(engine)
+    assert first and step(engine) is None, "work would pile up, for which the next request would wait"
+    engine.side.process_report(WorkerReport(repaired=1))
+    assert step(engine).request not in (None, first.request)
+
+
 @pytest.mark.parametrize("asked, max_tokens, is_beside", [
     ({"repair": "idle"}, 17, True), ({"repair": "idle"}, 16, False), ({"repair": "always"}, 16, True),
     ({"repair": "idle", "audit": True}, 16, True),
@@ -227,7 +249,7 @@ def test_answers_are_slowed_down_by_the_share_on_average_and_no_step_by_much_mor
 ):
     """``factor``: how much longer repairs take than was measured."""
     now, token_s = 0.0, 1e-4
-    pace = RepairPace(slow(fixed_s, token_s), share, lag, clock=lambda: now)
+    pace = RepairPace(slow(fixed_s, token_s), ON_CPUS._replace(share=share), lag, clock=lambda: now)
     durations, n_repaired, running = [], 0, [0.0] * lag  # the last are the steps that vLLM has planned ahead
     for _ in range(1200):  # one forward more or less counts for little
         pace.begin_step(1)
@@ -246,7 +268,7 @@ def test_answers_are_slowed_down_by_the_share_on_average_and_no_step_by_much_mor
 
 def test_steps_without_answers_are_as_long_as_the_next_request_may_wait():
     now = 0.0
-    pace, slow_pace = (RepairPace(slow(*times), 0.5, clock=lambda: now) for times in ((0.0, 1e-4), (0.1, 1e-3)))
+    pace, slow_pace = (RepairPace(slow(*times), ON_CPUS, clock=lambda: now) for times in ((0.0, 1e-4), (0.1, 1e-3)))
 
     def take(pace, at, n_answers=0):
         nonlocal now
@@ -254,8 +276,8 @@ def test_steps_without_answers_are_as_long_as_the_next_request_may_wait():
         pace.begin_step(n_answers)
         return pace.take(Span(0, 5000), 4096)
 
-    assert take(pace, 7.0) == 0 and take(pace, 7.0 + 1.1 * MAX_IDLE_REPAIR_S) == pytest.approx(
-        MAX_IDLE_REPAIR_S / 1e-4, abs=1
+    assert take(pace, 7.0) == 0 and take(pace, 7.0 + 1.1 * ON_CPUS.idle_s) == pytest.approx(
+        ON_CPUS.idle_s / 1e-4, abs=1
     )
     assert pace.take(Span(0, 500), 4096) == 500 and pace.take(Span(0, 5000), 300) == 300
     # Nor does one begin before the engine has been idle for as long, which is anew after each step with an answer.
@@ -264,10 +286,26 @@ def test_steps_without_answers_are_as_long_as_the_next_request_may_wait():
     assert take(slow_pace, 8.7) == pytest.approx(100 + SAVED_UP_FORWARDS * MIN_TOKENS, abs=2)
 
 
+def test_on_accelerators_repairs_are_short():
+    now = 0.0
+    pace = RepairPace(slow(0.001, 1e-5), ON_ACCELERATORS, clock=lambda: now)
+    taken: list[int] = []
+    for _ in range(200):
+        now += 0.05 + 1e-5 * sum(taken[-1:])
+        pace.begin_step(1)
+        taken.append(pace.take(Span(0, 10**9), 4096))
+    assert max(taken) == ON_ACCELERATORS.tokens < 0.25 * 0.05 / 1e-5
+    pace = RepairPace(slow(0.0, 1e-5), ON_ACCELERATORS, clock=lambda: now)
+    for at in (100.0, 100.1):
+        now = at
+        pace.begin_step(0)
+    assert pace.take(Span(0, 10**9), 4096) == pytest.approx(ON_ACCELERATORS.idle_s / 1e-5, abs=2)
+
+
 def test_a_repair_saves_up_for_a_forward_that_is_worth_it():
     """Where the least forward takes as long as a step, one step in four or five repairs many tokens."""
     now, step_s, fixed_s, token_s, taken = 0.0, 0.05, 0.05, 5e-4, []
-    pace = RepairPace(slow(fixed_s, token_s), 0.5, clock=lambda: now)
+    pace = RepairPace(slow(fixed_s, token_s), ON_CPUS, clock=lambda: now)
     while len(taken) < 100 or not taken[-1]:
         pace.begin_step(1)
         taken.append(pace.take(Span(0, 10**9), 4096))
@@ -284,7 +322,7 @@ def test_a_repair_saves_up_for_a_forward_that_is_worth_it():
 
 def test_tokens_far_from_the_beginning_which_take_longer_are_repaired_too():
     now, step_s, growth_s, durations = 0.0, 0.05, 1e-7, []
-    pace = RepairPace(slow(0.01, 1e-3, growth_s), 0.5, clock=lambda: now)
+    pace = RepairPace(slow(0.01, 1e-3, growth_s), ON_CPUS, clock=lambda: now)
     for _ in range(400):
         pace.begin_step(1)
         n = pace.take(Span(40_000, 10**9), 4096)
@@ -296,7 +334,7 @@ def test_tokens_far_from_the_beginning_which_take_longer_are_repaired_too():
 @pytest.mark.parametrize("token_s", [1e-5, 3e-3])
 def test_where_costs_were_not_measured_steps_tell_them(token_s):
     now, step_s, durations = 0.0, 0.05, []
-    pace = RepairPace(None, 0.5, clock=lambda: now)
+    pace = RepairPace(None, ON_CPUS, clock=lambda: now)
     for _ in range(300):
         pace.begin_step(1)
         durations.append(step_s + token_s * pace.take(Span(0, 10**9), 10**6))

@@ -177,7 +177,7 @@ def test_nothing_is_copied_while_vllm_sleeps(scene, device):
 def test_nothing_is_recomputed_while_vllm_sleeps(scene):
     """Where the runner samples after the connector, what a step recomputes waits for the next one."""
     scene.played.model.samples_last, forwards = True, []
-    scene.played.worker._forwards.step = lambda blends, budget: forwards.extend(blends)
+    scene.played.worker._forwards.step = lambda blends, budget: forwards.extend(blends) or 0
     scene.played.arrive("r", [*text(1, 32), *STORED, *text(2, 32)])
     while not forwards:
         plan = scene.played.engine.side.plan(SchedulerOutput.make_empty())

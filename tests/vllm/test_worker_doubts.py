@@ -34,7 +34,7 @@ class SummingModel(StandInModel):
         self.forwards: list[int] = []
         self.fails = False
 
-    def forward(self, chosen, *, positions=None):
+    def forward(self, chosen, *, positions=None, replays=True):
         if self.fails:
             raise RuntimeError("no memory is left")
         assert len(chosen) <= self.max_tokens and len(chosen.spans) <= self.max_spans

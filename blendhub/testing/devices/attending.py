@@ -45,8 +45,8 @@ PAGES = AttentionPages()
 class AttendedGroup:
     """Two layers with random keys and values, in pages of any order, to which tokens of several prompts attend.
 
-    ``n_readable``: two of three of the first so many keys are readable; 0: all are. The second layer has twice the
-    scale. Queries and answers are parts of wider tensors, as engines have them.
+    ``n_readable``: tokens probe, and of the other tokens' first so many keys two of three are readable; 0: they do not.
+    The second layer has twice the scale. Queries, keys and answers are parts of wider tensors, as engines have them.
     """
 
     def __init__(
@@ -76,6 +76,8 @@ class AttendedGroup:
         prompts = np.repeat(np.arange(len(chosen)), [len(positions) for positions in chosen])
         any_order = np.random.default_rng(4).permutation(len(prompts))
         readable = np.random.default_rng(5).random((len(chosen), n_readable)) < 2 / 3 if n_readable else None
+        for row, positions in zip([] if readable is None else readable, chosen, strict=readable is not None):
+            row[[at for at in positions if at < n_readable]] = False
         self.tokens = ChosenTokens(np.concatenate(chosen)[any_order], prompts[any_order], blocks, readable)
         kept = blocks.copy()
         for row, positions in zip(kept, chosen, strict=True):
@@ -87,6 +89,9 @@ class AttendedGroup:
         self.rules = [rules, rules._replace(scale=2 * rules.scale)]
         self._queries = numbers(len(prompts), rules.heads, 2 * layout.key_dim, dtype=dtype)[..., : layout.key_dim]
         self._value_width = rules.latent or layout.value_dim
+        keys = numbers(len(prompts), layout.kv_heads, 2 * layout.key_dim, dtype=dtype)
+        values = keys if rules.latent else numbers(len(prompts), layout.kv_heads, 2 * layout.value_dim, dtype=dtype)
+        self._own = keys[..., : layout.key_dim], values[..., : self._value_width]
 
     def attach(self, device: Device) -> None:
         device.attach(self.layers, self.block_size, self.layout)
@@ -96,18 +101,21 @@ class AttendedGroup:
         reference = ReferenceAttention(self.layers, self.block_size, self.layout, self.rules)
         reference.begin(self.tokens)
         for actual, expected in zip(self._answers(attention), self._answers(reference), strict=True):
-            torch.testing.assert_close(actual, expected, rtol=0, atol=TOLERANCE[self.dtype])
+            torch.testing.assert_close(actual, expected, rtol=TOLERANCE[self.dtype], atol=TOLERANCE[self.dtype])
 
     def _answers(self, attention: ChosenAttention) -> tuple[torch.Tensor, torch.Tensor]:
-        """What the tokens take, and the logarithms of the sums of their weights if not all keys are readable."""
+        """What the tokens take, and of a probe what each key receives in both layers together."""
         shape = len(self.layers), *self._queries.shape[:2], 2 * self._value_width
-        output = self._queries.new_full(shape, torch.nan)
-        log_sums = output.new_zeros(shape[:-1], dtype=torch.float32)
+        output, readable = self._queries.new_full(shape, torch.nan), self.tokens.readable
+        received = output.new_zeros((0, 0) if readable is None else readable.shape, dtype=torch.float32)
         for layer in range(len(self.layers)):
-            sums = () if self.tokens.readable is None else (log_sums[layer],)
-            attention.attend(layer, self._queries, output[layer, ..., : self._value_width], *sums)
+            taken = output[layer, ..., : self._value_width]
+            if readable is None:
+                attention.attend(layer, self._queries, taken)
+            else:
+                attention.probe(layer, self._queries, *self._own, taken, received)
         assert output[..., self._value_width :].isnan().all(), "bytes behind the answers were written"
-        return output[..., : self._value_width].float(), log_sums
+        return output[..., : self._value_width].float(), received
 
 
 def check_attention(
@@ -183,11 +191,17 @@ class AttentionTests(DeviceTests):
             pages = AttentionPages(msgspec.structs.replace(LAYOUT, dtype=dtype), self.formats[0])
             self._check([spread_out(20, 100)], RULES._replace(key_scale=0.5, value_scale=2.0), pages)
 
-    @holds("A prompt's keys may be readable in part")
+    @holds("A probe attends to readable keys and to its tokens' own")
     def test_keys_that_are_not_readable_are_left_out(self) -> None:
         """Some tokens see none of the 90 keys that may be readable, and some stand behind all of these."""
         for rules in (RULES, *OTHER_RULES):
             self._check([spread_out(20, 200), [0, 1, 150]], rules, n_readable=90)
+        if "latent" in self.formats:
+            latent = AttentionRules(16, 0.04, latent=512)
+            self._check([spread_out(3, 70)], latent, AttentionPages(LATENT, "latent"), n_readable=60)
+        for dtype in {"float8_e4m3"} & set(self.dtypes):
+            pages = AttentionPages(msgspec.structs.replace(LAYOUT, dtype=dtype), self.formats[0])
+            self._check([spread_out(20, 100)], RULES._replace(key_scale=0.5, value_scale=2.0), pages, n_readable=90)
 
     def test_groups_of_layers_have_pages_rules_and_block_tables_of_their_own(self) -> None:
         """Models have several if some layers have windows, and the engine has freed what has left these."""

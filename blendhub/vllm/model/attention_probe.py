@@ -8,11 +8,10 @@ import torch
 
 from blendhub.core.errors import Unsupported
 from blendhub.core.spans import Span
-from blendhub.devices.chosen_attention import SLICE_BYTES, Attended, Keys, attend, merged, received
+from blendhub.devices.chosen_attention import SLICE_BYTES, Keys, attend, received
 from blendhub.vllm.model.engine_model import EngineModel, StopForward
 from blendhub.vllm.model.own_layers import rules_of
 from blendhub.vllm.model.pages import LayerPages, read_as_computed
-from blendhub.vllm.model.platform import Tensors
 from blendhub.vllm.model.recompute_set import RecomputeSet, RequestTokens
 
 SLICES_AT_ONCE = 4
@@ -61,9 +60,10 @@ class AttentionProbe:
 
     def memory(self, n_keys: int) -> int:
         """About the most bytes that a probe of so many keys takes for a while beside its forward."""
-        layers = [self.layers[name] for name in (self.counted if self.model.attention else self.layers)]
-        copies = max(layer.layout.key_row_bytes + layer.layout.value_row_bytes for layer in layers)
-        return n_keys * copies + SLICES_AT_ONCE * SLICE_BYTES
+        if self.model.attention:  # it reads the pages
+            return 4 * n_keys
+        copies = max(layer.layout.key_row_bytes + layer.layout.value_row_bytes for layer in self.layers.values())
+        return 2 * n_keys * copies + SLICES_AT_ONCE * SLICE_BYTES  # as they are read, and with those of the tokens
 
     def reserve(self, queries: Sequence[AttentionQuery]) -> None:
         """Have the memory of a probe; raises if there is too little. It is free again, and torch keeps it at hand."""
@@ -84,61 +84,54 @@ def _sees_all(layer: Any) -> bool:
 class ProbeAttention:
     """The attention of one probe, called by each layer in its turn.
 
-    Tokens attend to stored keys in the pages, by the device if the model's forwards do, and to each other's.
+    Tokens attend to stored keys in the pages, and to each other's: by the device if the model's forwards do.
     """
 
     def __init__(self, probe: AttentionProbe, queries: Sequence[AttentionQuery]) -> None:
         self.chosen = RecomputeSet([query.asking for query in queries])
         self._probe = probe
         self._last = probe.model.layer_names[probe.last]
-        self._prompts = [_Prompt(probe.model, query, self.chosen, number) for number, query in enumerate(queries)]
-        self.received = [torch.zeros(query.stored[-1].end, device=probe.model.device) for query in queries]
-        self._attend_in: dict[str, Callable[..., None]] = {}
+        ends = [query.stored[-1].end for query in queries]
+        self._sums = torch.zeros(len(queries), max(ends), device=probe.model.device)
+        self.received = [sums[:end] for sums, end in zip(self._sums, ends, strict=True)]
+        self._prompts: list[_Prompt] = []
+        self._probe_in: dict[str, Callable[..., None]] = {}
         if probe.model.attention:
-            readable = np.zeros((len(queries), max(map(len, self.received))), np.bool_)
+            readable = np.zeros(self._sums.shape, np.bool_)
             for row, query in zip(readable, queries, strict=True):
                 for span in query.stored:
                     row[span.start : span.end] = True
-            self._attend_in = probe.model.begin_attention(self.chosen, readable)
+            self._probe_in = probe.model.begin_attention(self.chosen, readable)
+        else:
+            self._prompts = [_Prompt(probe.model, query, self.chosen, number) for number, query in enumerate(queries)]
 
     def __call__(
         self, layer: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, output: torch.Tensor
     ) -> None:
-        name = layer.layer_name
-        rules = self._probe.rules[name]
-        in_pages = self._from_pages(name, query[: len(self.chosen)], value.shape[-1])
-        for prompt, total in zip(self._prompts, self.received, strict=True):
-            places = prompt.places
-            beside = Keys(prompt.positions, key[places], value[places])
-            own = attend(query[places], prompt.positions, beside, rules._replace(sinks=None))
-            both = (torch.stack([stored[places], asking]) for stored, asking in zip(in_pages, own, strict=True))
-            whole = merged(Attended(*both))
-            output[places] = whole.taken.to(output.dtype)
-            if name in self._probe.counted:
-                keys, _ = self._stored(name, prompt)
-                weights = received(query[places], prompt.positions, prompt.stored, keys, rules, whole.log_sums)
-                total[prompt.stored] += weights
+        name, n = layer.layer_name, len(self.chosen)
+        sums = self._sums if name in self._probe.counted else None
+        if self._probe_in:
+            self._probe_in[name](query[:n], key[:n], value[:n], output[:n], sums)
+        else:
+            self._attend(name, query, key, value, output)
         if name == self._last:
             raise StopForward
 
-    def _from_pages(self, name: str, queries: torch.Tensor, width: int) -> Attended:
-        """What all tokens take from the stored values."""
-        rules = self._probe.rules[name]
-        taken = queries.new_empty((*queries.shape[:2], width), dtype=torch.float32)
-        log_sums = taken.new_empty(taken.shape[:2])
-        if self._attend_in:
-            self._attend_in[name](queries, taken, log_sums)
-            return Attended(taken, log_sums)
-        for prompt in self._prompts:
-            keys, values = self._stored(name, prompt)
-            latent = keys[..., : rules.latent] if rules.latent else values
-            attended = attend(queries[prompt.places], prompt.positions, Keys(prompt.stored, keys, latent), rules)
-            taken[prompt.places], log_sums[prompt.places] = attended
-        return Attended(taken, log_sums)
-
-    def _stored(self, name: str, prompt: "_Prompt") -> Tensors:
-        slots = prompt.slots[self._probe.model.tables[name]]
-        return read_as_computed(self._probe.model, self._probe.layers[name], slots)
+    def _attend(
+        self, name: str, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, output: torch.Tensor
+    ) -> None:
+        """In plain torch."""
+        probe, rules = self._probe, self._probe.rules[name]
+        for prompt, total in zip(self._prompts, self.received, strict=True):
+            places, slots = prompt.places, prompt.slots[probe.model.tables[name]]
+            keys, values = read_as_computed(probe.model, probe.layers[name], slots)
+            stored = Keys(prompt.stored, keys, keys[..., : rules.latent] if rules.latent else values)
+            own = Keys(prompt.positions, key[places], value[places])
+            both = Keys(*(torch.cat(parts) for parts in zip(stored, own, strict=True)))
+            taken, log_sums = attend(query[places], prompt.positions, both, rules)
+            output[places] = taken.to(output.dtype)
+            if name in probe.counted:
+                total[prompt.stored] += received(query[places], prompt.positions, stored, rules, log_sums)
 
 
 class _Prompt:

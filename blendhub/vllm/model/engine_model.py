@@ -21,10 +21,13 @@ from blendhub.vllm.model.drafter import Drafter
 from blendhub.vllm.model.own_layers import Attend, own_attention, rules_of
 from blendhub.vllm.model.platform import Platform, Tensors
 from blendhub.vllm.model.recompute_set import Blocks, RecomputeSet, pages_in
-from blendhub.vllm.model.runner import Runner
+from blendhub.vllm.model.runner import Graphs, Inputs, Runner
 from blendhub.vllm.model.sampling import Look
 from blendhub.vllm.model.states.recurrent_layers import SCRATCH, RecurrentLayer, SpanStates, recurrent_layer
 from blendhub.vllm.model.states.state_path import own_recurrence, steps_of
+
+NO_SLOT = -1
+"""Where nothing is written, as vLLM counts."""
 
 
 class StopForward(Exception):
@@ -71,6 +74,8 @@ class EngineModel:
             self._why_no_metadata = f"the attention backend's builder failed: {type(error).__name__}: {error}"
         self.device = self._runner.device
         self.max_tokens: int = config.scheduler_config.max_num_batched_tokens
+        self.graphs: Graphs | None = None
+        """vLLM's graphs, which small forwards replay; None: none does."""
         self.attention: Sequence[GroupAttention] = ()
         """The device's attention over all layers; empty: chosen tokens attend by the engine's backend."""
         self.n_blocks = self._runner.n_blocks
@@ -153,12 +158,15 @@ class EngineModel:
         table = self.tables[self.layer_names[layer]]
         return self._platform.slots(chosen.slots(self.block_sizes[table], table), self.device)
 
-    def slots_of_tables(self, chosen: RecomputeSet) -> list[torch.Tensor]:
-        """The slots of the tokens in each block table; none in those of recurrent layers."""
+    def slots_of_tables(self, chosen: RecomputeSet, n: int = 0) -> list[torch.Tensor]:
+        """The slots of the tokens in each block table, and behind them none, ``n`` in all; none in the tables of
+        recurrent layers."""
         of_states = {table for table, _ in self.recurrent.values()}
-        none = np.zeros(0, np.int64)
+        none, behind = np.zeros(0, np.int64), np.full(max(0, n - len(chosen)), NO_SLOT)
         return [
-            self._platform.slots(none if table in of_states else chosen.slots(size, table), self.device)
+            self._platform.slots(
+                none if table in of_states else np.append(chosen.slots(size, table), behind), self.device
+            )
             for table, size in enumerate(self.block_sizes)
         ]
 
@@ -166,18 +174,28 @@ class EngineModel:
         """The numbers on the model's device, without waiting for it."""
         return self._platform.to_device(numbers, self.device)
 
-    def forward(self, chosen: RecomputeSet, *, positions: torch.Tensor | None = None) -> torch.Tensor:
+    def find_graphs(self) -> int:
+        """Have small forwards replay vLLM's graphs. Returns the most tokens of such a one; raises Unsupported if there
+        are none. Called when vLLM has captured them."""
+        self.graphs = self._runner.graphs(self.config)
+        return self.graphs.most
+
+    def forward(
+        self, chosen: RecomputeSet, *, positions: torch.Tensor | None = None, replays: bool = True
+    ) -> torch.Tensor:
         """Compute tokens anew, each with everything before it in its prompt as context, and write their KV.
 
         Keys of all tokens are written before any query is answered, so spans may build on each other. ``positions``
-        are other positions to pretend, for tests of the rotation. Returns the hidden states of the tokens. A drafter
-        computes the tokens, too.
+        are other positions to pretend, for tests of the rotation. Returns the hidden states of the tokens, which are
+        to be used before the next forward: graphs share their memory. ``replays``: False while the engine still needs
+        what a step of its own has left there. A drafter computes the tokens, too.
 
         To the attention of the engine's backend each span is a virtual request: as many queries as the span has
         tokens, and a context that ends with it.
         """
         with torch.inference_mode():
-            slots = self.slots_of_tables(chosen)
+            size = self.graphs.size(len(chosen)) if self.graphs and replays else None
+            slots = self.slots_of_tables(chosen, size or 0)
             pretended = self.to_device(chosen.positions) if positions is None else positions.to(self.device)
             by_layer = {name: slots[self.tables[name]] for name in self._metadata.layer_names}
             attend, metadata = None, dict[str, Any]()
@@ -190,24 +208,24 @@ class EngineModel:
                 return own_attention(self.layer_names, attend) if attend else nullcontext()
 
             with (
-                self._forward_context(chosen, pretended, metadata, by_layer) as inputs,
+                self._forward_context(chosen, pretended, metadata, by_layer, size) as inputs,
                 attending(),
                 self._own_recurrence(chosen, slots),
             ):
                 hidden = self._runner.forward(**inputs)
             if self._drafter:
                 ids, behind = self.to_device(chosen.ids), self.to_device(chosen.ids_behind)
-                with self._forward_context(chosen, pretended, metadata, by_layer) as inputs, attending():
+                with self._forward_context(chosen, pretended, metadata, by_layer, None) as inputs, attending():
                     positions = inputs["positions"] if self._drafter.uses_mrope else pretended
                     self._drafter.forward(ids, behind, positions, hidden)
             # For some drafters, the model returns the states behind several layers beside the last.
             last: torch.Tensor = hidden[0] if isinstance(hidden, tuple) else hidden
-            return last
+            return last[: len(chosen)]
 
     def begin_attention(
         self, chosen: RecomputeSet, readable: npt.NDArray[np.bool_] | None = None
     ) -> dict[str, Callable[..., None]]:
-        """The device's attention of these tokens by layer, to readable keys; None: to all before them.
+        """The device's attention of these tokens by layer; ``readable``: that of a probe, to these keys in the pages.
 
         Each group of layers attends over the pages of its own block table.
         """
@@ -220,7 +238,8 @@ class EngineModel:
             blocks = chosen.table(-(-n_keys // size), table)
             pages = np.stack([pages_in(row, n_pages) for row in blocks]).astype(np.int32)
             attention.begin(ChosenTokens(chosen.positions, chosen.token_owners, pages, readable))
-            attend_in |= {name: partial(attention.attend, number) for number, name in enumerate(layers)}
+            attend = attention.attend if readable is None else attention.probe
+            attend_in |= {name: partial(attend, number) for number, name in enumerate(layers)}
         return attend_in
 
     @cached_property
@@ -258,10 +277,10 @@ class EngineModel:
         return own_recurrence(self.recurrent_layers, steps)
 
     def _over_pages(self, chosen: RecomputeSet) -> Attend:
-        attend_in = self.begin_attention(chosen)
+        attend_in, n = self.begin_attention(chosen), len(chosen)
 
         def attend(layer: Any, query: torch.Tensor, key: Any, value: Any, output: torch.Tensor) -> None:
-            attend_in[layer.layer_name](query, output)
+            attend_in[layer.layer_name](query[:n], output[:n])
 
         return attend
 
@@ -272,7 +291,8 @@ class EngineModel:
         """
         with torch.inference_mode(), suppress(StopForward):
             positions = self.to_device(chosen.positions)
-            with self._forward_context(chosen, positions, {}, {}) as inputs, own_attention(layers, attend):
+            size = self.graphs.size(len(chosen)) if self.graphs else None
+            with self._forward_context(chosen, positions, {}, {}, size) as inputs, own_attention(layers, attend):
                 self._runner.forward(**inputs)
 
     @contextmanager
@@ -282,18 +302,22 @@ class EngineModel:
         positions: torch.Tensor,
         metadata: dict[str, Any],
         slots: dict[str, torch.Tensor],
+        size: int | None,
     ) -> Iterator[dict[str, Any]]:
         """The context of a forward over these tokens; gives what the model is called with.
 
-        ``metadata``: by layer; those that are left out have none.
+        ``metadata``: by layer; those that are left out have none. ``size``: that of the graphs to replay.
         """
         # int32 like the runner's own buffer: compiled models do not check, and read garbage from int64.
         ids = self.to_device(chosen.ids)
         of_layers = dict.fromkeys(self._metadata.layer_names) | metadata
-        context = self._platform.forward_context(of_layers, self.config, ids, positions, slots)
-        with self._without_adapters(len(chosen)), context:
-            placed = self._runner.dimensions(positions, self.max_tokens)
-            yield {**self._inputs(ids), "positions": placed, "intermediate_tensors": None}
+        replaying = (
+            self.graphs.inputs(ids, positions, size) if self.graphs and size else nullcontext(Inputs(ids, positions))
+        )
+        with self._without_adapters(len(chosen)), replaying as inputs:
+            placed = self._runner.dimensions(inputs.positions, self.max_tokens)
+            with self._platform.forward_context(of_layers, self.config, inputs, slots):
+                yield {**self._inputs(inputs.ids), "positions": placed, "intermediate_tensors": None}
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor | None:
         """What the model predicts behind each of these tokens; None on a rank to which vLLM sends no predictions.

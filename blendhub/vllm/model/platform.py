@@ -11,6 +11,8 @@ from vllm.config import VllmConfig
 from vllm.v1.attention.backend import CommonAttentionMetadata, MLAAttentionImpl
 from vllm.v1.worker.utils import AttentionGroup
 
+from blendhub.vllm.model.runner import Inputs
+
 Tensors = tuple[torch.Tensor, torch.Tensor]
 """Keys and values, each ``[tokens, heads, width]``."""
 
@@ -46,8 +48,7 @@ class Platform(ABC):
         self,
         metadata: dict[str, Any],
         config: VllmConfig,
-        ids: torch.Tensor,
-        positions: torch.Tensor,
+        inputs: Inputs,
         slots: dict[str, torch.Tensor],
     ) -> AbstractContextManager[None]:
         """The context of one forward. After it, everything that a step under way has set is as before."""

@@ -13,6 +13,7 @@ from vllm.v1.worker.block_table import get_block_table_width
 from vllm.v1.worker.utils import AttentionGroup
 
 from blendhub.vllm.model.platform import Platform, Tensors, WriteHook, keeps_latent
+from blendhub.vllm.model.runner import Inputs
 
 
 class Upstream(Platform):
@@ -48,17 +49,17 @@ class Upstream(Platform):
         self,
         metadata: dict[str, Any],
         config: VllmConfig,
-        ids: torch.Tensor,
-        positions: torch.Tensor,
+        inputs: Inputs,
         slots: dict[str, torch.Tensor],
     ) -> AbstractContextManager[None]:
         return set_forward_context(
             metadata,
             config,
-            num_tokens=len(ids),
-            cudagraph_runtime_mode=CUDAGraphMode.NONE,
+            num_tokens=len(inputs.positions),
+            cudagraph_runtime_mode=CUDAGraphMode.NONE if inputs.is_padding is None else CUDAGraphMode.PIECEWISE,
             # Without it nothing is written, silently.
             slot_mapping=slots,
+            is_padding=inputs.is_padding,
         )
 
     def write_hook(self, attention: Any) -> WriteHook:

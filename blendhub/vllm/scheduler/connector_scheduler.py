@@ -11,6 +11,7 @@ from vllm.v1.request import Request
 from blendhub.client.hub_client import HubClient
 from blendhub.framework.observers import Observers
 from blendhub.vllm.messages import HubPlace, StepPlan, WorkerReport
+from blendhub.vllm.scheduler import repair_pace
 from blendhub.vllm.scheduler.admission import Admission
 from blendhub.vllm.scheduler.audits import Audits
 from blendhub.vllm.scheduler.blend_queue import BlendQueue
@@ -18,7 +19,6 @@ from blendhub.vllm.scheduler.blocks.engine_blocks import EngineBlocks
 from blendhub.vllm.scheduler.blocks.scratch import Scratch
 from blendhub.vllm.scheduler.doubts import Doubts
 from blendhub.vllm.scheduler.loads import LoadScheduler
-from blendhub.vllm.scheduler.repair_pace import RepairPace
 from blendhub.vllm.scheduler.repairs import Repairs
 from blendhub.vllm.scheduler.reports import Reports
 from blendhub.vllm.scheduler.request.blocks import Tables
@@ -27,6 +27,7 @@ from blendhub.vllm.scheduler.request.served_request import Ending, Requests, Ser
 from blendhub.vllm.scheduler.saves import SaveScheduler
 from blendhub.vllm.scheduler.side import Matched, SchedulerSide
 from blendhub.vllm.scheduler.startup import ArenaWatch, StartupFacts
+from blendhub.vllm.settings import Settings
 from blendhub.vllm.watching.stats import BlendHubStats
 
 
@@ -62,7 +63,7 @@ class ConnectorScheduler(SchedulerSide):
             settings,
             Audits(settings, facts.support.audits, admission.namespace.digest),
             Doubts(settings, facts.support.costs, max_tokens, self.reports.counters, self.reports.times),
-            RepairPace(facts.support.costs, settings.repair_share, lag=_steps_ahead(config)),
+            repair_pace.RepairPace(facts.support.costs, _limits(config, settings), lag=_steps_ahead(config)),
             scratch,
             requests,
             self.reports.counters,
@@ -145,6 +146,7 @@ class ConnectorScheduler(SchedulerSide):
                 else:
                     self.loads.loaded(request, result)
                     self.repairs.begin(request)
+        self.repairs.computed(report.repaired)
         self.repairs.passed(report.margins)
         for request in self.repairs.reported(report.repairs):
             self.saves.repaired(request)
@@ -229,6 +231,12 @@ class ConnectorScheduler(SchedulerSide):
         if not request.uncommitted_ranks:
             request.saves.close()
             del self.requests.ended[name]
+
+
+def _limits(config: VllmConfig, settings: Settings) -> repair_pace.Limits:
+    on_cpu = config.device_config.device_type == "cpu"
+    limits = repair_pace.ON_CPUS if on_cpu else repair_pace.ON_ACCELERATORS
+    return limits if settings.repair_share is None else limits._replace(share=settings.repair_share)
 
 
 def _steps_ahead(config: VllmConfig) -> int:

@@ -1,5 +1,6 @@
 """How many tokens a step may compute anew, by time: the costs measured at the start, and the steps that were taken."""
 
+import sys
 import time
 from bisect import bisect_right
 from collections import deque
@@ -12,17 +13,33 @@ from blendhub.vllm.costs import Cost, Costs
 
 MIN_TOKENS = 8
 """Fewer tokens take about as long."""
-MAX_IDLE_REPAIR_S = 0.05
-"""The longest repair in a step without an answer, unless ``SAVED_UP_FORWARDS`` of the least forwards take longer: the
-next request may come at any moment. None begins before the engine has been idle for as long: a client that asks again
-at once waits for none.
-"""
 SAVED_UP_FORWARDS = 2
 """Steps save up for a forward that takes so many times as long as the least one, and computes far more tokens."""
 GUESSED_COST = Cost(1e-3, measured=((0.016, 0.016),))
 """Where costs were not measured at the start, steps show how far this one is off; 8 tokens take as long as 16."""
 MEASURED_STEPS = 8
 """The steps without a repair that tell how long one takes."""
+
+
+class Limits(NamedTuple):
+    """How much of an engine repairs may take."""
+
+    share: float
+    """By how much steps that write answers may take longer, on average."""
+    idle_s: float
+    """The longest repair in a step without an answer: the next request may come at any moment. None begins before the
+    engine has been idle for as long: a client that asks again at once waits for none."""
+    idle_forwards: int = 0
+    """Or so many of the least forwards, where these take longer."""
+    tokens: int = sys.maxsize
+    """The most tokens that are repaired at a time beside answers."""
+    spares_others: bool = False
+    """Whether repairs that need an idle engine wait for answers that are not repaired themselves."""
+
+
+ON_CPUS = Limits(0.5, 0.05, SAVED_UP_FORWARDS)
+ON_ACCELERATORS = Limits(0.25, 0.015, tokens=512, spares_others=True)
+"""Answers are written so fast there that the least forward takes as long as many tokens."""
 
 
 class Step(NamedTuple):
@@ -35,18 +52,18 @@ class Step(NamedTuple):
 
 
 class RepairPace:
-    """Limits by how much repairs make steps longer that compute answers: on average by ``share``.
+    """Limits by how much repairs make steps longer that compute answers: on average by a share.
 
-    Each step becomes longer by ``share`` at most. Where even the least forward takes longer than that, some steps
+    Each step becomes longer by that share at most. Where even the least forward takes longer than that, some steps
     become longer by ``SAVED_UP_FORWARDS`` of the least forwards, and the others do not.
     """
 
     def __init__(
-        self, costs: Costs | None, share: float, lag: int = 0, clock: Callable[[], float] = time.monotonic
+        self, costs: Costs | None, limits: Limits, lag: int = 0, clock: Callable[[], float] = time.monotonic
     ) -> None:
         """``lag``: how many steps vLLM plans ahead of the one that it computes."""
+        self.limits = limits
         self._cost = costs.recompute if costs else GUESSED_COST
-        self._share = share
         self._clock = clock
         self._steps = deque([Step(0)] * (lag + 1))
         """The planned steps that have not ended; the last is being planned."""
@@ -79,7 +96,7 @@ class RepairPace:
         self._steps.append(Step(n_answers, only_answers and n_answers > 0))
         if n_answers and self._plain:
             step = median(self._plain)
-            share = self._share * step
+            share = self.limits.share * step
             least = self._seconds(Span(0, MIN_TOKENS))
             self._most = share if least <= share else SAVED_UP_FORWARDS * least
             self._credit = min(self._credit, self._most) + share
@@ -92,11 +109,11 @@ class RepairPace:
         answers, longest = self._steps[-1].n_answers, min(most, len(left))
         least = min(MIN_TOKENS, longest)
         if not answers:
-            limit = max(MAX_IDLE_REPAIR_S, SAVED_UP_FORWARDS * self._seconds(Span(0, MIN_TOKENS)))
+            limit = max(self.limits.idle_s, self.limits.idle_forwards * self._seconds(Span(0, MIN_TOKENS)))
             if not at_once and (self._idle_since is None or self._begun_at - self._idle_since < limit):
                 return 0
         elif self._plain:
-            limit, longest = min(self._credit, self._most), min(longest, 2 * self._n_last)
+            limit, longest = min(self._credit, self._most), min(longest, 2 * self._n_last, self.limits.tokens)
         else:
             return 0
         n = bisect_right(range(1, longest + 1), limit, key=lambda n: self._seconds(Span(left.start, left.start + n)))

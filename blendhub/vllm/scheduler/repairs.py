@@ -63,6 +63,8 @@ class Repairs:
         self._counters = counters
         self._has_windows = scratch.tables.shortest_window is not None
         self._n_steps = 0
+        self._n_computing = 0
+        """How many planned computations the device has not done yet."""
         self._stopped: set[str] = set()
         """The requests whose repair has stopped since the last plan, which says so to the workers."""
 
@@ -97,6 +99,10 @@ class Repairs:
             self._plan_job(plan, step, [request for request, _ in repaired if request.repair.progress])
         self._plan_doubts(plan, step, [request for request, _ in repaired if request.repair.progress])
         plan.unrepaired, self._stopped = self._stopped, set()
+
+    def computed(self, n: int) -> None:
+        """So many more computations are done."""
+        self._n_computing -= n
 
     def reported(self, results: Mapping[str, RepairResult]) -> Iterator[ServedRequest]:
         """Take note of how repairs have ended; yields the requests whose KV is exact now."""
@@ -150,7 +156,8 @@ class Repairs:
         modes = {"always", "idle"} if self._is_idle else {"always"}
         ready = [request for request in repaired if self._is_ready(request, step.num_scheduled_tokens, modes)]
         n_left = self._doubts.max_tokens - step.total_num_scheduled_tokens
-        if not ready or n_left <= 0:
+        # An idle device computes one at a time. Otherwise work would pile up, for which the next request would wait.
+        if not ready or n_left <= 0 or (self._n_computing and not step.num_scheduled_tokens):
             return
         request = max(ready, key=_priority)
         progress, n_prompt = request.repair.progress, request.request.num_prompt_tokens
@@ -167,6 +174,7 @@ class Repairs:
             self._give_up(request, "freed_blocks")
         else:
             plan.repair = self._job(request, progress, span, tables, asks=asks)
+            self._n_computing += 1
 
     def _plan_doubts(self, plan: StepPlan, step: SchedulerOutput, repaired: Sequence[ServedRequest]) -> None:
         for request in repaired:
@@ -206,7 +214,7 @@ class Repairs:
             return False
         mode = request.terms.repair
         if not has_ended and self._doubts.is_too_long(request, left):
-            mode = "always"
+            mode = "idle" if self._pace.limits.spares_others else "always"
         if request.repair.is_audited and (has_ended or mode != "off"):
             return True
         # An idle repair of an answer that has ended would slow down others' answers.
@@ -216,8 +224,10 @@ class Repairs:
 
     @property
     def _is_idle(self) -> bool:
-        """Whether no request waits or is computed, and few are answered."""
+        """Whether no request waits or is computed, and few are answered; some engines spare all but the repaired."""
         known = self._requests.known.values()
+        if self._pace.limits.spares_others and not all(map(_is_repaired, known)):
+            return False
         return len(known) <= MAX_ANSWERS and all(request.is_answering for request in known)
 
     @property
@@ -305,6 +315,10 @@ class Repairs:
 def _knows_all(request: ServedRequest) -> bool:
     """Whether every token is known whose KV was computed: of a speculating engine, only after a pause."""
     return request.ending is not None or request.computed_end == request.request.num_computed_tokens
+
+
+def _is_repaired(request: ServedRequest) -> bool:
+    return request.repair.progress is not None and request.terms.repair != "off"
 
 
 def _priority(request: ServedRequest) -> tuple[bool, float, int]:

@@ -2,6 +2,8 @@
 
 import contextlib
 import logging
+import time
+from collections import deque
 
 from msgspec.structs import replace
 
@@ -17,7 +19,7 @@ from blendhub.vllm.worker.forwards import Forwards
 from blendhub.vllm.worker.layer_copies import LayerCopies
 from blendhub.vllm.worker.load_task import LoadProgress, LoadTask, PinnedArena
 from blendhub.vllm.worker.loaded_adapters import LoadedAdapters
-from blendhub.vllm.worker.recompute import Blend, BlendContext
+from blendhub.vllm.worker.recompute import Blend, BlendContext, HostCopy
 from blendhub.vllm.worker.repairs import Repairs
 from blendhub.vllm.worker.request import Ending, WorkerRequest
 from blendhub.vllm.worker.saves import Saves
@@ -25,6 +27,10 @@ from blendhub.vllm.worker.side import WorkerSide
 
 log = logging.getLogger(__name__)
 ASLEEP = "vLLM has gone to sleep, and its KV cache is lost"
+WAIT_S = 0.005
+"""How long a step that computes nothing waits for what loads need next, or for the end of a repair: less than a step
+that writes an answer takes. A request that arrives meanwhile waits, too."""
+POLL_S = 5e-5
 LEAVE_S = 1.0
 """How long ``close`` waits for the end of the session."""
 
@@ -67,9 +73,13 @@ class ConnectorWorker(WorkerSide):
         self._saves = Saves(self._requests, self._open, self._copies, self._adapters, timeout_s)
         self._postponed = 0
         """How many tokens the last step left to be recomputed before the next one."""
+        self._repairing: deque[HostCopy | None] = deque()
+        """Of each computation of a repair that was not reported yet, some number that the device computes last."""
         self._loaded: set[str] = set()
         self._failed: list[LoadJob] = []
         self._report = WorkerReport()
+        self._has_told = False
+        """Whether the last report said that a load has ended: vLLM may hear of it only behind the next step."""
 
     def begin_step(self, plan: StepPlan) -> None:
         self._check_weights()  # first: nothing is reused with others
@@ -93,11 +103,16 @@ class ConnectorWorker(WorkerSide):
         these are launched when the next step begins, and the tokens are on their way by then.
         """
         self._adapters.look(plan.number)
-        self._go_on_loading()
+        progress = self._go_on_loading()
         if plan.computes and self._context.model.samples_last:
             self._postponed = plan.budget
-        else:
-            self._forwards.step(self._blends, plan.budget)
+            return
+        spent = self._forwards.step(self._blends, plan.budget)
+        if not (plan.computes or self._has_told):
+            until = time.monotonic() + WAIT_S
+            self._load_on(progress, plan.budget - spent, until)
+            while self._is_repairing and not self._loads and time.monotonic() < until:
+                time.sleep(POLL_S)
 
     def before_sampling(self, sampling: Sampling) -> None:
         """Hold the step for tokens that the model is in doubt about. The runner calls it behind the forward."""
@@ -127,7 +142,11 @@ class ConnectorWorker(WorkerSide):
 
     def take_report(self) -> WorkerReport | None:
         report, self._report = self._report, WorkerReport()
+        self._has_told = bool(report.loads)
         self._saves.report(report)
+        while self._repairing and not self._is_repairing:
+            self._repairing.popleft()
+            report.repaired += self._ranks.number == 0
         repaired: dict[str, RepairResult] = {}
         for record in list(self._requests.values()):
             if record.repair and (result := record.repair.result()):
@@ -197,14 +216,40 @@ class ConnectorWorker(WorkerSide):
         for load in self._loads:
             load.advance()
 
-    def _go_on_loading(self) -> None:
-        """Begin and finish recomputation on all ranks in the same step."""
+    @property
+    def _is_repairing(self) -> bool:
+        """Whether the device still computes the repair that comes first."""
+        return bool(self._repairing) and self._repairing[0] is not None and self._repairing[0].numbers() is None
+
+    def _load_on(self, progress: list[int], budget: int, until: float) -> None:
+        """Take loads further in a step that computes nothing, as soon as one can go on and until one ends: vLLM sleeps
+        for a millisecond behind each such step. All ranks go on alike, while they do."""
+        spent = 0
+        while progress and not self._loaded and spent < budget:
+            while time.monotonic() < until and not self._has_news:
+                time.sleep(POLL_S)
+            now = self._go_on_loading()
+            computed = self._forwards.step(self._blends, budget - spent)
+            if now == progress and not computed:
+                return
+            progress, spent = now, spent + computed
+
+    @property
+    def _has_news(self) -> bool:
+        """Whether a load has come further on this rank than all ranks know."""
+        for load in self._loads:
+            load.advance()
+        return any(load.has_news for load in self._loads)
+
+    def _go_on_loading(self) -> list[int]:
+        """Begin and finish recomputation on all ranks in the same step. Returns how far all are with each load."""
         loads = self._loads
         for load in loads:
             load.advance()
         if not loads:
-            return
-        for load, progress in zip(loads, self._ranks.least([load.progress for load in loads]), strict=True):
+            return []
+        least = self._ranks.least([load.told() for load in loads])
+        for load, progress in zip(loads, least, strict=True):
             if progress == LoadProgress.PENDING:
                 continue
             if progress not in (LoadProgress.PROBEABLE, LoadProgress.COPIED):
@@ -217,6 +262,7 @@ class ConnectorWorker(WorkerSide):
             if progress == LoadProgress.PROVEN and load.blend.result:
                 self._saves.keep_maps(load.job.request, load.blend.made)
                 self._finish(load, replace(load.blend.result, load_seconds=load.seconds))
+        return least
 
     def _fail(self, load: LoadTask) -> None:
         """Have vLLM compute the tokens of a failed load."""
@@ -242,19 +288,14 @@ class ConnectorWorker(WorkerSide):
         job = plan.repair
         if job is None:
             return
-        if not plan.computes:
-            # The device does the work of the last step first. Otherwise work would pile up, for which the next request
-            # would wait.
-            for record in self._requests.values():
-                if record.repaired:
-                    record.repaired.wait()
-        record = self._record(job.request)
-        if record.watch and record.watch.is_exact:
-            return
-        if job.is_first:
+        record, computing = self._record(job.request), None
+        is_exact = record.watch is not None and record.watch.is_exact
+        if job.is_first and not is_exact:
             record.repair = record.repair or self._repairs.begin(job.prompt_tokens, compares=job.compares)
-        if record.repair:
-            record.repaired = self._repairs.compute(record.repair, job) or record.repaired
+        if record.repair and not is_exact:
+            computing = self._repairs.compute(record.repair, job)
+            record.repaired = computing or record.repaired
+        self._repairing.append(computing)
 
     def _watch(self, plan: StepPlan) -> None:
         """Look at this step's tokens of requests whose KV is approximate when they are sampled."""

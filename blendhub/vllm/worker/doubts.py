@@ -160,7 +160,8 @@ class Doubts:
                     pieces[number], left[number] = Span(span.start, span.start + n), Span(span.start + n, span.end)
                     room -= n
             chosen = RecomputeSet([RequestTokens(tokens[at], blocks[at], [span]) for at, span in pieces.items()])
-            hidden = model.forward(chosen)
+            # The step's own states may be in memory of graphs.
+            hidden = model.forward(chosen, replays=False)
             for part, (number, span) in enumerate(pieces.items()):
                 of_span = hidden[model.to_device(chosen.places(part))]
                 held[number].repair.computed(span, tokens[number][span.start : span.end + 1], of_span)

@@ -85,6 +85,7 @@ class LoadTask:
         self._releasing: Answer[Done] | None = None
         self._is_probeable = self._is_copied = self._is_proven = False
         self._warn_at = self._begun_at + LONG_COPY_S
+        self._told = LoadProgress.PENDING
 
     @property
     def error(self) -> Exception | None:
@@ -112,6 +113,16 @@ class LoadTask:
                 return LoadProgress.COPIED
             return LoadProgress.PROVEN if is_proven and not is_writing else LoadProgress.READ
         return LoadProgress.PROBEABLE if self._is_probeable else LoadProgress.PENDING
+
+    def told(self) -> LoadProgress:
+        """The progress, which the other ranks are told."""
+        self._told = self.progress
+        return self._told
+
+    @property
+    def has_news(self) -> bool:
+        """Whether there is progress that the other ranks were not told of, or what a probe has measured."""
+        return self.progress != self._told or (self.blend is not None and self.blend.is_measured)
 
     def cancel(self) -> None:
         """The request was aborted; the load ends when its copy has ended."""

@@ -150,6 +150,11 @@ class Blend:
         """Whether all scores that the request waits for have arrived."""
         return all(probed.scores and probed.scores.numbers() is not None for probed in self._probed)
 
+    @property
+    def is_measured(self) -> bool:
+        """Whether it waits only for its turn: its probe's scores have arrived."""
+        return bool(self._probed) and self.is_waiting and self.has_scores
+
     def go_on(self, computed: Computed | None = None) -> None:
         """Take what was computed of its work; None if it was waiting."""
         self._since = time.perf_counter() - (computed.seconds if computed else 0.0)

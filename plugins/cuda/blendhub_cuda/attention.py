@@ -1,7 +1,8 @@
-"""Attention for chosen tokens on GPUs: cuts them in tiles, and launches the kernel once for each layer."""
+"""Attention for chosen tokens on GPUs: cuts them in tiles, and launches one kernel for each layer; for a layer of a
+probe two, or three where what it attends to is added up."""
 
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,8 +14,7 @@ from blendhub.contracts import AttentionRules, ChosenAttention, ChosenTokens
 from blendhub.core.errors import Unsupported
 from blendhub.core.layout import KVLayout
 from blendhub.devices import Pages
-from blendhub.devices.chosen_attention import Attended, merged
-from blendhub_cuda.attention_kernel import TILE_WORDS, attend_chosen
+from blendhub_cuda.attention_kernel import TILE_WORDS, add_received, attend_chosen, merge_parts
 
 ROWS, KEYS = 128, 64
 """The rows of a tile, each a token's head, and the keys that a program multiplies with them at a time."""
@@ -26,6 +26,12 @@ MAX_PARTS, PART_KEYS = 16, 1024
 keys at least."""
 MIN_TILE = 16
 """The least rows and columns of a product in Triton."""
+OF_MERGING = "VALUE_WIDTH", "VALUE_COLUMNS"
+OF_ADDING = (
+    *("TOKENS", "GROUP", "HEADS", "ROWS", "KEYS", "BLOCK_SIZE", "WIDTH", "MAIN", "REST", "DTYPE"),
+    *("WINDOW", "CHUNK", "SOFT_CAP", "num_warps", "num_stages"),
+)
+"""The constants of a layer that the other kernels take."""
 NOTHING = ChosenTokens(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros((1, 1), np.int32))
 
 
@@ -59,12 +65,14 @@ class CudaAttention(ChosenAttention):
         for tokens in (NOTHING, NOTHING._replace(readable=np.zeros((1, 1), np.bool_))):
             self.begin(tokens)
             for number, layer in enumerate(self._layers):
-                width, value_width = layer.constants["WIDTH"], layer.constants["VALUE_WIDTH"]
+                n_heads, width, value_width = layer.keys.shape[1], layer.keys.shape[3], layer.constants["VALUE_WIDTH"]
                 queries = torch.empty(0, layer.rules.heads, width, dtype=dtype, device=self._place)
-                log_sums = (
-                    None if tokens.readable is None else queries.new_empty(queries.shape[:2], dtype=torch.float32)
-                )
-                self.attend(number, queries, queries[..., :value_width].contiguous(), log_sums)
+                output = queries.new_empty(*queries.shape[:2], value_width)
+                if tokens.readable is None:
+                    self.attend(number, queries, output)
+                else:
+                    keys, received = queries[:, :n_heads], torch.zeros(1, 1, device=self._place)
+                    self.probe(number, queries, keys, keys[..., :value_width], output, received)
 
     def begin(self, tokens: ChosenTokens) -> None:
         order = np.lexsort((tokens.positions, tokens.prompts))
@@ -79,34 +87,66 @@ class CudaAttention(ChosenAttention):
             self._part_keys = -(-n_keys // self._n_parts // KEYS) * KEYS
         tiles = {shape: tiles_of(prompts, positions, shape.tokens, n_keys) for shape in shapes}
         self._tiles = {shape: self._sent(of_shape) for shape, of_shape in tiles.items()}
-        self._order, self._positions, self._blocks = map(self._sent, (order, tokens.positions, tokens.blocks))
+        starts = np.searchsorted(prompts, np.arange(len(tokens.blocks) + 1))
+        sent = map(self._sent, (order, tokens.positions, tokens.blocks, starts))
+        self._order, self._positions, self._blocks, self._starts = sent
 
-    def attend(
-        self, layer: int, queries: torch.Tensor, output: torch.Tensor, log_sums: torch.Tensor | None = None
+    def attend(self, layer: int, queries: torch.Tensor, output: torch.Tensor) -> None:
+        self._launch(layer, queries, output[None])
+
+    def probe(
+        self,
+        layer: int,
+        queries: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        output: torch.Tensor,
+        received: torch.Tensor | None = None,
     ) -> None:
-        if log_sums is None:
-            self._launch(layer, queries, output[None], output)
-            return
-        taken = output.new_empty((self._n_parts, *output.shape), dtype=torch.float32)
-        sums = taken.new_empty(taken.shape[:-1])
-        self._launch(layer, queries, taken, sums)
-        whole = merged(Attended(taken, sums))
-        output.copy_(whole.taken)
-        log_sums.copy_(whole.log_sums)
+        taken = output.new_empty((self._n_parts + 1, *output.shape), dtype=torch.float32)
+        sums = taken.new_empty((self._n_parts + 2, *output.shape[:2]))
+        self._launch(layer, queries, taken, sums, (keys, values))
+        n_parts, log_sums, constants = len(taken), sums[-1], self._layers[layer].constants
+        merge_parts[output.shape[:2]](
+            output, *output.stride()[:2], log_sums, taken, taken.stride(0), sums, sums.stride(0), n_parts,
+            **{name: constants[name] for name in OF_MERGING},
+        )  # fmt: skip
+        if received is not None:
+            self._add_received(layer, queries, log_sums, received)
 
-    def _launch(self, layer: int, queries: torch.Tensor, taken: torch.Tensor, sums: torch.Tensor) -> None:
-        """``taken`` has a part on its first axis for each part of the keys."""
+    def _launch(
+        self,
+        layer: int,
+        queries: torch.Tensor,
+        taken: torch.Tensor,
+        sums: torch.Tensor | None = None,
+        own: tuple[torch.Tensor, torch.Tensor] | None = None,
+    ) -> None:
+        """``taken`` has a part on its first axis for each part of the keys; of a probe, the last is ``own``."""
         keys, values, rules, shape, constants = self._layers[layer]
         tiles, n_heads, readable = self._tiles[shape], keys.shape[1], self._readable
         grid = (n_heads * -(-rules.heads // n_heads // shape.heads), len(tiles), len(taken))
+        beside: list[Any] = [None] * 7
+        if own:
+            beside = [*chain.from_iterable((part, *part.stride()[:2]) for part in own), self._starts]
         attend_chosen[grid](
-            taken, 0 if readable is None else taken.stride(0), *taken.stride()[1:3], sums, sums.stride(0),
+            taken, taken.stride(0) if own else 0, *taken.stride()[1:3], sums, 0 if sums is None else sums.stride(0),
             queries, *queries.stride()[:2],
             keys, *_strides(keys), values, *_strides(values),
             self._order, self._positions, tiles, self._blocks, self._blocks.stride(0),
-            self._positions if readable is None else readable, 0 if readable is None else readable.stride(0),
-            self._part_keys, self._positions if rules.sinks is None else rules.sinks,
-            rules.scale, rules.key_scale, rules.value_scale, PARTLY=readable is not None, **constants,
+            readable, 0 if readable is None else readable.stride(0), self._part_keys, rules.sinks, *beside,
+            rules.scale, rules.key_scale, rules.value_scale, PARTLY=own is not None, **constants,
+        )  # fmt: skip
+
+    def _add_received(self, layer: int, queries: torch.Tensor, log_sums: torch.Tensor, received: torch.Tensor) -> None:
+        keys, _, rules, _, constants = self._layers[layer]
+        assert self._readable is not None
+        n_prompts, n_keys = self._readable.shape
+        add_received[-(-n_keys // constants["KEYS"]), n_prompts](
+            received, received.stride(0), n_keys, log_sums, queries, *queries.stride()[:2], keys, *_strides(keys),
+            self._order, self._positions, self._starts, self._blocks, self._blocks.stride(0),
+            self._readable, self._readable.stride(0), rules.scale, rules.key_scale,
+            N_HEADS=keys.shape[1], **{name: constants[name] for name in OF_ADDING},
         )  # fmt: skip
 
     def _sent(self, numbers: npt.NDArray[Any], dtype: npt.DTypeLike = np.int32) -> torch.Tensor:

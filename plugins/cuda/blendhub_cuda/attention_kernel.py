@@ -1,8 +1,11 @@
-"""The kernel of attention for chosen tokens: queries at any positions of prompts, over keys in the engine's pages.
+"""The kernels of attention for chosen tokens: queries at any positions of prompts, over keys in the engine's pages.
 
-A program answers the queries of one tile for one head of keys: a few tokens of one prompt, each with the heads that
-share these keys. It walks over the prompt's keys up to the tile's last position. Keys up to the tile's first position
-are seen by all of its tokens and need no mask.
+A program of ``attend_chosen`` answers the queries of one tile for one head of keys: a few tokens of one prompt, each
+with the heads that share these keys. It walks over the prompt's keys up to the tile's last position. Keys up to the
+tile's first position are seen by all of its tokens and need no mask.
+
+A probe's tokens attend to readable keys, which are cut in parts, and as one more part to each other's, which are in no
+page. ``merge_parts`` puts these together, and ``add_received`` adds up what each readable key was attended to.
 """
 
 import triton
@@ -37,47 +40,75 @@ def _read(addresses, mask, MASKED: tl.constexpr, DTYPE: tl.constexpr, AS: tl.con
 
 
 @triton.jit
+def _scores(
+    queries, queries_rest, rows, there, scale,
+    WIDTH: tl.constexpr, MAIN: tl.constexpr, REST: tl.constexpr, SOFT_CAP: tl.constexpr, DTYPE: tl.constexpr,
+    AS: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
+    """The products of queries with the keys at these addresses, as powers of 2; and the first items of the keys."""
+    columns, rest = tl.arange(0, MAIN), MAIN + tl.arange(0, REST if REST else 1)
+    mask = there[None, :] & (columns < WIDTH)[:, None]
+    read = _read(rows[None, :] + columns[:, None], mask, MASKED or WIDTH < MAIN, DTYPE, AS)
+    scores = tl.dot(queries, read, input_precision="ieee")
+    if REST:
+        more = _read(rows[None, :] + rest[:, None], there[None, :], MASKED, DTYPE, AS)
+        scores += tl.dot(queries_rest, more, input_precision="ieee")
+    if SOFT_CAP > 0:
+        # tanh by powers, which all backends of Triton have.
+        scores *= scale
+        folded = tl.exp2(tl.abs(scores) * (-2 * LOG2_E / SOFT_CAP))
+        size = (1 - folded) / (1 + folded) * (SOFT_CAP * LOG2_E)
+        scores = tl.where(scores < 0, -size, size)
+    else:
+        scores *= scale * LOG2_E
+    return scores, read
+
+
+@triton.jit
+def _seen(at, there, positions, WINDOW: tl.constexpr, CHUNK: tl.constexpr):
+    """Which of the keys at positions ``at`` the rows at ``positions`` attend to."""
+    seen = there[None, :] & (at[None, :] <= positions[:, None])
+    if WINDOW:
+        seen &= at[None, :] > positions[:, None] - WINDOW
+    if CHUNK:
+        seen &= at[None, :] >= (positions // CHUNK * CHUNK)[:, None]
+    return seen
+
+
+@triton.jit
 def _walk(
     start, end, queries, queries_rest, positions, weights, total, highest,
-    keys, values, entries, readable, key_block, key_token, value_block, value_token, scale,
+    keys, values, entries, marks, key_block, key_token, value_block, value_token, scale,
     KEYS: tl.constexpr, BLOCK_SIZE: tl.constexpr, WIDTH: tl.constexpr, MAIN: tl.constexpr, REST: tl.constexpr,
     VALUE_WIDTH: tl.constexpr, VALUE_COLUMNS: tl.constexpr, LATENT: tl.constexpr, DTYPE: tl.constexpr,
     AS: tl.constexpr, WINDOW: tl.constexpr, CHUNK: tl.constexpr, SOFT_CAP: tl.constexpr, PARTLY: tl.constexpr,
-    MASKED: tl.constexpr,
+    OWN: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    """Add what the queries take from the keys in ``[start, end)``; ``start`` is a multiple of ``KEYS``."""
-    columns, rest = tl.arange(0, MAIN), MAIN + tl.arange(0, REST if REST else 1)
+    """Add what the queries take from the keys in ``[start, end)``; of pages ``start`` is a multiple of ``KEYS``.
+
+    ``OWN``: keys of tokens, whose numbers are the entries; they have no pages. ``marks``: which keys in pages are
+    readable, and the positions of tokens.
+    """
     value_columns = tl.arange(0, VALUE_COLUMNS)
     for first in range(start, end, KEYS):
-        at = first + tl.arange(0, KEYS)
-        there = at < end
-        if MASKED:
-            block = tl.load(entries + at // BLOCK_SIZE, mask=there, other=0).to(tl.int64)
+        place = first + tl.arange(0, KEYS)
+        there = place < end
+        entry = entries + (place if OWN else place // BLOCK_SIZE)
+        block = (tl.load(entry, mask=there, other=0) if MASKED else tl.load(entry)).to(tl.int64)
+        rows, places = keys + block * key_block, values + block * value_block
+        at = place
+        if OWN:
+            at = tl.load(marks + block, mask=there, other=0)
         else:
-            block = tl.load(entries + at // BLOCK_SIZE).to(tl.int64)
-        rows = keys + block * key_block + at % BLOCK_SIZE * key_token
-        mask = there[None, :] & (columns < WIDTH)[:, None]
-        read = _read(rows[None, :] + columns[:, None], mask, MASKED or WIDTH < MAIN, DTYPE, AS)
-        scores = tl.dot(queries, read, input_precision="ieee")
-        if REST:
-            more = _read(rows[None, :] + rest[:, None], there[None, :], MASKED, DTYPE, AS)
-            scores += tl.dot(queries_rest, more, input_precision="ieee")
-        if SOFT_CAP > 0:
-            # tanh by powers, which all backends of Triton have.
-            scores *= scale
-            folded = tl.exp2(tl.abs(scores) * (-2 * LOG2_E / SOFT_CAP))
-            size = (1 - folded) / (1 + folded) * (SOFT_CAP * LOG2_E)
-            scores = tl.where(scores < 0, -size, size)
-        else:
-            scores *= scale * LOG2_E
+            rows += place % BLOCK_SIZE * key_token
+            places += place % BLOCK_SIZE * value_token
+        scores, read = _scores(
+            queries, queries_rest, rows, there, scale, WIDTH, MAIN, REST, SOFT_CAP, DTYPE, AS, MASKED
+        )  # fmt: skip
         if MASKED:
-            seen = there[None, :] & (at[None, :] <= positions[:, None])
-            if PARTLY:
-                seen &= (tl.load(readable + at, mask=there, other=0) != 0)[None, :]
-            if WINDOW:
-                seen &= at[None, :] > positions[:, None] - WINDOW
-            if CHUNK:
-                seen &= at[None, :] >= (positions // CHUNK * CHUNK)[:, None]
+            seen = _seen(at, there, positions, WINDOW, CHUNK)
+            if PARTLY and not OWN:
+                seen &= (tl.load(marks + place, mask=there, other=0) != 0)[None, :]
             scores = tl.where(seen, scores, float("-inf"))
         # Not tl.max and tl.sum: the interpreter runs those only where all of Triton was imported for it.
         higher = tl.maximum(highest, tl.reduce(scores, 1, tl.standard._elementwise_max))
@@ -89,7 +120,6 @@ def _walk(
         if LATENT:
             taken = tl.trans(read)
         else:
-            places = values + block * value_block + at % BLOCK_SIZE * value_token
             value_mask = there[:, None] & (value_columns < VALUE_WIDTH)[None, :]
             at_value = places[:, None] + value_columns[None, :]
             taken = _read(at_value, value_mask, MASKED or VALUE_WIDTH < VALUE_COLUMNS, DTYPE, AS)
@@ -98,11 +128,23 @@ def _walk(
     return weights, total, highest
 
 
+@triton.jit
+def _asked(
+    queries, query_token, query_head, query, head, alive, WIDTH: tl.constexpr, MAIN: tl.constexpr, REST: tl.constexpr
+):  # fmt: skip
+    """The queries of some tokens' heads: their first items, and the rest."""
+    columns, rest = tl.arange(0, MAIN), MAIN + tl.arange(0, REST if REST else 1)
+    asked = queries + query * query_token + head * query_head
+    main = tl.load(asked[:, None] + columns[None, :], mask=alive[:, None] & (columns < WIDTH)[None, :], other=0)
+    return main, tl.load(asked[:, None] + rest[None, :], mask=alive[:, None] & (rest < WIDTH)[None, :], other=0)
+
+
 @triton.jit(do_not_specialize=CHANGING)
 def attend_chosen(
     out, out_part: tl.int64, out_token, out_head, sums, sums_part: tl.int64, queries, query_token, query_head,
     keys, key_block, key_token, key_head, values, value_block, value_token, value_head,
     order, positions, tiles, table, table_stride, readable, readable_stride, part_keys, sinks,
+    own_keys, own_key_token, own_key_head, own_values, own_value_token, own_value_head, starts,
     scale, key_scale, value_scale,
     TOKENS: tl.constexpr, GROUP: tl.constexpr, HEADS: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, WIDTH: tl.constexpr, MAIN: tl.constexpr, REST: tl.constexpr,
@@ -115,6 +157,9 @@ def attend_chosen(
 
     A program has ``HEADS`` heads of ``TOKENS`` tokens, in ``ROWS`` rows. A key has ``WIDTH`` items: the first ``MAIN``,
     and ``REST`` more. ``LATENT``: the values are the first items of the keys. ``WINDOW`` or ``CHUNK`` 0: without it.
+
+    ``PARTLY``: parts of readable keys are on axis 2, and at its end the tokens' own keys. ``starts`` says where in
+    ``order`` each prompt begins.
     """
     SLICES: tl.constexpr = (GROUP + HEADS - 1) // HEADS
     AS: tl.constexpr = queries.dtype.element_ty
@@ -128,11 +173,7 @@ def attend_chosen(
     query = tl.load(order + first + token, mask=alive, other=0).to(tl.int64)
     head = key_number * GROUP + in_group
     at = tl.load(positions + query, mask=alive, other=-1)
-
-    columns, rest = tl.arange(0, MAIN), MAIN + tl.arange(0, REST if REST else 1)
-    asked = queries + query * query_token + head * query_head
-    own = tl.load(asked[:, None] + columns[None, :], mask=alive[:, None] & (columns < WIDTH)[None, :], other=0)
-    own_rest = tl.load(asked[:, None] + rest[None, :], mask=alive[:, None] & (rest < WIDTH)[None, :], other=0)
+    own, own_rest = _asked(queries, query_token, query_head, query, head, alive, WIDTH, MAIN, REST)
 
     weights = tl.full([ROWS, VALUE_COLUMNS], 0, tl.float32)
     if SINKS:
@@ -156,8 +197,9 @@ def attend_chosen(
         begin = tl.maximum(begin, least // CHUNK * CHUNK // KEYS * KEYS)
     if PARTLY:
         readable += prompt.to(tl.int64) * readable_stride
+        is_own = tl.program_id(2) == tl.num_programs(2) - 1
         begin = tl.maximum(begin, tl.program_id(2) * part_keys)
-        end = tl.minimum(end, (tl.program_id(2) + 1) * part_keys)
+        end = tl.where(is_own, begin, tl.minimum(end, (tl.program_id(2) + 1) * part_keys))
     if WINDOW or CHUNK or PARTLY:
         seen_by_all = begin
     else:
@@ -165,16 +207,28 @@ def attend_chosen(
             begin, seen_by_all, own, own_rest, at, weights, total, highest,
             keys, values, entries, readable, key_block, key_token, value_block, value_token, scale * key_scale,
             KEYS, BLOCK_SIZE, WIDTH, MAIN, REST, VALUE_WIDTH, VALUE_COLUMNS, LATENT, DTYPE, AS,
-            WINDOW, CHUNK, SOFT_CAP, PARTLY, False,
+            WINDOW, CHUNK, SOFT_CAP, PARTLY, False, False,
         )  # fmt: skip
     weights, total, highest = _walk(
         seen_by_all, end, own, own_rest, at, weights, total, highest,
         keys, values, entries, readable, key_block, key_token, value_block, value_token, scale * key_scale,
         KEYS, BLOCK_SIZE, WIDTH, MAIN, REST, VALUE_WIDTH, VALUE_COLUMNS, LATENT, DTYPE, AS,
-        WINDOW, CHUNK, SOFT_CAP, PARTLY, True,
+        WINDOW, CHUNK, SOFT_CAP, PARTLY, False, True,
     )  # fmt: skip
+    weights *= value_scale
+    if PARTLY:
+        own_keys += key_number.to(tl.int64) * own_key_head
+        own_values += key_number.to(tl.int64) * own_value_head
+        begin = tl.load(starts + prompt)
+        end = tl.where(is_own, first + count, begin)
+        weights, total, highest = _walk(
+            begin, end, own, own_rest, at, weights, total, highest,
+            own_keys, own_values, order, positions, own_key_token, 0, own_value_token, 0, scale,
+            KEYS, BLOCK_SIZE, WIDTH, MAIN, REST, VALUE_WIDTH, VALUE_COLUMNS, LATENT, "", AS,
+            WINDOW, CHUNK, SOFT_CAP, PARTLY, True, True,
+        )  # fmt: skip
 
-    answer = weights * (value_scale / tl.where(total > 0, total, 1))[:, None]
+    answer = weights / tl.where(total > 0, total, 1)[:, None]
     value_columns = tl.arange(0, VALUE_COLUMNS)
     if PARTLY:
         out += tl.program_id(2) * out_part
@@ -184,4 +238,76 @@ def attend_chosen(
     if PARTLY:
         heads = tl.num_programs(0) // SLICES * GROUP
         base = tl.where(total > 0, highest + tl.log2(tl.where(total > 0, total, 1)), float("-inf"))
-        tl.store(sums + tl.program_id(2) * sums_part + query * heads + head, base / LOG2_E, mask=alive)
+        tl.store(sums + tl.program_id(2) * sums_part + query * heads + head, base, mask=alive)
+
+
+@triton.jit(do_not_specialize=["sums_part", "n_parts"])
+def merge_parts(
+    out, out_token, out_head, log_sums, taken, taken_part: tl.int64, sums, sums_part: tl.int64, n_parts,
+    VALUE_WIDTH: tl.constexpr, VALUE_COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """What each token, on axis 0, takes for each head, on axis 1, from all parts; and the sum of its weights, as a
+    power of 2."""
+    token, head, heads = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(1)
+    columns = tl.arange(0, VALUE_COLUMNS)
+    row = token * heads + head
+    whole = tl.full([VALUE_COLUMNS], 0, tl.float32)
+    highest, total = float("-inf"), 0.0
+    for part in range(n_parts):
+        sum_of_part = tl.load(sums + part * sums_part + row)
+        higher = tl.maximum(highest, sum_of_part)
+        base = tl.where(higher == float("-inf"), 0.0, higher)
+        fade, share = tl.exp2(highest - base), tl.exp2(sum_of_part - base)
+        of_part = tl.load(taken + part * taken_part + row * VALUE_WIDTH + columns, mask=columns < VALUE_WIDTH, other=0)
+        whole, total, highest = whole * fade + of_part * share, total * fade + share, higher
+    answer = whole / tl.where(total > 0, total, 1)
+    places = out + token * out_token + head * out_head + columns
+    tl.store(places, answer.to(out.dtype.element_ty), mask=columns < VALUE_WIDTH)
+    tl.store(log_sums + row, tl.where(total > 0, highest + tl.log2(tl.where(total > 0, total, 1)), float("-inf")))
+
+
+@triton.jit(do_not_specialize=["received_stride", "n_keys", *CHANGING])
+def add_received(
+    received, received_stride, n_keys, log_sums, queries, query_token, query_head, keys, key_block, key_token, key_head,
+    order, positions, starts, table, table_stride, readable, readable_stride, scale, key_scale,
+    N_HEADS: tl.constexpr, TOKENS: tl.constexpr, GROUP: tl.constexpr, HEADS: tl.constexpr, ROWS: tl.constexpr,
+    KEYS: tl.constexpr, BLOCK_SIZE: tl.constexpr, WIDTH: tl.constexpr, MAIN: tl.constexpr, REST: tl.constexpr,
+    DTYPE: tl.constexpr, WINDOW: tl.constexpr, CHUNK: tl.constexpr, SOFT_CAP: tl.constexpr,
+):  # fmt: skip
+    """Add to each readable key the weights that the tokens of its prompt give it, in all heads.
+
+    A program has ``KEYS`` keys, on axis 0, of one prompt, on axis 1. No two programs add to one key, so sums do not
+    depend on which runs first.
+    """
+    SLICES: tl.constexpr = (GROUP + HEADS - 1) // HEADS
+    AS: tl.constexpr = queries.dtype.element_ty
+    prompt = tl.program_id(1).to(tl.int64)
+    place = tl.program_id(0) * KEYS + tl.arange(0, KEYS)
+    there = place < n_keys
+    there &= tl.load(readable + prompt * readable_stride + place, mask=there, other=0) != 0
+    block = tl.load(table + prompt * table_stride + place // BLOCK_SIZE, mask=there, other=0).to(tl.int64)
+    rows = keys + block * key_block + place % BLOCK_SIZE * key_token
+    row = tl.arange(0, ROWS)
+    total = tl.full([KEYS], 0, tl.float32)
+    end = tl.load(starts + prompt + 1)
+    for first in range(tl.load(starts + prompt), end, TOKENS):
+        token = first + row // HEADS
+        for part in range(N_HEADS * SLICES):
+            key_number, in_group = part // SLICES, part % SLICES * HEADS + row % HEADS
+            alive = (row // HEADS < TOKENS) & (token < end) & (in_group < GROUP)
+            query = tl.load(order + token, mask=alive, other=0).to(tl.int64)
+            head = key_number * GROUP + in_group
+            at = tl.load(positions + query, mask=alive, other=-1)
+            own, own_rest = _asked(queries, query_token, query_head, query, head, alive, WIDTH, MAIN, REST)
+            of_head = rows + key_number * key_head
+            scores, _ = _scores(
+                own, own_rest, of_head, there, scale * key_scale, WIDTH, MAIN, REST, SOFT_CAP, DTYPE, AS, True
+            )  # fmt: skip
+            base = tl.load(log_sums + query * (N_HEADS * GROUP) + head, mask=alive, other=0)
+            # A token that saw no key has minus infinity, and none of these is seen.
+            base = tl.where(base == float("-inf"), 0.0, base)
+            seen = _seen(place, there, at, WINDOW, CHUNK)
+            weights = tl.exp2(tl.where(seen, scores, float("-inf")) - base[:, None])
+            total += tl.reduce(weights, 0, tl.standard._sum_combine)
+    sums = received + prompt * received_stride + place
+    tl.store(sums, tl.load(sums, mask=there, other=0) + total, mask=there)

@@ -27,13 +27,15 @@ from blendhub.devices import torch_type
 from blendhub.testing.device_reference import page_shapes
 from blendhub.testing.devices.deferred import DeferredRuntime
 
-NAMES = {True: "load", False: "save", None: "attend"}
+NAMES = {True: "load", False: "save"}
 TARGETS = {
     "sm_80": GPUTarget("cuda", 80, 32),
     "sm_90": GPUTarget("cuda", 90, 32),
     "gfx942": GPUTarget("hip", "gfx942", 64),
 }
 COPY_TOKENS, ATTEND_CHOSEN = kernels.copy_tokens, attention_kernel.attend_chosen
+BESIDE = {"merge": attention_kernel.merge_parts, "add": attention_kernel.add_received}
+"""What a probe launches beside the kernel of attention."""
 SINKS = torch.zeros(64, dtype=torch.bfloat16)
 ATTENTIONS: dict[str, tuple[int, int, str, AttentionRules]] = {
     "GQA 4": (8, 128, "bfloat16", AttentionRules(32, 0.1)),
@@ -49,8 +51,9 @@ ATTENTIONS: dict[str, tuple[int, int, str, AttentionRules]] = {
 class Compiling:
     """Takes the place of a kernel: compiles what would be launched."""
 
-    def __init__(self, kernel: Any, targets: list[str]) -> None:
+    def __init__(self, kernel: Any, targets: list[str], name: str = "attend") -> None:
         self.kernel = kernel
+        self.name = name
         self.made: dict[str, dict[str, Any]] = {target: {} for target in targets}
 
     def __getitem__(self, grid: Any) -> Any:
@@ -59,7 +62,7 @@ class Compiling:
     def compile(self, *given: Any, **constants: Any) -> None:
         """Numbers are small, as addresses of a heap may be: Triton passes a number in as few bits as it needs."""
         smallest = [min(value, 48) if isinstance(value, int) else value for value in given]
-        what = "probe" if constants.get("PARTLY") else NAMES[constants.get("TO_PAGES")]
+        what = "probe" if constants.get("PARTLY") else NAMES.get(constants.get("TO_PAGES"), self.name)
         for name, made in self.made.items():
             backend = make_backend(TARGETS[name])
             bind = create_function_from_signature(self.kernel.signature, self.kernel.params, backend)
@@ -101,10 +104,16 @@ def copies(dtype: str, neox: bool) -> Any:
 
 def attentions(heads: int, width: int, dtype: str, rules: AttentionRules) -> Any:
     kernels.copy_tokens = Compiling(COPY_TOKENS, [])
-    compiling = Compiling(ATTEND_CHOSEN, ["sm_80", "sm_90"])
-    setattr(attention, "attend_chosen", compiling)  # noqa: B010
+    compiling = [
+        Compiling(kernel, ["sm_80", "sm_90"], name) for name, kernel in {"attend": ATTEND_CHOSEN, **BESIDE}.items()
+    ]
+    for name, of_kernel in zip(("attend_chosen", "merge_parts", "add_received"), compiling, strict=True):
+        setattr(attention, name, of_kernel)
     _attach((heads, width, 0 if rules.latent else width), dtype).attention([rules], torch.bfloat16)
-    return compiling.made
+    return {
+        target: {what: made for one in compiling for what, made in one.made[target].items()}
+        for target in ("sm_80", "sm_90")
+    }
 
 
 def _attach(shape: tuple[int, int, int], dtype: str, rotation: Rotation | None = None) -> CudaDevice:

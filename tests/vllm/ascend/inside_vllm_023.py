@@ -34,6 +34,7 @@ from blendhub.core.errors import Unsupported
 from blendhub.vllm.model.layer_groups import layer_groups, pages_of
 from blendhub.vllm.model.pages import possible_pages, read
 from blendhub.vllm.model.rotary import rotated, rotations_of
+from blendhub.vllm.model.runner import Inputs
 
 SHAPE: dict[str, Any] = {"block_size": 128, "num_kv_heads": 1, "head_size": 128, "dtype": torch.bfloat16}
 FULL, WINDOW = FullAttentionSpec(**SHAPE), SlidingWindowSpec(**SHAPE, sliding_window=256)
@@ -205,7 +206,7 @@ def test_a_forward_leaves_the_buffers_of_the_step_as_they_were(monkeypatch):
 
     monkeypatch.setattr(ascend_forward_context, "set_ascend_forward_context", context)
     one, ids = platform(dense_layer()), torch.arange(5)
-    with one.forward_context({}, None, ids, ids, {}):
+    with one.forward_context({}, None, Inputs(ids, ids), {}):
         assert rotary_embedding._cos_slice.shape[1] == 5 and rotary_embedding._cos_slice.any()
     after = [getattr(module, name) for module, name in names]
     assert all(one is other for one, other in zip(after, theirs, strict=True))

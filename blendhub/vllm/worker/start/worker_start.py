@@ -44,6 +44,7 @@ from blendhub.vllm.worker.connector_worker import ConnectorWorker
 from blendhub.vllm.worker.recompute import BlendContext
 from blendhub.vllm.worker.start.attention_choice import choose_attention
 from blendhub.vllm.worker.start.device_memory import DeviceMemory
+from blendhub.vllm.worker.start.graph_choice import choose_graphs
 from blendhub.vllm.worker.start.measured_costs import measure_costs
 
 log = logging.getLogger(__name__)
@@ -139,6 +140,7 @@ class WorkerStart:
             device.close()
             raise
         if check.support.blends and not self._states:
+            choose_graphs(model, tolerance(layers[0]), ranks)
             choose_attention(model, device, groups, tolerance(layers[0]), ranks)
             if attention:
                 self._memory.probe_bytes = attention.memory(model.config.model_config.max_model_len)

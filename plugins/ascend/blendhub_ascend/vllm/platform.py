@@ -16,6 +16,7 @@ from vllm_ascend.attention.utils import AscendCommonAttentionMetadata
 from vllm_ascend.ops import rotary_embedding
 
 from blendhub.vllm.model.platform import Platform, Tensors, WriteHook, keeps_latent
+from blendhub.vllm.model.runner import Inputs
 from blendhub_ascend.vllm.refusals import refuse
 
 SCRATCH = (
@@ -76,8 +77,7 @@ class Ascend(Platform):
         self,
         metadata: dict[str, Any],
         config: VllmConfig,
-        ids: torch.Tensor,
-        positions: torch.Tensor,
+        inputs: Inputs,
         slots: dict[str, torch.Tensor],
     ) -> Iterator[None]:
         # The layers write with the slots in their metadata, so the context needs none.
@@ -86,14 +86,14 @@ class Ascend(Platform):
             ascend_forward_context.set_ascend_forward_context(
                 metadata,
                 config,
-                num_tokens=len(ids),
-                num_actual_tokens=len(ids),
+                num_tokens=len(inputs.ids),
+                num_actual_tokens=len(inputs.ids),
                 model_instance=self._runner.model,
                 has_sinks=self._runner._has_sinks,
-                input_ids=ids,
+                input_ids=inputs.ids,
             ),
         ):
-            rotary_embedding.update_cos_sin(positions)
+            rotary_embedding.update_cos_sin(inputs.positions)
             yield
 
     def write_hook(self, attention: Any) -> WriteHook:
