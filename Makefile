@@ -57,11 +57,15 @@ echo "make $(1): $$result in $$((seconds / 60)) min $$((seconds % 60)) s"; \
 test $$result = passed
 endef
 
+# What the forge reads, and the schemas of these files.
+FORMS := $(addprefix github-issue-forms=,$(filter-out %/config.yml,$(wildcard .github/ISSUE_TEMPLATE/*.yml))) \
+	github-issue-config=.github/ISSUE_TEMPLATE/config.yml dependabot=.github/dependabot.yml citation-file-format=CITATION.cff
+
 .DEFAULT_GOAL := help
-.PHONY: help setup docs test test-fast test-long test-bench test-vllm test-peers test-clients lint imported tables size format dist bench quality gpu-check npu-check demo agent-demo fleet-demo clean
+.PHONY: help setup docs test test-fast test-long test-bench test-vllm test-peers test-clients test-template lint imported tables size format dist bench quality gpu-check npu-check demo agent-demo fleet-demo clean
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(STAMP) $(FILES) ## Create .venv and install every package of the repository, editable
 
@@ -149,9 +153,16 @@ $(CLIENTS)/.installed: pyproject.toml | $(STAMP)
 	@$(BIN)/pip --python $(CLIENTS)/bin/python install --quiet --disable-pip-version-check --no-compile --no-deps --group lmcache
 	@touch $@
 
-lint: setup ## Check style and types
+test-template: setup ## Run the tests of each folder of examples/plugin-template, as its author would
+	$(BIN)/python -m pytest tests/test_template.py
+
+lint: setup ## Check style and types, and the workflows and forms of .github
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	@for schema in $(FORMS); do \
+		$(BIN)/check-jsonschema --quiet --builtin-schema vendor.$${schema%%=*} $${schema#*=} || exit 1; \
+	done
+	$(BIN)/actionlint
 	$(BIN)/mypy
 
 # mypy takes one core for a minute. Beside it the other one compiles what two processes would compile each for itself.

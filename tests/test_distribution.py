@@ -3,7 +3,6 @@
 import ast
 import subprocess
 import tarfile
-import tomllib
 import zipfile
 from pathlib import Path
 
@@ -11,13 +10,12 @@ import httpx
 import pytest
 from packaging.requirements import Requirement
 
-import blendhub
 from blendhub.framework.builtin_plugins import HOMES
 from harness.engines.tiny_model import make_tiny_model
+from tests import release
 from tests.fresh_environment import FreshEnvironment
 
 ROOT = Path(__file__).parent.parent
-PROJECTS = [tomllib.loads(file.read_text())["project"] for file in ROOT.glob("plugins/*/pyproject.toml")]
 
 
 def make_dist(folder: Path) -> Path:
@@ -30,18 +28,25 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_dist(tmp_path_factory.mktemp("dist") / "dist")
 
 
-def test_all_distributions_have_one_version_and_accept_each_other():
-    assert {project["version"] for project in PROJECTS} == {blendhub.__version__}
-    ours = {"blendhub", *(project["name"] for project in PROJECTS)}
-    for required in (Requirement(line) for project in PROJECTS for line in project["dependencies"]):
-        assert required.name not in ours or required.specifier.contains(blendhub.__version__), required
-    assert f"\n## {blendhub.__version__}" in (ROOT / "CHANGELOG.md").read_text()
+def test_all_distributions_accept_each_other():
+    ours = release.projects()
+    for required in (Requirement(line) for project in ours.values() for line in project["dependencies"]):
+        assert required.name not in ours or required.specifier.contains(release.version()), required
+
+
+def test_a_release_is_refused_only_until_its_day_is_written_and_under_another_name():
+    repository = release.projects()["blendhub"]["urls"]["Repository"]
+    wrong = [*release.disagreements(f"v{release.version()}", repository)]
+    assert [line.partition(" ")[0] for line in wrong] in ([], ["CHANGELOG.md"])
+    elsewhere = "\n".join(release.disagreements("v9.9.9", "https://forge.example/blendhub"))
+    assert "the tag is v9.9.9" in elsewhere and "SECURITY.md does not name https://forge.example" in elsewhere
+    assert elsewhere.count("which is not in https://forge.example") == 4 * len(release.projects())
 
 
 @pytest.mark.slow
 def test_every_package_has_a_wheel_and_sources_and_ours_have_the_package_alone(built):
-    names = {name.replace("-", "_") for name in ("blendhub", *(project["name"] for project in PROJECTS))}
-    ends = (f"-{blendhub.__version__}-py3-none-any.whl", f"-{blendhub.__version__}.tar.gz")
+    names = {name.replace("-", "_") for name in release.projects()}
+    ends = (f"-{release.version()}-py3-none-any.whl", f"-{release.version()}.tar.gz")
     assert {file.name for file in built.iterdir()} - {".gitignore"} == {name + end for name in names for end in ends}
     for name in names:
         with zipfile.ZipFile(built / (name + ends[0])) as wheel:
@@ -70,7 +75,9 @@ def test_blendhub_alone_is_what_a_plugin_s_author_needs(built, tmp_path):
     author = FreshEnvironment(tmp_path / "environment", built, "blendhub[testing]")
     code, listed = author.run("blendhub", "plugins", place=tmp_path)
     assert code == 0 and "zmq" in listed and "inproc" in listed
-    code, judged = author.run("blendhub", "conformance", "transport", "inproc", "-k", "replies or payloads", place=tmp_path)
+    code, judged = author.run(
+        "blendhub", "conformance", "transport", "inproc", "-k", "replies or payloads", place=tmp_path
+    )
     assert code == 0 and " 0 failed" in judged and " 0 passed" not in judged, judged
     code, _ = author.run("python", "-c", "import starlette", place=tmp_path)
     assert code == 1, "a web server that nothing serves with"

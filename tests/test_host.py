@@ -77,7 +77,10 @@ BROKEN_MODULES = {
 }
 BROKEN_SPECS = {
     "broken": ("'mine'", "blendhub_matchers returned 'mine', which is not a blendhub.PluginSpec"),
-    "older": ("spec(name='older', api=0)", "made for plugin API 0, this BlendHub has 1; install a newer release of the"),
+    "older": (
+        "spec(name='older', api=0)",
+        "made for plugin API 0, this BlendHub has 1; install a newer release",
+    ),
     "newer": ("spec(name='newer', api=2)", "made for plugin API 2, this BlendHub has 1; install a newer BlendHub"),
     "unknown": ("spec(name='unknown', api='1')", "api = '1', which should be an integer"),
     "named": ("spec(name='named', factory='a-b:c')", "or its name as 'module:Class'"),
