@@ -62,7 +62,7 @@ FORMS := $(addprefix github-issue-forms=,$(filter-out %/config.yml,$(wildcard .g
 	github-issue-config=.github/ISSUE_TEMPLATE/config.yml dependabot=.github/dependabot.yml citation-file-format=CITATION.cff
 
 .DEFAULT_GOAL := help
-.PHONY: help setup docs test test-fast test-long test-bench test-vllm test-peers test-clients test-template lint imported tables size format dist bench quality gpu-check npu-check demo agent-demo fleet-demo clean
+.PHONY: help setup docs test test-fast test-long test-bench test-vllm test-peers test-clients test-template lint imported matrix tables size format dist bench quality gpu-check npu-check demo agent-demo fleet-demo clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -112,10 +112,10 @@ test-bench: setup ## Run each benchmark that starts engines with --quick, one af
 test-fast: ## Run the tests that take little time: no server, engine or installation
 	@$(call TIMED,test-fast,setup,not slow and not alone,not slow and alone)
 
-test-vllm: $(OTHER) ## Run the end-to-end tests on another vLLM, as VERSION=0.31.0; with CORE=1 the core of them
+test-vllm: $(if $(filter-out $(INSTALLED),$(VERSION)),$(OTHER),setup) ## Run the end-to-end tests on a vLLM, as VERSION=0.31.0, and note their results; with CORE=1 the core of them
 	@failed=; \
 	for which in $(if $(CORE),versions,"not alone" alone); do \
-		$(ON_OTHER) $(BIN)/python -m pytest $$(test "$$which" = alone || echo "-n $(WORKERS) --dist loadfile") -m "$$which" \
+		$(if $(filter-out $(INSTALLED),$(VERSION)),$(ON_OTHER)) $(BIN)/python -m pytest -p tests.matrix $$(test "$$which" = alone || echo "-n $(WORKERS) --dist loadfile") -m "$$which" \
 			tests/vllm/test_engine_*.py || failed=yes; \
 	done; \
 	test -z "$$failed"
@@ -168,6 +168,10 @@ lint: setup ## Check style and types, and the workflows and forms of .github
 # mypy takes one core for a minute. Beside it the other one compiles what two processes would compile each for itself.
 imported: setup
 	@$(BIN)/python -m tests.imported > /dev/null
+
+matrix: setup ## Keep the results of make test-vllm, and write the tables of docs/support.md
+	@$(BIN)/python -m tests.matrix
+	@$(BIN)/python -m tests.tables
 
 tables: setup ## Write the tables of docs/ that follow from the code
 	@$(BIN)/python -m tests.tables

