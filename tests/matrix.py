@@ -54,6 +54,21 @@ def merge(runs: Iterable[Run], newer: Iterable[Run]) -> list[Run]:
     return sorted(merged.values(), key=lambda run: run.key)
 
 
+def still_there(runs: Iterable[Run]) -> list[Run]:
+    """The runs without the results of tests that the repository no longer has."""
+    kept = []
+    for run in runs:
+        tests = {name: result for name, result in run.tests.items() if _is_there(name)}
+        kept.append(msgspec.structs.replace(run, tests=tests))
+    return kept
+
+
+def _is_there(name: str) -> bool:
+    file, _, test = name.partition("[")[0].partition("::")
+    path = KEPT.parent.parent / file
+    return path.exists() and f"def {test}(" in path.read_text(encoding="utf-8")
+
+
 def write(file: Path, runs: list[Run]) -> None:
     """One line for each test, so that a change shows what changed."""
     lines = []
@@ -106,4 +121,4 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 if __name__ == "__main__":
-    write(KEPT, merge(read(KEPT), read(NOTED)))
+    write(KEPT, still_there(merge(read(KEPT), read(NOTED))))

@@ -101,7 +101,7 @@ def test_a_hub_serves_its_page_with_the_extra_that_is_named(built, tmp_path):
 
 
 ENGINE = """
-import random
+import random, time
 from vllm import LLM, SamplingParams
 
 flag = {"kv_connector": "BlendHubConnector", "kv_role": "kv_both", "kv_connector_extra_config": {"blendhub": {
@@ -111,9 +111,13 @@ if __name__ == "__main__":
     llm = LLM("model", kv_transfer_config=flag, skip_tokenizer_init=True, max_model_len=1024, enforce_eager=True,
               num_gpu_blocks_override=512)
     asked = SamplingParams(max_tokens=1, detokenize=False, ignore_eos=True)
-    for start in (3, 4):
-        (answer,) = llm.generate([{"prompt_token_ids": [start] * (40 * start) + text + [7] * 9}], asked)
-        print("report:", answer.kv_transfer_params["blendhub"])
+    for first in range(500, 600):  # matchers are compiled while the engine serves already
+        (answer,) = llm.generate([{"prompt_token_ids": [first] * 100 + text + [7] * 9}], asked)
+        report = answer.kv_transfer_params["blendhub"]
+        if report["moved_tokens"]:
+            break
+        time.sleep(1)
+    print("report:", report)
 """
 
 
@@ -131,8 +135,7 @@ def test_an_engine_blends_with_what_its_extra_brings_and_each_kind_is_proved_the
     (place / "ask.py").write_text(ENGINE)
     code, printed = engine.run("python", "ask.py", place=place)
     reports = [ast.literal_eval(line.partition(": ")[2]) for line in printed.splitlines() if line.startswith("report:")]
-    assert code == 0 and len(reports) == 2, printed[-4000:]
-    assert reports[1]["moved_tokens"] > 200, reports
+    assert code == 0 and len(reports) == 1 and reports[0]["moved_tokens"] > 200, printed[-4000:]
 
 
 @pytest.mark.slow
