@@ -84,7 +84,7 @@ $(STAMP): Makefile constraints.txt $(PROJECTS)
 	@test -x $(BIN)/python || "$(PYTHON)" -m venv $(VENV)
 	@# Dependency groups need a newer pip than the one Python 3.11 brings. The build backend is installed once, and not in
 	@# an environment of its own for each of our packages.
-	@$(PIP) --upgrade pip editables hatchling
+	@$(PIP) --upgrade pip editables hatch-fancy-pypi-readme hatchling
 	@# Python compiles modules when they are imported, and most of the installed ones never are.
 	@echo "setup 2 of 4: vLLM, torch and what they need, the largest part: 3 GB, about two minutes"
 	@$(call WATCHED,$(VENV),$(call INSTALL,--group engine))

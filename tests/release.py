@@ -10,12 +10,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
+FILES = [ROOT / "pyproject.toml", *sorted(ROOT.glob("plugins/*/pyproject.toml"))]
 
 
 def projects() -> dict[str, dict]:
     """The metadata of each distribution by its name, as ``pyproject.toml`` has it."""
-    files = [ROOT / "pyproject.toml", *sorted(ROOT.glob("plugins/*/pyproject.toml"))]
-    metadata = [tomllib.loads(file.read_text(encoding="utf-8"))["project"] for file in files]
+    metadata = [tomllib.loads(file.read_text(encoding="utf-8"))["project"] for file in FILES]
     return {project["name"]: project for project in metadata}
 
 
@@ -35,9 +35,9 @@ def disagreements(tag: str, repository: str) -> Iterator[str]:
     for name, project in projects().items():
         if project.get("version", version()) != version():
             yield f"{name} has version {project['version']}"
-        for label, address in project["urls"].items():
-            if address != repository and not address.startswith(f"{repository}/"):
-                yield f"{name}: {label} is {address}, which is not in {repository}"
+    for file in FILES:
+        for address in {*re.findall(r"https://[\w.]+/[\w-]+/[\w-]+", file.read_text(encoding="utf-8"))} - {repository}:
+            yield f"{file.relative_to(ROOT)} names {address}, expected {repository}"
     for file in (ROOT / "SECURITY.md", ROOT / "CODE_OF_CONDUCT.md", ROOT / "CITATION.cff"):
         if repository not in file.read_text(encoding="utf-8"):
             yield f"{file.name} does not name {repository}"
