@@ -1,8 +1,8 @@
 """README's commands, word for word, in a clean environment: ``python -m tests.readme_commands [DIST]``.
 
 What a machine without a GPU can run: the installation, vLLM's server with a small model in place of ``MODEL``, and the
-request. Our distributions are those of ``make dist``, or of the folder DIST, whatever an index offers; then the command
-for a checkout replaces them. Needs port 8000.
+request. Our distributions must come from those of ``make dist``, or of the folder DIST; then the command for a checkout
+replaces them. Needs port 8000.
 """
 
 import json
@@ -57,11 +57,8 @@ class Newcomer:
         self._variables["PATH"] = f"{environment}/bin:{os.environ['PATH']}"
         # Python compiles what is imported when it is imported; most of what is installed never is.
         self._variables |= {"PIP_NO_COMPILE": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1"}
-        ours = folder / "ours.txt"
-        wheels = sorted(dist.absolute().glob("*.whl"))
-        ours.write_text("".join(f"{wheel.name.partition('-')[0]} @ {wheel.as_uri()}\n" for wheel in wheels))
-        self.published = {"PIP_CONSTRAINT": str(ours)}
-        """With these variables, pip takes our distributions from their wheels, as if an index had them."""
+        self.published = {"PIP_FIND_LINKS": f"{os.environ.get('PIP_FIND_LINKS', '')} {dist.absolute()}".strip()}
+        """With these variables, pip finds our wheels, as if an index had them."""
 
     def begin(self, command: str, **variables: str) -> "subprocess.Popen[bytes]":
         print(f"$ {command.rstrip()}", flush=True)
@@ -81,7 +78,11 @@ class Newcomer:
 
 def check(newcomer: Newcomer) -> None:
     install, server, request = commands()
-    (at_once,) = re.findall(r"^Successfully installed (.*)$", newcomer.run(install, **newcomer.published), re.M)
+    said = newcomer.run(install, **newcomer.published)
+    (at_once,) = re.findall(r"^Successfully installed (.*)$", said, re.M)
+    ours = {*re.findall(r" (blendhub\S*)-[\d.]+(?= )", f" {at_once} ")}
+    taken = {wheel.replace("_", "-") for wheel in re.findall(r"^Processing \S*/(blendhub\w*)-\S+\.whl", said, re.M)}
+    assert {"blendhub", "blendhub-cpu"} <= ours <= taken, f"some came from an index: {ours - taken}"
     assert re.search(r" torch-\S+\+cpu ", at_once), f"torch is not the build for CPUs: {at_once}"
     assert "nvidia" not in at_once, f"libraries for GPUs were installed: {at_once}"
     check_server(newcomer, server, request)
