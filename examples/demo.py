@@ -1,5 +1,5 @@
-"""``python -m examples.demo``: vLLM with SmolLM2-135M-Instruct answers questions about documents seen before, in three
-ways, and shows what each reused.
+"""``python -m examples.demo``: vLLM answers questions about documents seen before, in three ways, and shows what each
+reused. The model is Qwen2.5-Coder of half a billion parameters where that was downloaded, and SmolLM2-135M elsewhere.
 
 The documents were seen among others, in another order. Their people never lived: the model knows them only from its
 prompt.
@@ -9,6 +9,7 @@ import argparse
 import re
 import statistics
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from importlib.util import find_spec
@@ -28,10 +29,13 @@ from blendhub.core.spans import Span
 from blendhub.outcome.fates import Fate, Stretch, count, strip_of
 from blendhub.system.served_vllm import server_command
 from harness.engines import Engine
-from harness.engines.real_model import NoRealModel, make_real_model
+from harness.engines.real_model import MODELS, NoRealModel, make_real_model
 
 NEEDED = ("vllm", "torch", "gguf")
+ASKED = ("qwen-0.5b", "smollm2")
 ANSWER_TOKENS = 8
+SHOWN = 6
+"""As many questions fit into a terminal beside the figures."""
 WAYS: dict[str, tuple[str, dict[str, Any]]] = {
     "full": ("full prefill", {"mode": "off"}),
     "blended": ("blended", {}),
@@ -69,32 +73,49 @@ class Figures(msgspec.Struct):
     tokens: dict[Fate, int]
 
 
-def run(module: str, out: Path, start: Callable[[], AbstractContextManager[Engines]]) -> None:
+@contextmanager
+def step(what: str) -> Iterator[None]:
+    """Something that takes a while, which is said before and after it."""
+    begun = time.monotonic()
+    print(f"{what} ...", flush=True)
+    yield
+    print(f"{what}: {time.monotonic() - begun:.0f} s", flush=True)
+
+
+def run(module: str, out: Path, start: Callable[[Path], AbstractContextManager[Engines]]) -> None:
     parser = argparse.ArgumentParser(prog=f"python -m {module}", description="Ask questions in three ways.")
     parser.add_argument("--prompts", type=int, default=4, metavar="N", help="each with four questions (default 4)")
     parser.add_argument("--out", type=Path, default=out, metavar="FOLDER", help=f"default {out}")
+    parser.add_argument("--model", choices=[*ASKED], default=default_model(), help="default here: %(default)s")
     options = parser.parse_args()
     if missing := [name for name in NEEDED if find_spec(name) is None]:
         sys.exit(f"The demo needs {' and '.join(missing)}, which {sys.executable} does not have: run `make setup`")
-    print("make the model", flush=True)
+    asked = MODELS[options.model]
     try:
-        model = make_real_model()
+        with step(f"make {asked.title} ready"):
+            model = make_real_model(asked)
     except NoRealModel as error:
         sys.exit(f"The demo cannot begin: {error}")
-    with start() as engines:
+    print(f"{model} has {sum(file.stat().st_size for file in model.iterdir()) / 1e6:,.0f} MB", flush=True)
+    with start(model) as engines:
         answers = ask_all(engines, model, options.prompts)
     figures = {way: _figures(answers["full"], answers[way]) for way in WAYS}
     options.out.mkdir(parents=True, exist_ok=True)
     report = {"ways": figures, "answers": [answer for of_way in answers.values() for answer in of_way]}
     (options.out / "report.json").write_bytes(msgspec.json.format(msgspec.json.encode(report)) + b"\n")
-    show(answers, figures)
-    print(f"\n{options.out}/report.json has the figures, and what became of each token.\n\n{NEXT}")
+    show(asked.title, answers, figures)
+    print(f"\n{options.out}/report.json has all answers, and what became of each token.\n\n{NEXT}")
 
 
-def start_engine(blendhub: dict[str, Any]) -> Engine:
-    print("start vLLM", flush=True)
+def default_model() -> str:
+    """The largest of those that are here, or the smallest, which `make setup` brings."""
+    return next((name for name in ASKED if MODELS[name].is_here), ASKED[-1])
+
+
+def start_engine(model: Path, blendhub: dict[str, Any]) -> Engine:
     lengths = {"max_model_len": LONGEST, "max_num_batched_tokens": LONGEST}
-    return Engine(make_real_model(), blendhub | {"audit_share": 0, "repair": "off", "doubt": 0}, **lengths, **PLAIN)
+    with step("start vLLM"):
+        return Engine(model, blendhub | {"audit_share": 0, "repair": "off", "doubt": 0}, **lengths, **PLAIN)
 
 
 def ask_all(engines: Engines, model: Path, n_prompts: int) -> dict[str, list[Answer]]:
@@ -145,25 +166,37 @@ def _figures(full: list[Answer], ours: list[Answer]) -> Figures:
     )
 
 
-def show(answers: dict[str, list[Answer]], figures: dict[str, Figures]) -> None:
-    titles = [title for title, _ in WAYS.values()]
-    table = Table("", *titles, title="The answers, medians, and what became of the tokens", box=box.SIMPLE_HEAD)
-    for asked in zip(*answers.values(), strict=True):
-        table.add_row(
-            asked[0].question, *(answer.answer for answer in asked), end_section=asked[0] is answers["full"][-1]
-        )
+def show(model: str, answers: dict[str, list[Answer]], figures: dict[str, Figures]) -> None:
+    """A table of 80 columns, and what it shows in one sentence."""
+    table = Table(title=f"{model}: answers, medians, and what became of the tokens", box=box.SIMPLE_HEAD, width=80)
+    table.add_column("", ratio=1)
+    for title, _ in WAYS.values():
+        table.add_column(title, width=14)
+    for asked in list(zip(*answers.values(), strict=True))[:SHOWN]:
+        table.add_row(asked[0].question, *(answer.answer for answer in asked))
+    table.add_section()
     ways = figures.values()
     table.add_row("time to first token", *(f"{1e3 * way.first_token_s:.0f} ms" for way in ways))
     table.add_row("speed-up", *(f"{way.speed_up:.1f} x" for way in ways))
     table.add_row("the same answer", *(f"{way.same_answers:.0%}" for way in ways), end_section=True)
     for fate in Fate:
-        table.add_row(fate.label, *(f"{way.tokens[fate] / sum(way.tokens.values()):.0%}" for way in ways))
-    Console().print(table)
+        shares = [way.tokens[fate] / sum(way.tokens.values()) for way in ways]
+        if any(shares):
+            table.add_row(fate.label, *(f"{share:.0%}" for share in shares))
+    console = Console(width=80)
+    console.print(table)
+    blended, moved = figures["blended"], figures["moved"]
+    console.print(
+        f"Blended, answers begin {blended.speed_up:.1f} x sooner than with a full prefill, and "
+        f"{blended.same_answers:.0%} of them are the same; with stored text reused as it is, {moved.speed_up:.1f} x "
+        f"sooner, and {moved.same_answers:.0%}.",
+        highlight=False,
+    )
 
 
 @contextmanager
-def one_engine() -> Iterator[Engines]:
-    with start_engine({"hub": {"arena_gib": 1.0, "metrics": ""}}) as engine:
+def one_engine(model: Path) -> Iterator[Engines]:
+    with start_engine(model, {"hub": {"arena_gib": 1.0, "metrics": ""}}) as engine:
         yield engine, engine, lambda: None
 
 

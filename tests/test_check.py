@@ -5,7 +5,6 @@ Each fault is made: most in a mount namespace, or in distributions and directori
 
 import json
 import os
-import re
 import subprocess
 import sys
 import tempfile
@@ -31,8 +30,7 @@ from tests.namespaces import skip_unless_permitted
 
 pytestmark = pytest.mark.slow
 
-CHECK = [sys.executable, "-m", "blendhub.cli", "check"]
-LINE = re.compile(r"^(?P<verdict>ok|warn|fail) +\S+ +(?P<sentence>.*)(?:\n +mend: (?P<command>.*))?$", re.M)
+CHECK = [sys.executable, "-m", "blendhub.cli", "check", "--json"]
 LAYOUT = KVLayout(layers=1, kv_heads=8, key_dim=64, value_dim=64, dtype="float16", chunk_tokens=256)
 ABSENT = f"""
     from blendhub import PluginSpec, Unavailable, hookimpl
@@ -70,7 +68,7 @@ class Checker:
         command = [*within, *CHECK, "--only", check, *arguments]
         done = subprocess.run(command, capture_output=True, text=True, env=everything, timeout=250)
         assert done.stdout, done.stderr
-        return Report(done.returncode, [finding.groupdict() for finding in LINE.finditer(done.stdout)])
+        return Report(done.returncode, json.loads(done.stdout))
 
     def mends(self, check: str, *arguments: str, within: Sequence[str]) -> dict[str, Any]:
         """The worst finding. Following its command, in the place where it was given, leaves none of that verdict."""

@@ -21,7 +21,7 @@ MATCHER = """
             return super().match(tokens)[:0]
 
     def spec(name, **more):
-        return PluginSpec(name=name, api=5, summary="it matches", **more)
+        return PluginSpec(name=name, api=1, summary="it matches", **more)
 
     @hookimpl
     def blendhub_matchers():
@@ -52,7 +52,7 @@ def test_plugins_are_listed_for_people_and_as_json_with_the_documented_keys(plug
     assert by_name["broken"]["kind"] is None and "ModuleNotFoundError" in by_name["broken"]["reason"]
     assert main(["plugins"]) == 0
     lines = [line.split(maxsplit=2) for line in capsys.readouterr().out.splitlines()]
-    assert ["matcher", "sound", "it matches (extra-matchers 1.0, API 5)"] in lines
+    assert ["matcher", "sound", "it matches (extra-matchers 1.0, API 1)"] in lines
     assert ["yes;", "slow", "here: no [such] card; two threads"] in lines
     assert ["no:", "no", "[such] card; to change it: pip install a-card"] in lines
 

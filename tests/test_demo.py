@@ -1,6 +1,7 @@
 """The demos, small: they run, say how far they are, and their figures fit together."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ from harness.engines.real_model import MODELS, SMOLLM2, NoRealModel, make_real_m
 from harness.servers.redis_server import needs_redis
 
 ROOT = Path(__file__).parent.parent
-SIZES = ("--prompts", "2")
+SIZES = ("--prompts", "2", "--model", "smollm2")
 
 
 def run_demo(module: str, *arguments: str, before: str = "pass") -> "subprocess.CompletedProcess[str]":
@@ -23,7 +24,7 @@ def run_demo(module: str, *arguments: str, before: str = "pass") -> "subprocess.
 def skip_without_real_model() -> None:
     pytest.importorskip("vllm", reason="the demo needs vLLM; `make setup` installs it")
     pytest.importorskip("gguf", reason="the real model is a GGUF file; `make setup` installs it")
-    if not (SMOLLM2.path.exists() or SMOLLM2.parts[0].exists()):
+    if not SMOLLM2.is_here:
         pytest.skip("the real model is a package; `make setup` downloads it")
 
 
@@ -52,15 +53,17 @@ def test_a_model_that_is_missing_or_another_one_is_named_with_the_command_that_b
 def test_the_demo_reuses_what_it_may_and_prints_nothing_of_other_libraries(tmp_path):
     skip_without_real_model()
     # The model is made anew: reading its file is what other libraries draw bars of.
-    before = f"from harness.engines import real_model as real; real.make_real_model.__defaults__ = (\
-        real.SMOLLM2._replace(path=real.Path({str(tmp_path / 'model')!r})),)"
+    before = f"from harness.engines import real_model as real; real.MODELS['smollm2'] = \
+        real.SMOLLM2._replace(path=real.Path({str(tmp_path / 'model')!r}))"
     done = run_demo("examples.demo", *SIZES, "--out", str(tmp_path), before=before)
     assert done.returncode == 0, done.stderr
     assert not done.stderr.strip(), "a bar of another library"
-    assert [line for line in done.stdout.splitlines() if line.startswith("ask in three ways")] == [
-        f"ask in three ways: {n} of 24" for n in (6, 12, 18, 24)
-    ]
+    lines = done.stdout.splitlines()
+    assert re.findall(r"^ask in three ways: (\d+) of 24, \d+ s$", done.stdout, re.M) == ["6", "12", "18", "24"]
+    assert "start vLLM ..." in lines and re.search(r"^start vLLM: \d+ s$", done.stdout, re.M)
     assert "speed-up" in done.stdout and "In which city was" in done.stdout
+    shown = lines[next(at for at, line in enumerate(lines) if "answers, medians" in line) : lines.index("") - 1]
+    assert max(map(len, shown)) <= 80 and "Blended, answers begin " in done.stdout
     report = json.loads((tmp_path / "report.json").read_text())
     full, blended, moved = (report["ways"][way] for way in ("full", "blended", "moved"))
     assert moved["same_answers"] <= blended["same_answers"] <= full["same_answers"] == 1 > moved["same_answers"]

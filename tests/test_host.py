@@ -26,7 +26,7 @@ GOOD = """
         return ReferenceMatcher("anywhere", options.least)
 
     def spec(**changes):
-        fields = dict(name="mine", api=5, summary="a matcher", factory=make, options=Options)
+        fields = dict(name="mine", api=1, summary="a matcher", factory=make, options=Options)
         return PluginSpec(**{**fields, **changes})
 """
 
@@ -66,7 +66,7 @@ BROKEN_MODULES = {
     "empty": ("x = 1", "offers nothing"),
     "misspelt": (
         "from blendhub import hookimpl\n@hookimpl\ndef blendhub_matchrs(): return []",
-        "hooks that plugin API 5 does not have: 'blendhub_matchrs' (did you mean 'blendhub_matchers'?); "
+        "hooks that plugin API 1 does not have: 'blendhub_matchrs' (did you mean 'blendhub_matchers'?); "
         "the hooks are: blendhub_commands, blendhub_devices, ",
     ),
     "with-parameters": (
@@ -77,7 +77,11 @@ BROKEN_MODULES = {
 }
 BROKEN_SPECS = {
     "broken": ("'mine'", "blendhub_matchers returned 'mine', which is not a blendhub.PluginSpec"),
-    "newer": ("spec(name='newer', api=99)", "made for plugin API 99, this BlendHub has 5"),
+    "older": (
+        "spec(name='older', api=0)",
+        "made for plugin API 0, this BlendHub has 1; install a newer release",
+    ),
+    "newer": ("spec(name='newer', api=2)", "made for plugin API 2, this BlendHub has 1; install a newer BlendHub"),
     "unknown": ("spec(name='unknown', api='1')", "api = '1', which should be an integer"),
     "named": ("spec(name='named', factory='a-b:c')", "or its name as 'module:Class'"),
     "bare": (

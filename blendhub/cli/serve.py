@@ -145,7 +145,7 @@ def _screen(hub: "Hub", host: PluginHost) -> str:
         ("models", ", ".join(models) or "none yet; engines register them"),
         ("metrics", f"http://{hub.metrics_address}/metrics" if hub.metrics_address else "not served"),
         *([("page", f"http://{hub.metrics_address}/")] if hub.metrics_address else []),
-        ("matchers", ", ".join(matchers) or "none; they come with: pip install blendhub-matchers"),
+        ("matchers", ", ".join(matchers) or "none; they come with: pip install 'blendhub[hub]'"),
     ]
     settings: dict[str, Any] = {"endpoint": hub.endpoints[0]}
     if listen.transport != DEFAULT_TRANSPORT.name:

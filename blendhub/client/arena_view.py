@@ -18,7 +18,7 @@ from blendhub.system.file_locks import lock_byte
 SHM = Path("/dev/shm")
 HEADER_BYTES = 4096
 """The first memory page; slots follow it."""
-MAGIC = b"BLENDHUB ARENA 3"
+MAGIC = b"BLENDHUB ARENA 1"
 PROGRESS_AT = HEADER_BYTES - 16
 """Where the header has two numbers of 64 bits: the bytes of slots that are reserved, and those that will be."""
 

@@ -22,7 +22,7 @@ from blendhub.outcome.reasons import NotReused
 from blendhub.outcome.report import LONGEST_NAME, MAX_OUTCOMES, Outcome
 from blendhub.system.processes import ProcessId
 
-WIRE_VERSION = 17
+WIRE_VERSION = 1
 
 Seconds = Annotated[float, Meta(ge=0, le=3600)]
 FIRST_RATIO = 0.3

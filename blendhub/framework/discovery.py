@@ -212,7 +212,8 @@ def _refusal(spec: Any, kind: str, hook: str) -> str | None:
         return f"{hook} returned {spec!r}, which is not a blendhub.PluginSpec"
     # First of all: a spec made for another version may rightly look otherwise.
     if type(spec.api) is int and spec.api != API_VERSION:
-        return f"made for plugin API {spec.api}, this BlendHub has {API_VERSION}; install a release made for it"
+        newer = "a newer release of the plugin" if spec.api < API_VERSION else "a newer BlendHub"
+        return f"made for plugin API {spec.api}, this BlendHub has {API_VERSION}; install {newer}"
     return _fault_of(spec)
 
 

@@ -19,8 +19,8 @@ __all__ = ["API_VERSION", "EngineInfo", "NoOptions", "Outcome", "PluginSpec", "U
 PROJECT = "blendhub"
 """The name of the pluggy project and of the entry-point group."""
 
-API_VERSION = 5
-"""Raised whenever a plugin written for the version before would break."""
+API_VERSION = 1
+"""Raised whenever a plugin written for the version before would break; docs/plugins.md says what it promises."""
 
 T = TypeVar("T")
 

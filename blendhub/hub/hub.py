@@ -11,6 +11,7 @@ from pathlib import Path
 
 from blendhub.client.arena_view import HEADER_BYTES, SHM
 from blendhub.contracts import ArenaFile, Server, SharedStore, Transport
+from blendhub.core.errors import OptionError
 from blendhub.core.plugin_choice import PluginChoice
 from blendhub.framework.host import PluginHost
 from blendhub.hub.config import DEFAULT_TRANSPORT, HubConfig, Listen, check_hub_config
@@ -70,8 +71,14 @@ class Hub:
             self.endpoints += (server.endpoint,)
         if self.config.metrics:
             # An engine's own hub serves no pages, and where it runs the libraries for them may be absent.
-            from blendhub.hub.http.pages import pages
-            from blendhub.hub.http.server import http_server
+            try:
+                from blendhub.hub.http.pages import pages
+                from blendhub.hub.http.server import http_server
+            except ModuleNotFoundError as error:
+                raise OptionError(
+                    f"metrics = {self.config.metrics!r} needs {error.name}, which is not installed: run pip install "
+                    "'blendhub[hub]', or set metrics = \"\", which serves no page"
+                ) from error
 
             over_http = http_server(self.config.metrics, pages(self.service))
             self.metrics_address = await resources.enter_async_context(over_http)

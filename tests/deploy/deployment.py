@@ -1,4 +1,4 @@
-"""What ``deploy/Containerfile`` says, and how ``compose.yaml`` and the manifests of Kubernetes run hub and engine."""
+"""What ``deploy/Dockerfile`` says, and how ``compose.yaml`` and the manifests of Kubernetes run hub and engine."""
 
 import json
 import re
@@ -8,15 +8,15 @@ from typing import Any, NamedTuple
 import yaml
 
 ROOT = Path(__file__).parent.parent.parent
-CONTAINERFILE = ROOT / "deploy" / "Containerfile"
+DOCKERFILE = ROOT / "deploy" / "Dockerfile"
 COMPOSE = yaml.safe_load((ROOT / "deploy" / "compose.yaml").read_text())
 KUBERNETES = ROOT / "deploy" / "kubernetes"
 USER = 10001
 
 
 def instructions(target: str) -> list[tuple[str, str]]:
-    """The instructions of a stage of the Containerfile, after those of the stages that it is made from."""
-    text = re.sub(r"^\s*#.*\n", "", CONTAINERFILE.read_text(), flags=re.M).replace("\\\n", " ")
+    """The instructions of a stage of the Dockerfile, after those of the stages that it is made from."""
+    text = re.sub(r"^\s*#.*\n", "", DOCKERFILE.read_text(), flags=re.M).replace("\\\n", " ")
     made: dict[str, list[tuple[str, str]]] = {}
     for word, _, rest in (line.partition(" ") for line in filter(None, text.splitlines())):
         if word == "FROM":

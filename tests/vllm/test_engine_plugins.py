@@ -38,7 +38,7 @@ class Faulty(Selector):
 
 @hookimpl
 def blendhub_selectors():
-    return [PluginSpec(name="faulty", api=5, summary="", factory=Faulty)]
+    return [PluginSpec(name="faulty", api=1, summary="", factory=Faulty)]
 """
 
 SLOW = """
@@ -54,7 +54,7 @@ class Slow(CpuDevice):
 
 @hookimpl
 def blendhub_devices():
-    return [PluginSpec(name="slow", api=5, summary="", factory=Slow, options=CpuOptions)]
+    return [PluginSpec(name="slow", api=1, summary="", factory=Slow, options=CpuOptions)]
 """
 
 

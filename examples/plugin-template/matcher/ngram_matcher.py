@@ -155,7 +155,7 @@ def blendhub_matchers() -> list[PluginSpec[Matcher]]:
     return [
         PluginSpec(
             name="ngram",
-            api=5,
+            api=1,
             summary="reuse at any offset, with a dictionary and no compiled code",
             factory=NgramMatcher,
             options=NgramOptions,

@@ -37,7 +37,7 @@ def blendhub_selectors() -> list[PluginSpec[Selector]]:
     return [
         PluginSpec(
             name="edges",
-            api=5,
+            api=1,
             summary="the first and the last tokens of every moved span",
             factory=EdgesSelector,
             options=EdgesOptions,

@@ -178,7 +178,7 @@ def blendhub_transports() -> list[PluginSpec[Transport]]:
     return [
         PluginSpec(
             name="unix",
-            api=5,
+            api=1,
             summary="requests between processes of one user on one machine, over a Unix socket",
             factory=UnixTransport,
             options=TransportOptions,

@@ -33,7 +33,7 @@ def blendhub_devices() -> list[PluginSpec[Device]]:
     return [
         PluginSpec(
             name="npu",
-            api=5,
+            api=1,
             summary="copies and rotates KV between host and NPU memory, beside the engine's work",
             factory="blendhub_ascend.device:create",
             options=AscendOptions,

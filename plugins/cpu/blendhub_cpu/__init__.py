@@ -25,7 +25,7 @@ def blendhub_devices() -> list[PluginSpec[Device]]:
     return [
         PluginSpec(
             name="cpu",
-            api=5,
+            api=1,
             summary="copies and rotates KV in host memory, with the engine's threads",
             factory="blendhub_cpu.device:CpuDevice",
             options=CpuOptions,

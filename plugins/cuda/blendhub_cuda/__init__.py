@@ -53,7 +53,7 @@ def blendhub_devices() -> list[PluginSpec[Device]]:
     return [
         PluginSpec(
             name="cuda",
-            api=5,
+            api=1,
             summary="copies and rotates KV between host and GPU memory, beside the engine's work",
             factory="blendhub_cuda.device:CudaDevice",
             options=CudaOptions,

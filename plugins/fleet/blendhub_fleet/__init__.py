@@ -10,7 +10,7 @@ def blendhub_stores() -> list[PluginSpec[Store]]:
     return [
         PluginSpec(
             name="shared_directory",
-            api=5,
+            api=1,
             summary="files below a directory that several machines mount, with a catalogue in Redis",
             factory="blendhub_fleet.directory:open_store",
             options=DirectoryOptions,

@@ -18,13 +18,13 @@ def blendhub_matchers() -> list[PluginSpec[Matcher]]:
     return [
         PluginSpec(
             name="prefix",
-            api=5,
+            api=1,
             summary="exact reuse of a prompt's beginning, down to the token",
             factory="blendhub_matchers.prefix:PrefixMatcher",
         ),
         PluginSpec(
             name="separator",
-            api=5,
+            api=1,
             summary="reuse of whole segments between separators, in any order",
             factory="blendhub_matchers.separator:SeparatorMatcher",
             options=SeparatorOptions,
@@ -32,7 +32,7 @@ def blendhub_matchers() -> list[PluginSpec[Matcher]]:
         ),
         PluginSpec(
             name="rolling_hash",
-            api=5,
+            api=1,
             summary="reuse at any offset, in any order, without separators",
             factory="blendhub_matchers.rolling_hash:RollingHashMatcher",
             options=RollingHashOptions,

@@ -40,7 +40,7 @@ def blendhub_stores() -> list[PluginSpec[Store]]:
     return [
         PluginSpec(
             name="mooncake",
-            api=5,
+            api=1,
             summary="the memory of many machines, by Mooncake Store, with a catalogue in Redis",
             factory="blendhub_mooncake.bytes:open_store",
             options=MooncakeOptions,

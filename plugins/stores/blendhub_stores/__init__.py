@@ -10,7 +10,7 @@ def blendhub_stores() -> list[PluginSpec[Store]]:
     return [
         PluginSpec(
             name="disk",
-            api=5,
+            api=1,
             summary="plain files with checksums below one directory; drops the least recently used",
             factory="blendhub_stores.disk:DiskStore",
             options=DiskOptions,

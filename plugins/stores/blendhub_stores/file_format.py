@@ -20,7 +20,7 @@ from blendhub.core.errors import InvalidInput
 from blendhub.core.spans import Span
 from blendhub.system.safe_open import open_own
 
-FORMAT = 4
+FORMAT = 1
 PREAMBLE = struct.Struct("<7sBI16s")
 MAGIC = b"BlendKV"
 MAX_HEADER = 2**20

@@ -10,14 +10,14 @@ def blendhub_transports() -> list[PluginSpec[Transport]]:
     return [
         PluginSpec(
             name="zmq",
-            api=5,
+            api=1,
             summary="requests between processes of one user on one machine, over ZeroMQ and a Unix socket",
             factory="blendhub_transports.zmq_transport:ZmqTransport",
             options=TransportOptions,
         ),
         PluginSpec(
             name="inproc",
-            api=5,
+            api=1,
             summary="requests within one process, passed by reference",
             factory="blendhub_transports.inproc:InprocTransport",
             options=TransportOptions,

@@ -15,7 +15,7 @@ def blendhub_devices() -> list[PluginSpec[Device]]:
     return [
         PluginSpec(
             name="plain",
-            api=5,
+            api=1,
             summary="copies and rotates KV with nothing but torch, while the engine waits",
             factory="plain_device.device:PlainDevice",
             probe=_needs_torch,

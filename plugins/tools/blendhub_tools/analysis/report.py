@@ -28,11 +28,11 @@ def _summary(findings: Findings) -> Iterator[str]:
 def _arenas(findings: Findings) -> Iterator[str]:
     advised = findings.advised
     yield ""
-    yield f"{'share reused by size of the arena':<42}{'tokens':>14}  exact  anywhere  first token"
+    yield f"{'share reused by size of the arena':<34}{'tokens':>12}  exact  anywhere  first token"
     for arena in findings.arenas:
         name = f"{arena.gib:,.4g} GiB{', advised' if arena == advised else ''}"
         ratio = f"{arena.first_token:.2f} x"
-        yield f"  {name:<40}{arena.tokens:>14,}  {arena.exact:>5.1%}  {arena.anywhere:>8.1%}  {ratio:>11}"
+        yield f"  {name:<32}{arena.tokens:>12,}  {arena.exact:>5.1%}  {arena.anywhere:>8.1%}  {ratio:>11}"
     assumed = ", which is assumed: --kv-bytes-per-token says yours" if findings.kv_bytes_assumed else ""
     yield f"  Sizes are for {findings.kv_bytes / 1024:,.4g} KiB of KV a token{assumed}."
     yield (
