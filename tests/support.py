@@ -20,20 +20,31 @@ ENGINE = "tests/vllm/test_engine_"
 MODELS: Mapping[str, Claim] = MappingProxyType(
     {
         "attention with grouped heads (Llama, Qwen, Mistral, ...)": (
-            "text anywhere",
+            "text anywhere, repaired",
             "equality|models.*(by the|stretched)",
         ),
-        "MLA (DeepSeek V2 and V3)": ("text anywhere", r"models.*one vector|ranks.*latent"),
+        "MLA (DeepSeek V2 and V3)": ("text anywhere, repaired", r"models.*one vector|ranks.*latent"),
         "windows (Gemma 3, gpt-oss)": (
-            "text anywhere",
+            "text anywhere, repaired",
             "models.*window|hybrid.*(gemma3|gpt_oss|every layer)|ranks.*windows",
         ),
-        "chunked local attention (Llama 4)": ("text anywhere", r"models.*\[chunks|hybrid.*chunks of local"),
-        "ALiBi (BLOOM)": ("text anywhere", "models.*ALiBi"),
-        "layers that read the KV of others (Gemma 3n)": ("text anywhere", "models.*KV of another layer"),
-        "draft models with their own KV (EAGLE, MTP)": ("text anywhere", "drafts"),
-        "tensor parallelism, two ranks": ("text anywhere", "ranks.*(two_ranks|same_kv)"),
-        "recurrent layers beside others (Qwen3-Next, LFM2)": ("exact prefixes", "recurrent"),
+        "chunked local attention (Llama 4)": ("text anywhere, repaired", r"models.*\[chunks|hybrid.*chunks of local"),
+        "ALiBi (BLOOM)": ("text anywhere, repaired", "models.*ALiBi"),
+        "layers that read the KV of others (Gemma 3n)": ("text anywhere, repaired", "models.*KV of another layer"),
+        "draft models with their own KV (EAGLE, MTP)": ("text anywhere, repaired", "drafts"),
+        "tensor parallelism, two ranks": ("text anywhere, repaired", "ranks.*(two_ranks|same_kv)"),
+        "gated delta rules and short convolutions beside attention (Qwen3-Next, Qwen3.5, LFM2)": (
+            "exact prefixes; with `policy.moves_states` text that two prompts repeat, which is not repaired",
+            "recurrent|segments",
+        ),
+        "other recurrent layers beside attention (Mamba 2, KDA: Nemotron, Granite 4, Kimi Linear)": (
+            "exact prefixes",
+            "",
+        ),
+        "keys of an indexer or compressed keys (DeepSeek V3.2 and V4, GLM-5); recurrent layers alone (Mamba)": (
+            "nothing",
+            "",
+        ),
         "LoRA adapters": ("exact prefixes", "adapters"),
         "learned positions (OPT)": ("exact prefixes", "models.*learned positions"),
     }
