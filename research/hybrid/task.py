@@ -1,0 +1,119 @@
+"""Questions about documents: keys that several documents have, so that the answer hangs on a document's title, too.
+
+A document bears its title at its beginning, or it is *unnamed* and the end of the text before it says the title.
+"""
+
+import random
+from typing import NamedTuple
+
+PAD, DOCUMENT, UNNAMED, NEXT, IS, STOP, ASK, SYSTEM = range(8)
+TITLES, KEYS, VALUES, FILLERS = range(8, 24), range(24, 36), range(36, 68), range(68, 116)
+WORDS = 116
+
+Pair = tuple[int, int]
+
+
+class Level(NamedTuple):
+    """How hard a prompt is."""
+
+    documents: tuple[int, int]
+    facts: tuple[int, int]
+    length: tuple[int, int]
+    unnamed: float
+
+
+LEVELS = (
+    Level((1, 2), (3, 4), (0, 0), 0),
+    Level((2, 3), (3, 5), (0, 40), 0),
+    Level((2, 4), (4, 6), (40, 60), 0.2),
+    Level((3, 6), (4, 6), (40, 80), 0.3),
+)
+
+
+class Fact(NamedTuple):
+    key: Pair
+    value: Pair
+
+    @property
+    def tokens(self) -> list[int]:
+        return [*self.key, IS, *self.value, STOP]
+
+
+class Document(NamedTuple):
+    title: Pair | None
+    """None: the text before it says it."""
+    facts: list[Fact]
+    next: Pair
+    tokens: list[int]
+
+
+class Question(NamedTuple):
+    title: Pair
+    fact: Fact
+    is_named: bool
+
+    @property
+    def tokens(self) -> list[int]:
+        """Up to the answer."""
+        return [ASK, *self.title, *self.fact.key, IS]
+
+
+class Prompt(NamedTuple):
+    system: list[int]
+    documents: list[Document]
+    questions: list[Question]
+    """All that can be asked, in random order."""
+
+
+def pairs(rng: random.Random, words: range, count: int) -> list[Pair]:
+    grid = [(a, b) for a in words for b in words]
+    return rng.sample(grid, count)
+
+
+def document(rng: random.Random, level: Level, title: Pair | None, keys: list[Pair], following: Pair) -> Document:
+    picked = rng.sample(keys, rng.randint(*level.facts))
+    facts = [Fact(key, (rng.choice(VALUES), rng.choice(VALUES))) for key in picked]
+    sentences = [fact.tokens for fact in facts]
+    length = 6 + 6 * len(facts)
+    aim = rng.randint(*level.length)
+    while length < aim:
+        filler = [rng.choice(FILLERS) for _ in range(min(rng.randint(2, 7), aim - length))]
+        filler[-1] = STOP
+        sentences.insert(rng.randint(0, len(sentences)), filler)
+        length += len(filler)
+    head = [DOCUMENT, *(title or (UNNAMED, UNNAMED))]
+    return Document(title, facts, following, [*head, *(t for s in sentences for t in s), NEXT, *following])
+
+
+def prompt(rng: random.Random, level: Level, count: int) -> Prompt:
+    words = rng.sample(KEYS, 8)
+    keys = rng.sample([(a, b) for a in words[:4] for b in words[4:]], 8)
+    titles = pairs(rng, TITLES, 2 * count + 1)
+    nexts = titles[count:]
+    system = [SYSTEM, *(rng.choice(FILLERS) for _ in range(rng.randint(4, 12))), NEXT, *nexts[0]]
+    documents, questions = [], []
+    for n in range(count):
+        is_named = rng.random() >= level.unnamed
+        one = document(rng, level, titles[n] if is_named else None, keys, nexts[n + 1])
+        documents.append(one)
+        questions += [Question(one.title or nexts[n], fact, is_named) for fact in one.facts]
+    rng.shuffle(questions)
+    return Prompt(system, documents, questions)
+
+
+def batch(rng: random.Random, level: Level, size: int, asked: int) -> tuple[list[list[int]], list[list[int]]]:
+    """Tokens, and for each the one that should follow if it is of an answer, ``PAD`` else."""
+    count = rng.randint(*level.documents)
+    rows, answers = [], []
+    for _ in range(size):
+        one = prompt(rng, level, count)
+        tokens = [*one.system, *(t for d in one.documents for t in d.tokens)]
+        wanted = [PAD] * len(tokens)
+        for question in one.questions[:asked]:
+            first, second = question.fact.value
+            tokens += [*question.tokens, first, second, STOP]
+            wanted += [*[PAD] * 5, first, second, PAD, PAD]
+        rows.append(tokens)
+        answers.append(wanted)
+    longest = max(map(len, rows))
+    return tuple([[*row, *[PAD] * (longest - len(row))] for row in each] for each in (rows, answers))
