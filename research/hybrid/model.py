@@ -132,19 +132,20 @@ class GatedDelta(nn.Module):
         q, k = F.normalize(q, dim=-1), F.normalize(k, dim=-1)
         return Inputs(q, k, v, decay, beta.sigmoid()), seen[:, 1 - TAPS :]
 
-    def forward(self, parts: Sequence[Tensor], behind: Sequence[Map | None]) -> tuple[list[Tensor], tuple[Inputs, Map]]:
-        """Of each part; of the last one also its inputs, and the state and tail behind it as a map without ``a``."""
+    def forward(self, parts: Sequence[Tensor], behind: Sequence[Map | None]) -> tuple[Tensor, tuple[Inputs, Map]]:
+        """Of all parts; of the last one also its inputs, and the state and tail behind it as a map without ``a``."""
         batch = parts[0].shape[0]
         state, tail = torch.zeros(batch, HEADS, HEAD, HEAD), torch.zeros(batch, TAPS - 1, 3 * WIDTH)
         said = []
         for x, stored in zip(parts, behind, strict=True):
             inputs, tail = self.inputs(x, tail)
             y, state = gated_delta(inputs, state)
-            y = self.norm(y.transpose(1, 2)).flatten(2) * F.silu(self.gate(x))
-            said.append(self.out(y))
+            said.append(y)
             if stored is not None:
                 state, tail = stored.a @ state + stored.b, stored.tail
-        return said, (inputs, Map(torch.zeros_like(state), state, tail))
+        y = self.norm(torch.cat(said, 2).transpose(1, 2)).flatten(2)
+        y = self.out(y * F.silu(self.gate(torch.cat([*parts], 1))))
+        return y, (inputs, Map(torch.zeros_like(state), state, tail))
 
 
 class Attention(nn.Module):
@@ -154,8 +155,8 @@ class Attention(nn.Module):
         self.q_norm, self.k_norm = nn.RMSNorm(HEAD), nn.RMSNorm(HEAD)
         self.out = nn.Linear(WIDTH, WIDTH, bias=False)
 
-    def forward(self, parts: Sequence[Tensor], behind: Sequence[KV | None]) -> tuple[list[Tensor], KV]:
-        """Of each part; of the last one also its KV."""
+    def forward(self, parts: Sequence[Tensor], behind: Sequence[KV | None]) -> tuple[Tensor, KV]:
+        """Of all parts; of the last one also its KV."""
         at, queries, keys, values, computed = 0, [], [], [], []
         for x, stored in zip(parts, behind, strict=True):
             q, k, v = (heads(each) for each in self.qkv(x).chunk(3, -1))
@@ -173,8 +174,7 @@ class Attention(nn.Module):
             torch.cat(values, 2),
             attn_mask=standing <= asking[:, None],
         )
-        said = self.out(y.transpose(1, 2).flatten(2))
-        return list(said.split([x.shape[1] for x in parts], 1)), own
+        return self.out(y.transpose(1, 2).flatten(2)), own
 
 
 def turned(x: Tensor, positions: Tensor) -> Tensor:
@@ -210,12 +210,13 @@ class Model(nn.Module):
 
     def forward(self, *pieces: Piece) -> tuple[Tensor, list[tuple[Inputs, Map] | KV]]:
         """The logits of the last piece, and what each layer kept of it."""
-        parts = [self.words(piece.tokens) for piece in pieces]
+        x = self.words(torch.cat([piece.tokens for piece in pieces], 1))
+        sizes = [piece.tokens.shape[1] for piece in pieces]
         kept = []
         for layer, block in enumerate(self.blocks):
             behind = [piece.behind and piece.behind[layer] for piece in pieces]
-            mixed, own = block.mixer([block.mixer_norm(x) for x in parts], behind)
-            parts = [x + y for x, y in zip(parts, mixed, strict=True)]
-            parts = [x + block.mlp(x) for x in parts]
+            mixed, own = block.mixer(block.mixer_norm(x).split(sizes, 1), behind)
+            x = x + mixed
+            x = x + block.mlp(x)
             kept.append(own)
-        return self.said(self.norm(parts[-1])), kept
+        return self.said(self.norm(x[:, -sizes[-1] :])), kept

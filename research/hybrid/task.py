@@ -19,14 +19,17 @@ class Level(NamedTuple):
     documents: tuple[int, int]
     facts: tuple[int, int]
     length: tuple[int, int]
+    told: float
+    """The share of facts that say the title again: from them the model learns what titles are for."""
     unnamed: float
 
 
 LEVELS = (
-    Level((1, 2), (3, 4), (0, 0), 0),
-    Level((2, 3), (3, 5), (0, 40), 0),
-    Level((2, 4), (4, 6), (40, 60), 0.2),
-    Level((3, 6), (4, 6), (40, 80), 0.3),
+    Level((1, 2), (3, 4), (0, 0), 1, 0),
+    Level((2, 3), (3, 4), (0, 0), 0.7, 0),
+    Level((2, 3), (3, 4), (0, 0), 0.3, 0),
+    Level((2, 4), (4, 5), (0, 50), 0.1, 0.1),
+    Level((3, 6), (4, 6), (40, 80), 0, 0.3),
 )
 
 
@@ -40,10 +43,7 @@ class Fact(NamedTuple):
 
 
 class Document(NamedTuple):
-    title: Pair | None
-    """None: the text before it says it."""
     facts: list[Fact]
-    next: Pair
     tokens: list[int]
 
 
@@ -70,33 +70,35 @@ def pairs(rng: random.Random, words: range, count: int) -> list[Pair]:
     return rng.sample(grid, count)
 
 
-def document(rng: random.Random, level: Level, title: Pair | None, keys: list[Pair], following: Pair) -> Document:
+def document(
+    rng: random.Random, level: Level, title: Pair, is_named: bool, keys: list[Pair], following: Pair
+) -> Document:
     picked = rng.sample(keys, rng.randint(*level.facts))
     facts = [Fact(key, (rng.choice(VALUES), rng.choice(VALUES))) for key in picked]
-    sentences = [fact.tokens for fact in facts]
-    length = 6 + 6 * len(facts)
+    sentences = [[*(title if rng.random() < level.told else ()), *fact.tokens] for fact in facts]
+    length = 6 + sum(map(len, sentences))
     aim = rng.randint(*level.length)
     while length < aim:
         filler = [rng.choice(FILLERS) for _ in range(min(rng.randint(2, 7), aim - length))]
         filler[-1] = STOP
         sentences.insert(rng.randint(0, len(sentences)), filler)
         length += len(filler)
-    head = [DOCUMENT, *(title or (UNNAMED, UNNAMED))]
-    return Document(title, facts, following, [*head, *(t for s in sentences for t in s), NEXT, *following])
+    head = [DOCUMENT, *(title if is_named else (UNNAMED, UNNAMED))]
+    return Document(facts, [*head, *(t for s in sentences for t in s), NEXT, *following])
 
 
 def prompt(rng: random.Random, level: Level, count: int) -> Prompt:
     words = rng.sample(KEYS, 8)
-    keys = rng.sample([(a, b) for a in words[:4] for b in words[4:]], 8)
+    keys = rng.sample([(a, b) for a in words[:4] for b in words[4:]], 6)
     titles = pairs(rng, TITLES, 2 * count + 1)
     nexts = titles[count:]
     system = [SYSTEM, *(rng.choice(FILLERS) for _ in range(rng.randint(4, 12))), NEXT, *nexts[0]]
     documents, questions = [], []
     for n in range(count):
         is_named = rng.random() >= level.unnamed
-        one = document(rng, level, titles[n] if is_named else None, keys, nexts[n + 1])
-        documents.append(one)
-        questions += [Question(one.title or nexts[n], fact, is_named) for fact in one.facts]
+        title = titles[n] if is_named else nexts[n]
+        documents.append(document(rng, level, title, is_named, keys, nexts[n + 1]))
+        questions += [Question(title, fact, is_named) for fact in documents[-1].facts]
     rng.shuffle(questions)
     return Prompt(system, documents, questions)
 
