@@ -3,6 +3,8 @@
 import random
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
+from statistics import fmean
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,20 +13,39 @@ from benchmarks.report import Row, finish, parser, row, share_row
 from benchmarks.timing import progress
 from research.hybrid.model import KV, Inputs, Model, Piece, gated_delta, map_of
 from research.hybrid.moving import Copy, as_batch, norms, ways
-from research.hybrid.task import LEVELS, WORDS, Prompt, prompt
+from research.hybrid.task import LEVELS, WORDS, Prompt, Question, prompt
 from research.hybrid.train import WEIGHTS
 
-PROMPTS, COMPOSED, DRAWS = 400, 20, 10
+PROMPTS, COMPOSED, DRAWS = 300, 20, 10
 LEVEL = LEVELS[-1]
 
 
-class Outcome:
-    """Of one way: by prompt."""
+class Outcome(NamedTuple):
+    """Of one prompt in one way. The tokens that full prefill says are given to each way, one after another."""
 
-    def __init__(self) -> None:
-        self.is_right: list[bool] = []
-        self.is_same: list[bool] = []
-        self.kl: list[float] = []
+    question: Question
+    said: list[int]
+    """By full prefill."""
+    ours: list[int]
+    kl: float
+
+    @property
+    def is_right(self) -> bool:
+        """Full prefill knows the value."""
+        return (*self.said[:2],) == self.question.fact.value
+
+    @property
+    def is_placed(self) -> bool:
+        """It knows the document's title, too."""
+        return (*self.said,) == self.question.answer
+
+    @property
+    def is_kept(self) -> bool:
+        return self.ours[:2] == self.said[:2]
+
+    @property
+    def is_title_kept(self) -> bool:
+        return self.ours[2:] == self.said[2:]
 
 
 def held_out(rng: random.Random) -> Prompt:
@@ -40,50 +61,40 @@ def copies(model: Model, rng: random.Random, asked: Prompt) -> list[Copy]:
     ]
 
 
-def answers(model: Model, asked: Prompt, donors: Sequence[Copy]) -> Iterator[tuple[str, bool, bool, float]]:
-    """By way: whether the answer is right, whether it is full prefill's, and the KL of its first token to it."""
-    question, full, said = asked.questions[0], None, 0
+def outcomes(model: Model, asked: Prompt, donors: Sequence[Copy]) -> Iterator[tuple[str, Outcome]]:
+    question, full, said = asked.questions[0], torch.zeros(0), list[int]()
     for way, pieces in ways(model, asked.system, donors):
-        if full is None:
-            logits, _ = model(*pieces, Piece(as_batch(question.tokens)))
-            said = int(logits[0, -1].argmax())
-        logits, _ = model(*pieces, Piece(as_batch([*question.tokens, said])))
-        log_p = logits[0, -2:].log_softmax(-1)
-        full = log_p if full is None else full
-        is_same = bool((log_p.argmax(-1) == full.argmax(-1)).all())
-        kl = float((full[0].exp() * (full[0] - log_p[0])).sum())
-        yield way, is_same and tuple(full.argmax(-1).tolist()) == question.fact.value, is_same, kl
+        while len(said) < len(question.answer):
+            logits, _ = model(*pieces, Piece(as_batch([*question.tokens, *said])))
+            said.append(int(logits[0, -1].argmax()))
+            full = logits[0, len(question.tokens) - 1].log_softmax(-1)
+        logits, _ = model(*pieces, Piece(as_batch([*question.tokens, *said[:-1]])))
+        ours = logits[0, -len(said) :]
+        kl = float((full.exp() * (full - ours[0].log_softmax(-1))).sum())
+        yield way, Outcome(question, said, ours.argmax(-1).tolist(), kl)
 
 
 def answer_rows(model: Model, n_prompts: int) -> Iterator[Row]:
     rng = random.Random("held out")
-    outcomes: dict[str, Outcome] = {}
-    named = []
+    by_way: dict[str, list[Outcome]] = {}
     for _ in progress(range(n_prompts), "prompts"):
         asked = held_out(rng)
-        named.append(asked.questions[0].is_named)
-        for way, is_right, is_same, kl in answers(model, asked, copies(model, rng, asked)):
-            outcome = outcomes.setdefault(way, Outcome())
-            outcome.is_right.append(is_right)
-            outcome.is_same.append(is_same)
-            outcome.kl.append(kl)
-    full = outcomes.pop("full")
-    yield share_row("right", "full prefill answers rightly", full.is_right)
-    for kind, chosen in (("named", named), ("unnamed", [not each for each in named])):
-        yield share_row(f"right_{kind}", f"the same, of {kind} documents", picked(full.is_right, chosen))
-    for way, outcome in outcomes.items():
-        yield share_row(f"{way}_kept", "of these answers, kept", picked(outcome.is_right, full.is_right))
-        for kind, wanted in (("named", True), ("unnamed", False)):
-            chosen = [right and each is wanted for right, each in zip(full.is_right, named, strict=True)]
-            yield share_row(f"{way}_kept_{kind}", f"the same, of {kind} documents", picked(outcome.is_right, chosen))
-        yield share_row(f"{way}_same", "same answer as full prefill, right or wrong", outcome.is_same)
-        mean = sum(outcome.kl) / n_prompts
-        yield row(f"{way}_kl", "KL of the first token to full prefill, mean", "nats", [mean], better="lower")
-        yield row(f"{way}_kl_median", "the same, median", "nats", outcome.kl, better="lower")
-
-
-def picked(values: Sequence[bool], chosen: Sequence[bool]) -> list[bool]:
-    return [value for value, is_chosen in zip(values, chosen, strict=True) if is_chosen]
+        for way, outcome in outcomes(model, asked, copies(model, rng, asked)):
+            by_way.setdefault(way, []).append(outcome)
+    full = by_way.pop("full")
+    yield share_row("right", "full prefill says the right value", [each.is_right for each in full])
+    for kind, is_named in (("named", True), ("unnamed", False)):
+        placed = [each.is_placed for each in full if each.question.is_named is is_named]
+        yield share_row(f"right_{kind}", f"and then the right title, {kind} documents", placed)
+    for way, all_of in by_way.items():
+        yield share_row(f"{way}_kept", "right values kept", [each.is_kept for each in all_of if each.is_right])
+        for kind, is_named in (("named", True), ("unnamed", False)):
+            kept = [each.is_title_kept for each in all_of if each.is_placed and each.question.is_named is is_named]
+            yield share_row(f"{way}_kept_{kind}", f"right titles kept, {kind} documents", kept)
+        yield share_row(f"{way}_same", "same value as full prefill, right or wrong", [each.is_kept for each in all_of])
+        kl = [each.kl for each in all_of]
+        yield row(f"{way}_kl", "KL of the first token to full prefill, mean", "nats", [fmean(kl)], better="lower")
+        yield row(f"{way}_kl_median", "the same, median", "nats", kl, better="lower")
 
 
 def rounded(x: Tensor) -> Tensor:

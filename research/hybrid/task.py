@@ -1,4 +1,4 @@
-"""Questions about documents: keys that several documents have, so that the answer hangs on a document's title, too.
+"""Questions about documents: what is the value of a key, and what is the title of the document that says so?
 
 A document bears its title at its beginning, or it is *unnamed* and the end of the text before it says the title.
 """
@@ -19,17 +19,13 @@ class Level(NamedTuple):
     documents: tuple[int, int]
     facts: tuple[int, int]
     length: tuple[int, int]
-    told: float
-    """The share of facts that say the title again: from them the model learns what titles are for."""
     unnamed: float
 
 
 LEVELS = (
-    Level((1, 2), (3, 4), (0, 0), 1, 0),
-    Level((2, 3), (3, 4), (0, 0), 0.7, 0),
-    Level((2, 3), (3, 4), (0, 0), 0.3, 0),
-    Level((2, 4), (4, 5), (0, 50), 0.1, 0.1),
-    Level((3, 6), (4, 6), (40, 80), 0, 0.3),
+    Level((1, 2), (3, 4), (0, 0), 0),
+    Level((2, 4), (3, 5), (0, 50), 0.15),
+    Level((3, 6), (4, 6), (40, 80), 0.3),
 )
 
 
@@ -48,14 +44,18 @@ class Document(NamedTuple):
 
 
 class Question(NamedTuple):
-    title: Pair
     fact: Fact
+    title: Pair
     is_named: bool
 
     @property
     def tokens(self) -> list[int]:
         """Up to the answer."""
-        return [ASK, *self.title, *self.fact.key, IS]
+        return [ASK, *self.fact.key, IS]
+
+    @property
+    def answer(self) -> tuple[int, ...]:
+        return (*self.fact.value, *self.title)
 
 
 class Prompt(NamedTuple):
@@ -70,12 +70,9 @@ def pairs(rng: random.Random, words: range, count: int) -> list[Pair]:
     return rng.sample(grid, count)
 
 
-def document(
-    rng: random.Random, level: Level, title: Pair, is_named: bool, keys: list[Pair], following: Pair
-) -> Document:
-    picked = rng.sample(keys, rng.randint(*level.facts))
-    facts = [Fact(key, (rng.choice(VALUES), rng.choice(VALUES))) for key in picked]
-    sentences = [[*(title if rng.random() < level.told else ()), *fact.tokens] for fact in facts]
+def document(rng: random.Random, level: Level, title: Pair | None, keys: list[Pair], following: Pair) -> Document:
+    facts = [Fact(key, (rng.choice(VALUES), rng.choice(VALUES))) for key in keys]
+    sentences = [fact.tokens for fact in facts]
     length = 6 + sum(map(len, sentences))
     aim = rng.randint(*level.length)
     while length < aim:
@@ -83,13 +80,12 @@ def document(
         filler[-1] = STOP
         sentences.insert(rng.randint(0, len(sentences)), filler)
         length += len(filler)
-    head = [DOCUMENT, *(title if is_named else (UNNAMED, UNNAMED))]
+    head = [DOCUMENT, *(title or (UNNAMED, UNNAMED))]
     return Document(facts, [*head, *(t for s in sentences for t in s), NEXT, *following])
 
 
 def prompt(rng: random.Random, level: Level, count: int) -> Prompt:
-    words = rng.sample(KEYS, 8)
-    keys = rng.sample([(a, b) for a in words[:4] for b in words[4:]], 6)
+    keys = pairs(rng, KEYS, count * level.facts[1])
     titles = pairs(rng, TITLES, 2 * count + 1)
     nexts = titles[count:]
     system = [SYSTEM, *(rng.choice(FILLERS) for _ in range(rng.randint(4, 12))), NEXT, *nexts[0]]
@@ -97,8 +93,9 @@ def prompt(rng: random.Random, level: Level, count: int) -> Prompt:
     for n in range(count):
         is_named = rng.random() >= level.unnamed
         title = titles[n] if is_named else nexts[n]
-        documents.append(document(rng, level, title, is_named, keys, nexts[n + 1]))
-        questions += [Question(title, fact, is_named) for fact in documents[-1].facts]
+        picked = [keys.pop() for _ in range(rng.randint(*level.facts))]
+        documents.append(document(rng, level, title if is_named else None, picked, nexts[n + 1]))
+        questions += [Question(fact, title, is_named) for fact in documents[-1].facts]
     rng.shuffle(questions)
     return Prompt(system, documents, questions)
 
@@ -112,9 +109,8 @@ def batch(rng: random.Random, level: Level, size: int, asked: int) -> tuple[list
         tokens = [*one.system, *(t for d in one.documents for t in d.tokens)]
         wanted = [PAD] * len(tokens)
         for question in one.questions[:asked]:
-            first, second = question.fact.value
-            tokens += [*question.tokens, first, second, STOP]
-            wanted += [*[PAD] * 5, first, second, PAD, PAD]
+            tokens += [*question.tokens, *question.answer, STOP]
+            wanted += [*[PAD] * 3, *question.answer, PAD, PAD]
         rows.append(tokens)
         answers.append(wanted)
     longest = max(map(len, rows))

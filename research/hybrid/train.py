@@ -15,11 +15,11 @@ from research.hybrid.task import LEVELS, PAD, WORDS, batch
 
 WEIGHTS = Path("build/hybrid.pt")
 MASTERED = 0.8
-"""The share of right answers from which on prompts become harder."""
-ASKED = 8
+"""The share of right values from which on prompts become harder."""
+ASKED = 12
 TOKENS = 1_800
 """About so many tokens a step."""
-WARM_UP, COOLING, DECAY, SAVED_EVERY = 40, 0.3, 0.02, 200
+WARM_UP, COOLING, DECAY, SAVED_EVERY = 40, 0.3, 0.02, 100
 
 
 class Muon(torch.optim.Optimizer):
@@ -55,8 +55,8 @@ def optimizers(model: Model) -> list[torch.optim.Optimizer]:
     known = {id(p) for p in matrices}
     others = [p for p in model.parameters() if id(p) not in known]
     return [
-        Muon(matrices, lr=4e-3),
-        torch.optim.AdamW(others, lr=4e-3, betas=(0.9, 0.98), weight_decay=0),
+        Muon(matrices, lr=3e-3),
+        torch.optim.AdamW(others, lr=3e-3, betas=(0.9, 0.98), weight_decay=0),
     ]
 
 
@@ -64,8 +64,9 @@ def drawn(rng: random.Random, level: int) -> tuple[Tensor, Tensor]:
     """Mostly of this level, at times of an easier one."""
     if rng.random() < 0.15:
         level = rng.randint(0, level)
-    documents, facts, length, *_ = LEVELS[level]
-    usual = sum(documents) / 2 * max(sum(length) / 2, 6 + 3 * sum(facts)) + 9 * ASKED + 16
+    hard = LEVELS[level]
+    document = max(sum(hard.length) / 2, 6 + 3 * sum(hard.facts))
+    usual = sum(hard.documents) / 2 * document + 9 * min(ASKED, sum(hard.documents) * sum(hard.facts) // 4) + 16
     tokens, wanted = batch(rng, LEVELS[level], max(4, round(TOKENS / usual)), ASKED)
     return torch.tensor(tokens), torch.tensor(wanted)
 
@@ -78,7 +79,7 @@ def train(minutes: float, begun: Path | None) -> Iterator[str]:
         model.load_state_dict(torch.load(begun))
     using = optimizers(model)
     rates = [group["lr"] for each in using for group in each.param_groups]
-    level, step, right, began = 0, 0, 0.0, time.monotonic()
+    level, step, right, titles, began = 0, 0, 0.0, 0.0, time.monotonic()
     while (passed := (time.monotonic() - began) / 60 / minutes) < 1:
         rate = min(1, (step + 1) / WARM_UP, (1 - passed) / COOLING)
         for each, lr in zip(using, rates, strict=True):
@@ -93,9 +94,12 @@ def train(minutes: float, begun: Path | None) -> Iterator[str]:
             each.step()
             each.zero_grad()
         step += 1
-        right += 0.1 * (float((logits[asked].argmax(-1) == wanted[asked]).view(-1, 2).all(-1).float().mean()) - right)
-        if step % 20 == 0:
-            yield f"{60 * passed * minutes:5.0f} s, step {step}, level {level}: loss {loss:.3f}, right {right:.3f}"
+        is_right = (logits[asked].argmax(-1) == wanted[asked]).view(-1, 4)
+        titles += 0.1 * (float(is_right.all(-1).float().mean()) - titles)
+        right += 0.1 * (float(is_right[:, :2].all(-1).float().mean()) - right)
+        if step % 10 == 0:
+            known = f"right {right:.3f}, with titles {titles:.3f}"
+            yield f"{60 * passed * minutes:5.0f} s, step {step}, level {level}: loss {loss:.3f}, {known}"
         if right > MASTERED and level + 1 < len(LEVELS):
             level, right = level + 1, 0.0
         if step % SAVED_EVERY == 0:
