@@ -16,7 +16,7 @@ from research.hybrid.moving import Copy, as_batch, norms, ways
 from research.hybrid.task import LEVELS, WORDS, Prompt, Question, prompt
 from research.hybrid.train import WEIGHTS
 
-PROMPTS, COMPOSED, DRAWS = 300, 20, 10
+PROMPTS, COMPOSED, DRAWS = 200, 20, 10
 LEVEL = LEVELS[-1]
 
 
@@ -83,14 +83,11 @@ def answer_rows(model: Model, n_prompts: int) -> Iterator[Row]:
             by_way.setdefault(way, []).append(outcome)
     full = by_way.pop("full")
     yield share_row("right", "full prefill says the right value", [each.is_right for each in full])
-    for kind, is_named in (("named", True), ("unnamed", False)):
-        placed = [each.is_placed for each in full if each.question.is_named is is_named]
-        yield share_row(f"right_{kind}", f"and then the right title, {kind} documents", placed)
+    yield share_row("right_title", "and then the title of its document", [each.is_placed for each in full])
     for way, all_of in by_way.items():
         yield share_row(f"{way}_kept", "right values kept", [each.is_kept for each in all_of if each.is_right])
-        for kind, is_named in (("named", True), ("unnamed", False)):
-            kept = [each.is_title_kept for each in all_of if each.is_placed and each.question.is_named is is_named]
-            yield share_row(f"{way}_kept_{kind}", f"right titles kept, {kind} documents", kept)
+        if titles := [each.is_title_kept for each in all_of if each.is_placed]:
+            yield share_row(f"{way}_kept_titles", "right titles kept", titles)
         yield share_row(f"{way}_same", "same value as full prefill, right or wrong", [each.is_kept for each in all_of])
         kl = [each.kl for each in all_of]
         yield row(f"{way}_kl", "KL of the first token to full prefill, mean", "nats", [fmean(kl)], better="lower")

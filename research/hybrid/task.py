@@ -46,7 +46,6 @@ class Document(NamedTuple):
 class Question(NamedTuple):
     fact: Fact
     title: Pair
-    is_named: bool
 
     @property
     def tokens(self) -> list[int]:
@@ -91,11 +90,10 @@ def prompt(rng: random.Random, level: Level, count: int) -> Prompt:
     system = [SYSTEM, *(rng.choice(FILLERS) for _ in range(rng.randint(4, 12))), NEXT, *nexts[0]]
     documents, questions = [], []
     for n in range(count):
-        is_named = rng.random() >= level.unnamed
-        title = titles[n] if is_named else nexts[n]
+        named = titles[n] if rng.random() >= level.unnamed else None
         picked = [keys.pop() for _ in range(rng.randint(*level.facts))]
-        documents.append(document(rng, level, title if is_named else None, picked, nexts[n + 1]))
-        questions += [Question(fact, title, is_named) for fact in documents[-1].facts]
+        documents.append(document(rng, level, named, picked, nexts[n + 1]))
+        questions += [Question(fact, named or nexts[n]) for fact in documents[-1].facts]
     rng.shuffle(questions)
     return Prompt(system, documents, questions)
 

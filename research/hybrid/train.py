@@ -19,7 +19,7 @@ MASTERED = 0.8
 ASKED = 12
 TOKENS = 1_800
 """About so many tokens a step."""
-WARM_UP, COOLING, DECAY, SAVED_EVERY = 40, 0.3, 0.02, 100
+WARM_UP, COOLING, DECAY, SAVED_EVERY = 40, 0.8, 0.02, 100
 
 
 class Muon(torch.optim.Optimizer):
@@ -79,7 +79,7 @@ def train(minutes: float, begun: Path | None) -> Iterator[str]:
         model.load_state_dict(torch.load(begun))
     using = optimizers(model)
     rates = [group["lr"] for each in using for group in each.param_groups]
-    level, step, right, titles, began = 0, 0, 0.0, 0.0, time.monotonic()
+    level, step, right, titles, began = (len(LEVELS) - 1) * bool(begun), 0, 0.0, 0.0, time.monotonic()
     while (passed := (time.monotonic() - began) / 60 / minutes) < 1:
         rate = min(1, (step + 1) / WARM_UP, (1 - passed) / COOLING)
         for each, lr in zip(using, rates, strict=True):
@@ -110,7 +110,7 @@ def train(minutes: float, begun: Path | None) -> Iterator[str]:
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--minutes", type=float, default=55)
-    options.add_argument("--begun", type=Path, metavar="FILE", help="go on with these weights")
+    options.add_argument("--begun", type=Path, metavar="FILE", help="go on with these weights, at the hardest level")
     given = options.parse_args()
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)
