@@ -64,6 +64,8 @@ echo "make $(1): $$result in $$((seconds / 60)) min $$((seconds % 60)) s"; \
 test $$result = passed
 endef
 
+CHECKED := check --only plugins --only shared-memory --only hub
+
 # What the forge reads, and the schemas of these files.
 FORMS := $(addprefix github-issue-forms=,$(filter-out %/config.yml,$(wildcard .github/ISSUE_TEMPLATE/*.yml))) \
 	github-issue-config=.github/ISSUE_TEMPLATE/config.yml dependabot=.github/dependabot.yml citation-file-format=CITATION.cff
@@ -230,8 +232,8 @@ npu-check: ## On a machine with an Ascend NPU and torch_npu, test and measure th
 demo: setup ## Ask a real model about documents seen before, in three ways; results go to build/demo
 	$(BIN)/python -m examples.demo
 
-pictures: setup ## Draw the terminals of README: what make demo and blendhub analyze show
-	$(BIN)/python -m examples.terminal docs/demo.svg --typed "make demo" -- $(BIN)/python -m examples.demo
+pictures: setup ## Draw the terminals of README: what blendhub check and blendhub analyze show
+	$(BIN)/python -m examples.terminal docs/check.svg --typed "blendhub $(CHECKED)" -- $(BIN)/blendhub $(CHECKED)
 	$(BIN)/python -m examples.terminal docs/analyze.svg --typed "blendhub analyze requests.jsonl" -- $(BIN)/python -m examples.help_desk
 
 agent-demo: setup ## An agent that clears its old tool results: the time of each turn, and what became of its prompt

@@ -99,19 +99,18 @@ def this_machine() -> Run:
 
 
 class Recorder:
+    """Writes what it knows after each test, so that a run which is ended keeps it."""
+
     def __init__(self) -> None:
-        self.tests: dict[str, Result] = {}
+        self._run = msgspec.structs.replace(this_machine(), tests={})
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        known = self.tests.get(report.nodeid)
+        known = self._run.tests.get(report.nodeid)
         # What is put up before a test and taken down after it says something only if it fails, or skips the test.
         if report.when == "call" or not report.passed:
             rank = max(report.outcome, known.outcome if known else "skipped", key=RANKS.index)
-            self.tests[report.nodeid] = Result(rank, datetime.date.today())
-
-    def pytest_sessionfinish(self) -> None:
-        run = msgspec.structs.replace(this_machine(), tests=self.tests)
-        write(NOTED, merge(read(NOTED), [run]))
+            self._run.tests[report.nodeid] = Result(rank, datetime.date.today())
+            write(NOTED, merge(read(NOTED), [self._run]))
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -32,6 +32,8 @@ def disagreements(tag: str, repository: str) -> Iterator[str]:
     date = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8").partition(heading)[2].partition("\n")[0]
     if not re.fullmatch(r"\d{4}-\d\d-\d\d", date):
         yield f"CHANGELOG.md should have the date of {version()} in its heading, not {date!r}"
+    if f"\nversion: {version()}\n" not in (ROOT / "CITATION.cff").read_text(encoding="utf-8"):
+        yield f"CITATION.cff has another version than {version()}"
     for name, project in projects().items():
         if project.get("version", version()) != version():
             yield f"{name} has version {project['version']}"
