@@ -158,7 +158,7 @@ def streams(engines: Engines) -> Iterator[Row]:
             beside = [texts.new(64 + number) for number in range(STREAMS)]
             ways: dict[str, tuple[Callable[[], list[int]], dict[str, Any]]] = {
                 "alone": (partial(texts.new, 8), {"mode": "off"}),
-                "load": (lambda texts=texts: texts.in_order(), {"mode": "exact"}),
+                "load": (texts.in_order, {"mode": "exact"}),
                 "blend": (texts.shuffled, {"recompute_ratio": 0.15}),
                 "repair": (texts.shuffled, {"recompute_ratio": 0.15, "repair": "always"}),
             }
