@@ -11,7 +11,7 @@ ROOT = Path(__file__).parent.parent
 BOUNDS = {
     "blendhub/, plugins/": 33_650,
     "blendhub/testing/": 5_450,
-    "tests/, plugins/*/tests/": 25_600,
+    "tests/, plugins/*/tests/": 25_800,
     "benchmarks/, harness/, examples/": 7_000,
 }
 """The most lines of Python in these folders: at most 4% more than there are. A folder's files count in the row that
