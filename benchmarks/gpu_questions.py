@@ -51,6 +51,11 @@ class Engines(NamedTuple):
     start: StartEngine
     scale: Scale
 
+    @property
+    def step_context(self) -> int:
+        """The longest prompt that a step computes."""
+        return max(context for context in self.scale.contexts if context <= STEP)
+
     def of_large(self, context: int = 8192, **options: Any) -> Any:
         """An engine whose prompts may have so many tokens."""
         model = {**self.scale.model, "max_position_embeddings": context + STEP}
@@ -147,7 +152,7 @@ def _first_tokens(engine: Engine, context: int, rounds: int) -> Iterator[Row]:
 
 def streams(engines: Engines) -> Iterator[Row]:
     """What four streams notice of a load, a blend and a repair beside them."""
-    context = max(context for context in engines.scale.contexts if context <= STEP)
+    context, rounds = engines.step_context, engines.scale.rounds
     for share in (0.5, 0.25):
         settings = engines.settings(context, repair_share=share)
         with engines.of_large(context, settings=settings) as engine:
@@ -156,35 +161,38 @@ def streams(engines: Engines) -> Iterator[Row]:
             texts.store(engine)
             engine.one(texts.in_order(), mode="exact")
             beside = [texts.new(64 + number) for number in range(STREAMS)]
+            alone = _gaps(engine, beside, partial(texts.new, 8), rounds, mode="off")
             ways: dict[str, tuple[Callable[[], list[int]], dict[str, Any]]] = {
-                "alone": (partial(texts.new, 8), {"mode": "off"}),
-                "load": (lambda texts=texts: texts.in_order(), {"mode": "exact"}),
-                "blend": (texts.shuffled, {"recompute_ratio": 0.15}),
-                "repair": (texts.shuffled, {"recompute_ratio": 0.15, "repair": "always"}),
+                f"repair_{share:g}": (texts.shuffled, {"recompute_ratio": 0.15, "repair": "always"})
             }
-            alone: tuple[float, float] = (0.0, 0.0)
+            if share == 0.5:
+                ways |= {
+                    "load": (texts.in_order, {"mode": "exact"}),
+                    "blend": (texts.shuffled, {"recompute_ratio": 0.15}),
+                }
             for way, (prompt, asked) in ways.items():
-                if share != 0.5 and way not in ("alone", "repair"):
-                    continue
-                gaps: list[tuple[float, float]] = []
-                for _ in range(engines.scale.rounds):
-                    engine.forget()
-                    answer = engine.beside(beside, STREAM_TOKENS, prompt(), ANSWER_TOKENS, store=False, **asked)
-                    gaps.append((statistics.median(answer.gaps_s), answer.longest_gap_s))
-                alone = (
-                    alone
-                    if alone[0]
-                    else (statistics.median(g for g, _ in gaps), statistics.median(g for _, g in gaps))
-                )
-                for kind, number in (("gap", 0), ("longest_gap", 1)):
-                    name = f"{kind}_{way}" + (f"_{share:g}" if way == "repair" else "")
+                gaps = _gaps(engine, beside, prompt, rounds, **asked)
+                for kind, ours, theirs in zip(("gap", "longest_gap"), gaps, alone, strict=True):
                     what = f"{kind.replace('_', ' ')} between tokens of {STREAMS} streams, {way} beside, to alone"
-                    yield row(name, what, "x", [one[number] / alone[number] for one in gaps], None, "lower")
+                    yield row(f"{kind}_{way}", what, "x", ratios(ours, theirs), None, "lower")
+
+
+def _gaps(
+    engine: Engine, beside: Sequence[list[int]], prompt: Callable[[], list[int]], rounds: int, **asked: Any
+) -> tuple[list[float], list[float]]:
+    """The median and the longest gap of streams in each round, while a prompt is served beside them."""
+    median, longest = list[float](), list[float]()
+    for _ in range(rounds):
+        engine.forget()
+        served = engine.beside(beside, STREAM_TOKENS, prompt(), ANSWER_TOKENS, store=False, **asked)
+        median.append(statistics.median(served.gaps_s))
+        longest.append(served.longest_gap_s)
+    return median, longest
 
 
 def eight_bits(engines: Engines) -> Iterator[Row]:
     """Reuse with KV in 8-bit floats, and what streams notice of saves."""
-    context = max(context for context in engines.scale.contexts if context <= STEP)
+    context = engines.step_context
     settings = engines.settings(context)
     with engines.of_large(context, settings=settings, kv_cache_dtype="fp8") as engine:
         yield start_row("engine_fp8_kv", "start-up checks with KV in 8-bit floats", engine.log)
