@@ -12,7 +12,7 @@ BOUNDS = {
     "blendhub/, plugins/": 34_500,
     "blendhub/testing/": 5_450,
     "tests/, plugins/*/tests/": 27_000,
-    "benchmarks/, harness/, examples/": 7_250,
+    "benchmarks/, harness/, examples/": 7_500,
 }
 """The most lines of Python in these folders: at most 4% more than there are. A folder's files count in the row that
 names it most closely; ``research/`` counts in none."""
