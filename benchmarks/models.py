@@ -125,7 +125,7 @@ def time_to_first_token(place: Path, rounds: int) -> Iterator[Row]:
     sizes = Sizes(8, 500)
     texts, moved = Texts(1, sizes), list[int]()
     with started(place, _timed(rounds)) as plain, started(place, _timed(rounds), MOVING) as ours:
-        for _ in range(2):  # what is repeated becomes segments
+        for _ in range(4):  # what is repeated becomes segments, some in each prompt
             ours.one(texts.shuffled())
             ours.forget()
 

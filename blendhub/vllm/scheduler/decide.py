@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from blendhub.client.wire import Found, FoundMap
+from blendhub.core.layout import MIN_SEAM_TOKENS
 from blendhub.core.spans import Match, Span, join, total
 from blendhub.outcome.reasons import NotReused, Why
 from blendhub.vllm.costs import Costs
@@ -50,7 +51,7 @@ def decide(found: Found, n_tokens: int, local: int, limits: Limits) -> Choice:
     # The last token is always left to the engine, which needs its logits.
     whole = Span(min(local, n_tokens - 1), n_tokens - 1)
     reachable, unused = _reach(found, limits.n_positions, limits.blends_from)
-    usable = _whole_segments(_within(reachable, whole), found)
+    usable = _whole_segments(_within(reachable, whole), found, whole.start)
     unmoved = [match for match in usable if not match.moved]
     # A request that asks for more than usual knows what that costs: it must not be refused for it.
     judged = min(ratio, limits.usual_ratio)
@@ -169,10 +170,11 @@ def _too_slow(claim: Decision, seconds: float, fewer: Decision, fewer_s: float) 
     )
 
 
-def _whole_segments(matches: Sequence[Match], found: Found) -> list[Match]:
-    """Without the moved text of which a part only can be used, where text moves with maps."""
-    whole = {map.span for map in found.maps}
-    return [match for match in matches if not (match.moved and whole) or match.span in whole]
+def _whole_segments(matches: Sequence[Match], found: Found, start: int) -> list[Match]:
+    """Where text moves with maps: without moved text of which a part only can be used, or that has no seam before it,
+    because vLLM has more of the prompt than it had when it was looked up."""
+    whole = {map.span for map in found.maps if map.span.start >= start + MIN_SEAM_TOKENS}
+    return [match for match in matches if not (match.moved and found.maps) or match.span in whole]
 
 
 def _within(matches: Sequence[Match], limits: Span) -> list[Match]:

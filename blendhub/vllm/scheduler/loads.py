@@ -133,13 +133,12 @@ class LoadScheduler:
         self._scratch.allocated(request.blocks)
         tables, of_states = self._scratch.complete(request.blocks, tables), self._scratch.tables.of_states
         blocks = [np.asarray(table, np.int64) for table in tables]
-        state, begun = lookup.reply.state if decision.exact else None, dict[int, int]()
-        if of_states and state is None and decision.start:
-            begun = self._scratch.hold_states(request)
+        state = lookup.reply.state if decision.exact else None
         for table in of_states:
-            block = blocks[table][(decision.end - 1) // self._scratch.tables.block_sizes[table]]
-            assert block != NULL_BLOCK, "vLLM has no block for a state"
-            blocks[table] = np.array([block, *([begun[table]] if begun else [])], np.int64)
+            # Without a state to load, the one that vLLM has is gone on from.
+            ends = [decision.end] if state is not None or not decision.start else [decision.end, decision.start]
+            blocks[table] = blocks[table][[(end - 1) // self._scratch.tables.block_sizes[table] for end in ends]]
+            assert NULL_BLOCK not in blocks[table], "vLLM has no block for a state"
         if n_recomputed := math.ceil(decision.recomputed_at(decision.ratio)):
             self._queue.begin(request.request, n_recomputed)
         request.begin_load(decision)
@@ -308,7 +307,7 @@ class LoadScheduler:
         )
         found, n_tokens = request.reuse.found or Found(), request.request.num_tokens
         choice = decide(found, n_tokens, request.blocks.engine_tokens, limits)
-        return self._with_segments(request, choice, found) if self._map_tokens else choice
+        return self._with_segments(request, choice, found) if self._map_tokens and has_scratch else choice
 
     def _with_segments(self, request: ServedRequest, choice: Choice, found: Found) -> Choice:
         """The choice, with maps to be made of what the prompt repeats, so that later prompts move it."""

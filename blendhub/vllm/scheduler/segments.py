@@ -17,7 +17,7 @@ TAIL_TOKENS = 16
 MIN_SEGMENT_TOKENS = 128
 MAX_MAP_SHARE = 16
 """A map that takes this many times the memory of the KV of its text is not made."""
-MAX_SEGMENTS = 8
+MAX_SEGMENTS = 4
 """The most maps that one prompt makes: each is as large as a state, and workers keep them until they are stored."""
 
 

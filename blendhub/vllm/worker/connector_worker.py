@@ -154,6 +154,7 @@ class ConnectorWorker(WorkerSide):
             if record.ending is Ending.COMMITTING and not record.saves:
                 report.committed_ranks[record.name] = 1
                 record.ending, record.failed_rights = None, set()
+                self._saves.drop_maps(record.name)
             if record.is_over:  # another request may have the same name by now
                 del self._requests[record.name]
         report.repairs = repaired if self._ranks.number == 0 else {}
@@ -339,7 +340,7 @@ class ConnectorWorker(WorkerSide):
         if arena is None or arena.name != session.arena:
             return None
         if self._pinned != arena.name.nonce:
-            if any(load.is_copying for load in self._loads) or self._saves.are_copying:
+            if any(load.is_copying or load.reads_maps for load in self._loads) or self._saves.are_copying:
                 return None  # the device still copies in an earlier arena
             self._device.pin(arena.bytes, arena.progress)
             self._pinned = arena.name.nonce

@@ -57,6 +57,9 @@ class HostCopy:
             self._arrival = torch.get_device_module(numbers.device).Event()
             self._arrival.record()
 
+    def __len__(self) -> int:
+        return len(self._host)
+
     def wait(self) -> None:
         if self._arrival:
             self._arrival.synchronize()
@@ -160,6 +163,7 @@ class Blend:
         self._since = time.perf_counter() - (computed.seconds if computed else 0.0)
         if computed and self._context.states:
             self._at = computed.spans[-1].end
+            self._keep_made()
         try:
             self.work = self._steps.send(computed)
             self._begin(self._phase)
@@ -169,7 +173,7 @@ class Blend:
             self.result = LoadResult(
                 recomputed=self._recomputed,
                 holes=total(self.job.decision.holes),
-                segments=self._end_maps(),
+                segments=self._sizes_of_maps(),
                 probe_seconds=self._seconds["probe"],
                 recompute_seconds=self._seconds["recompute"],
             )
@@ -231,14 +235,19 @@ class Blend:
         borders = [border for span in decision.segments for border in (span.start, span.end)]
         yield from self._compute(Work(cut_at(decision.holes, borders)))
 
-    def _end_maps(self) -> tuple[tuple[Span, int], ...]:
-        """Begin to copy the maps that were made to the host; returns how large each is, where it is largest."""
-        maps = [packed(making, self._context.model.recurrent_layers) for making in self._making]
-        if not maps:
+    def _keep_made(self) -> None:
+        """Begin to copy the maps that are done to the host: the device needs its memory for the next ones."""
+        for making in self._making:
+            if making.span.end <= self._at and making.span not in self.made:
+                self.made[making.span] = HostCopy(packed(making, self._context.model.recurrent_layers))
+                making.done.clear()
+
+    def _sizes_of_maps(self) -> tuple[tuple[Span, int], ...]:
+        """How large each map is, on the rank where it is largest."""
+        if not self.made:
             return ()
-        self.made = {making.span: HostCopy(map) for making, map in zip(self._making, maps, strict=True)}
-        sizes = self._context.ranks.largest(torch.tensor([len(map) for map in maps], dtype=torch.float64)).tolist()
-        return tuple(zip(self.job.decision.segments, map(int, sizes), strict=True))
+        mine = torch.tensor([len(map) for map in self.made.values()], dtype=torch.float64)
+        return tuple(zip(self.made, map(int, self._context.ranks.largest(mine).tolist()), strict=True))
 
     def _compute(self, work: Work, use: Callable[[Computed], None] = lambda computed: None) -> Steps:
         """Have all of this computed, by as many forwards as it takes; ``use`` takes what each has computed."""

@@ -141,6 +141,10 @@ class Saves:
         for span, map in made.items():
             put_last(self._maps, (request, span.end), map, MAX_MAPS)
 
+    def drop_maps(self, request: str) -> None:
+        """No segment of a request is stored any more."""
+        self._maps = {key: map for key, map in self._maps.items() if key[0] != request}
+
     def free_blocks(self, requests: Collection[str] | None) -> None:
         """Let vLLM reuse the blocks of these requests, after their reads; None: of all requests. The blocks of states
         are in no request's table any more."""

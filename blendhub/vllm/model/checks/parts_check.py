@@ -17,7 +17,7 @@ from blendhub.vllm.model.page_trial import COARSE
 from blendhub.vllm.model.pages import LayerPages, read_as_computed
 from blendhub.vllm.model.platform import Tensors
 from blendhub.vllm.model.recompute_set import RecomputeSet, RequestTokens
-from blendhub.vllm.model.states.recurrent_layers import MapInMaking, packed, unpacked
+from blendhub.vllm.model.states.recurrent_layers import MapInMaking, check_maps, packed, unpacked
 from blendhub.vllm.model.states.state_path import PlacedMap, StatePath
 
 TOKEN = 7
@@ -77,9 +77,10 @@ def _behind_a_map(model: EngineModel, layers: Sequence[LayerPages]) -> list[Tens
     their map."""
     tokens, n = trial_tokens(model), len(trial_tokens(model))
     text = Span(2, n - 2)
-    making = MapInMaking(text)
-    spans = [Span(0, 2), Span(2, n // 2), Span(n // 2, n - 2)]
-    model.forward(RecomputeSet([trial_part(model, tokens, spans, StatePath(0, n - 2, making=[making]))]))
+    for spans, tried in (([text], {}), ([Span(2, n // 2), Span(n // 2, n - 2)], None)):
+        making, spans = MapInMaking(text, tried=tried), [Span(0, 2), *spans]
+        model.forward(RecomputeSet([trial_part(model, tokens, spans, StatePath(0, n - 2, making=[making]))]))
+        check_maps(making, model.recurrent_layers, tolerance(layers[0]))
     maps = unpacked(packed(making, model.recurrent_layers).cpu(), model.recurrent_layers)
     path = StatePath(0, n, [PlacedMap(text, maps)])
     model.forward(RecomputeSet([trial_part(model, tokens, [Span(0, 2), Span(n - 2, n)], path)]))

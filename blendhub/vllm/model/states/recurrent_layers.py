@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 from vllm.forward_context import get_forward_context
+from vllm.model_executor.layers.mamba.mamba_utils import is_conv_state_dim_first
 from vllm.model_executor.layers.mamba.short_conv import ShortConv
 
 from blendhub.core.errors import HubError, Unsupported
@@ -40,6 +41,9 @@ class MapInMaking:
     """By layer: the state before the text, and ``A`` of the tokens until now."""
     done: dict[str, torch.Tensor] = field(default_factory=dict)
     """By layer: the map, as bytes."""
+    tried: dict[str, tuple[torch.Tensor, torch.Tensor]] | None = None
+    """Set where the maps are to be proved, and the text is computed by one span. By layer: another state, and what the
+    layer's operator makes of it."""
 
 
 class SpanStates(NamedTuple):
@@ -180,14 +184,16 @@ class GatedDelta(RecurrentLayer):
         state = self._states[states.block]
         unit = torch.eye(self._width, dtype=state.dtype, device=state.device).expand_as(state)
         before, kept = making.begun.pop(self.name, (state.clone(), unit))
-        scratch: Any = copy(self._layer)
-        scratch.kv_cache = [rows.new_zeros(SCRATCH + 1, *rows.shape[1:]) for rows in self._layer.kv_cache]
-        scratch.kv_cache[0][SCRATCH] = self._without_values(self._convolution[states.block])
-        scratch.kv_cache[1][SCRATCH] = kept
         mixed, *gates, output = inputs
-        self._call(scratch, states.scratch, (self._without_values(mixed), *gates, torch.empty_like(output)))
+        convolution = self._convolution[states.block].clone()
+        if making.tried is not None:
+            other = 1 - 2 * state
+            making.tried[self.name] = other, self._computed(states, convolution, other, inputs)
+        self._values_of_state(convolution).zero_()
+        mixed = mixed.clone()
+        mixed[:, -self._heads * self._width :] = 0
+        kept = self._computed(states, convolution, kept, (mixed, *gates, output))
         self.compute(states, inputs)
-        kept = scratch.kv_cache[1][SCRATCH]
         if not is_last:
             making.begun[self.name] = before, kept
             return
@@ -196,19 +202,38 @@ class GatedDelta(RecurrentLayer):
         matrices = torch.cat([added, kept[remembers]]).to(self.map_dtype)
         making.done[self.name] = _joined(remembers, self._convolution[states.block], matrices)
 
+    def _computed(
+        self, states: SpanStates, convolution: torch.Tensor, state: torch.Tensor, inputs: Inputs
+    ) -> torch.Tensor:
+        """The state behind a span that the operator computes behind another state, in scratch."""
+        scratch: Any = copy(self._layer)
+        scratch.kv_cache = [rows.new_zeros(SCRATCH + 1, *rows.shape[1:]) for rows in self._layer.kv_cache]
+        scratch.kv_cache[0][SCRATCH], scratch.kv_cache[1][SCRATCH] = convolution, state
+        self._call(scratch, states.scratch, (*inputs[:-1], torch.empty_like(inputs[-1])))
+        behind: torch.Tensor = scratch.kv_cache[1][SCRATCH]
+        return behind
+
     def go_over(self, block: int, map: torch.Tensor) -> None:
-        state, dtype, shape = self._states[block], self.map_dtype, (-1, self._width, self._width)
-        flags = _section(map, torch.empty(self._heads, dtype=torch.bool))
-        rest = map[_padded(self._heads) :]
-        super().go_over(block, rest)
-        rest = rest[super().length(rest) :].view(dtype).view(shape).to(state.device, non_blocking=True)
-        added, kept = rest[: self._heads].to(state.dtype), rest[self._heads :].to(state.dtype)
-        remembering = flags.nonzero().flatten().to(state.device)
-        added[remembering] += self._product(kept, state[remembering])
-        state.copy_(added)
+        super().go_over(block, map[_padded(self._heads) :])
+        self._states[block].copy_(self.mapped(self._states[block], map))
+
+    def mapped(self, state: torch.Tensor, map: torch.Tensor) -> torch.Tensor:
+        """What a map makes of a state."""
+        start = _padded(self._heads) + super().length(map)
+        matrices = map[start:].view(self.map_dtype).view(-1, self._width, self._width)
+        # Copies, because the map may lie in memory that others read.
+        matrices = matrices.to(state.device, non_blocking=True).to(state.dtype, copy=True)
+        behind, kept = matrices[: self._heads], matrices[self._heads :]
+        remembering = self._flags(map).nonzero().flatten().to(state.device)
+        behind[remembering] += self._product(kept, state[remembering])
+        return behind
+
+    def _flags(self, maps: torch.Tensor) -> torch.Tensor:
+        """Which heads remember."""
+        return maps[: self._heads].ne(0)
 
     def length(self, maps: torch.Tensor) -> int:
-        n = self._heads + int(maps[: self._heads].sum())
+        n = self._heads + int(self._flags(maps).sum())
         n_bytes = n * self._width**2 * self.map_dtype.itemsize
         return _padded(self._heads) + super().length(maps) + _padded(n_bytes)
 
@@ -216,12 +241,21 @@ class GatedDelta(RecurrentLayer):
         """``A · state``: kernels for CPUs have a state's rows where others have its columns."""
         return kept @ state if self._is_on_cpu else state @ kept
 
-    def _without_values(self, mixed: torch.Tensor) -> torch.Tensor:
-        """Inputs of the convolution with values of 0, which are the last of queries, keys and values."""
-        n, mixed = self._heads * self._width, mixed.clone()
-        width = self._layer.conv1d.weight.shape[0]
-        mixed.narrow(mixed.shape.index(width), width - n, n).zero_()
-        return mixed
+    def _values_of_state(self, convolution: torch.Tensor) -> torch.Tensor:
+        """The values in the last inputs of the convolution, where they stand behind queries and keys."""
+        n = self._heads * self._width
+        return convolution[-n:] if is_conv_state_dim_first() else convolution[:, -n:]
+
+
+def check_maps(making: MapInMaking, layers: list[RecurrentLayer], allowed: float) -> None:
+    """Raise Unsupported if a map makes of another state what the layer's operator does not make of it."""
+    for layer in layers:
+        if making.tried and isinstance(layer, GatedDelta):
+            other, expected = making.tried[layer.name]
+            mapped = layer.mapped(other, making.done[layer.name])
+            error = float((mapped - expected).float().norm() / expected.float().norm())
+            if not error <= allowed:
+                raise Unsupported(f"{layer.name}: the map of a text is off by {error:.1%} (allowed {allowed:.1%})")
 
 
 def recurrent_layer(name: str, layer: Any) -> RecurrentLayer:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
+from blendhub.vllm.decision import Decision
 from blendhub.vllm.messages import NULL_BLOCK
 from blendhub.vllm.scheduler.blocks.block_tables import MAX_BORROWED, Window
 from blendhub.vllm.scheduler.blocks.engine_blocks import EngineBlocks
@@ -71,12 +72,21 @@ class Scratch:
         self._give_back_asked(own)
         if not decision or not decision.recomputes:
             return Borrowed.YES
+        states = self._states_before(request, decision)
+        if states is None:
+            return Borrowed.NO
         tables = zip(self.tables.block_sizes, self.tables.windows, strict=True)
         missing = [missing_blocks(size, window, decision.start, decision.end) for size, window in tables]
         n_lost = sum(len(of_table.loaded) for of_table in missing)
-        if not any(of_table.cached or of_table.loaded for of_table in missing):
-            return Borrowed.YES
         pool = self.blocks.pool
+        if not any(of_table.cached or of_table.loaded for of_table in missing):
+            if any(states):
+                pinned = [pool.blocks[number] for places in states for number in places.values()]
+                pool.touch(pinned)
+                own.asked = Loan([], pinned, states)
+            return Borrowed.YES
+        if any(states):  # windows and states in one model: no such model is known
+            return Borrowed.NO
         if own.n_denied >= MAX_LOANS:
             return Borrowed.NO
         most = int(MAX_BORROWED * pool.num_gpu_blocks)
@@ -106,23 +116,22 @@ class Scratch:
         own.asked = Loan(borrowed, pinned, numbers)
         return Borrowed.YES
 
+    def _states_before(self, request: ServedRequest, decision: Decision) -> list[dict[int, int]] | None:
+        """The blocks with the states from which a load goes on, for each table, by their place in it; None if vLLM's
+        cache has none there. vLLM frees them when it allocates, and may take them at once."""
+        places: list[dict[int, int]] = [{} for _ in self.tables.block_sizes]
+        if not self.tables.of_states or not decision.start or decision.exact:
+            return places
+        states = self.blocks.states(request.request, decision.start)
+        for table, number in states.items():
+            places[table] = {(decision.start - 1) // self.tables.block_sizes[table]: number}
+        return places if states else None
+
     def allocated(self, own: RequestBlocks) -> None:
         """vLLM has allocated blocks for a request that will be loaded."""
         if own.asked:
             self.give_back(own)  # with the time of an earlier load, which must not end this one
             own.held, own.asked = own.asked, None
-
-    def hold_states(self, request: ServedRequest) -> dict[int, int]:
-        """Hold the blocks with the states behind what vLLM's own cache has of a request. A load goes on from these
-        states, and vLLM has freed them. Returns the block in each table of recurrent layers."""
-        own = request.blocks
-        states = self.blocks.states(request.request, own.engine_tokens)
-        assert states, "vLLM has the KV of a prefix, and not its state"
-        blocks = [self.blocks.pool.blocks[number] for number in states.values()]
-        self.blocks.pool.touch(blocks)
-        own.held = own.held or Loan([], [], [{} for _ in self.tables.block_sizes])
-        own.held.pinned.extend(blocks)
-        return states
 
     def complete(self, own: RequestBlocks, tables: Tables) -> Tables:
         """A request's tables, with what is borrowed for it where vLLM has dropped blocks."""
