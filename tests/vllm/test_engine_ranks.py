@@ -106,7 +106,7 @@ def test_two_ranks_blend_a_model_with_windows(texts, tmp_path):
     """With vLLM's hybrid allocator: each rank has its heads of what the borrowed blocks hold."""
     documents = [texts.new(n) for n in (300, 260)]
     prompt = [*documents[1], *texts.new(40), *documents[0], *texts.new(30)]
-    options = {"load_format": "dummy", "async_scheduling": False, "arrange": arrange(ranks, "", "wide")}
+    options = {"load_format": "dummy", "async_scheduling": False, "arrange": arrange(ranks, "", "250")}
     with Engine(drawn(tmp_path, GPT_OSS), SETTINGS | ATTENDED, **RANKS | options) as engine:
         store(engine, *documents)
         expected = engine.one(prompt, tokens=90, mode="off", store=False)
