@@ -5,8 +5,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
-from blendhub_cuda import CudaOptions, attention, kernels
-from blendhub_cuda.device import CudaDevice
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from blendhub import Span
@@ -20,6 +18,7 @@ from blendhub.vllm.model.own_layers import OwnAttention, _attend_to_latent
 from blendhub.vllm.model.pages import LayerPages
 from blendhub.vllm.model.recompute_set import RequestTokens
 from tests.stand_in import Anything, StandIn
+from tests.vllm.interpreted_kernels import CudaDevice, CudaOptions, attention, kernels
 
 MOST = 8
 """The most operators in a layer."""
