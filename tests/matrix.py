@@ -66,7 +66,7 @@ def still_there(runs: Iterable[Run]) -> list[Run]:
 def _is_there(name: str) -> bool:
     file, _, test = name.partition("[")[0].partition("::")
     path = KEPT.parent.parent / file
-    return path.exists() and f"def {test}(" in path.read_text(encoding="utf-8")
+    return path.is_file() and f"def {test}(" in path.read_text(encoding="utf-8")
 
 
 def write(file: Path, runs: list[Run]) -> None:
