@@ -29,7 +29,7 @@ MIN_TILE = 16
 OF_MERGING = "VALUE_WIDTH", "VALUE_COLUMNS"
 OF_ADDING = (
     *("TOKENS", "GROUP", "HEADS", "ROWS", "KEYS", "BLOCK_SIZE", "WIDTH", "MAIN", "REST", "DTYPE"),
-    *("WINDOW", "CHUNK", "SOFT_CAP", "num_warps", "num_stages"),
+    *("WINDOW", "CHUNK", "SOFT_CAP", "num_warps"),
 )
 """The constants of a layer that the other kernels take."""
 NOTHING = ChosenTokens(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros((1, 1), np.int32))
@@ -146,7 +146,9 @@ class CudaAttention(ChosenAttention):
             received, received.stride(0), n_keys, log_sums, queries, *queries.stride()[:2], keys, *_strides(keys),
             self._order, self._positions, self._starts, self._blocks, self._blocks.stride(0),
             self._readable, self._readable.stride(0), rules.scale, rules.key_scale,
-            N_HEADS=keys.shape[1], **{name: constants[name] for name in OF_ADDING},
+            # Beside wide keys, shared memory has no room for queries that are fetched ahead.
+            N_HEADS=keys.shape[1], num_stages=1 if constants["MAIN"] > WIDE else constants["num_stages"],
+            **{name: constants[name] for name in OF_ADDING},
         )  # fmt: skip
 
     def _sent(self, numbers: npt.NDArray[Any], dtype: npt.DTypeLike = np.int32) -> torch.Tensor:
