@@ -110,7 +110,7 @@ def rounding(place: Path, rounds: int) -> Iterator[Row]:
             for seed in range(rounds):
                 texts = Texts(seed, Sizes(DOCUMENTS, DOCUMENT_TOKENS, vocabulary=1000))
                 for width, found in measured.items():
-                    found.append(engine.call("inside", f"{__name__}:errors", texts.documents, width))
+                    found.append(engine.call("inside", "benchmarks.models:errors", texts.documents, width))
         of = f"state behind {DOCUMENTS} documents of {DOCUMENT_TOKENS} tokens, relative error"
         for width, found in measured.items():
             errors_of_maps, bar = [each["composed"] for each in found], 1e-4 if width == "float32" else None
@@ -118,7 +118,7 @@ def rounding(place: Path, rounds: int) -> Iterator[Row]:
         parts = [each["parts"] for each in measured["float32"]]
         yield row(f"parts_{name}", f"{of}: each document computed behind the one before", "", parts)
         shares = [n / each["state_bytes"] for each in measured["bfloat16"] for n in each["bytes"]]
-        yield row(f"bytes_{name}", "a map, relative to a state: 1 if all heads remember, 0.5 if none does", "x", shares)
+        yield row(f"bytes_{name}", "a map, relative to a state, which here has numbers of the same width", "x", shares)
 
 
 def time_to_first_token(place: Path, rounds: int) -> Iterator[Row]:
