@@ -16,7 +16,7 @@ STEPS: defaultdict[int, list[float]] = defaultdict(list)
 """The host's seconds of vLLM's steps, by their number of tokens."""
 
 DECIDING: dict[int, Any] = {}
-"""By what time decides, while it does not."""
+"""The costs by which schedulers decide, while they decide without."""
 
 
 def forwards(sizes: list[int], runs: int, replays: bool) -> dict[int, tuple[float, float]]:

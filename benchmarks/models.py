@@ -149,7 +149,7 @@ def time_to_first_token(place: Path, rounds: int) -> Iterator[Row]:
 
 
 def nothing_reused(place: Path, rounds: int) -> Iterator[Row]:
-    """As a model is served without moving, of prompts that are new."""
+    """Times of new prompts, where text of the model does not move."""
     texts = Texts(2)
     with started(place, _timed(rounds)) as plain, started(place, _timed(rounds), SERVED) as ours:
         capacity = [_capacity(engine) for engine in (ours, plain)]

@@ -5,8 +5,9 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -112,10 +113,12 @@ class Warming:
             list(self._each(self._compute, level))
         self._make_segments(self._contexts.in_other_company(texts))
 
-    def _make_segments(self, contexts: Sequence[Context]) -> None:
+    def _make_segments(self, contexts: Iterator[Context]) -> None:
         """In models with recurrent layers, text moves that was computed behind two other texts."""
-        if contexts and self._server.needs_segments(contexts[0].prompt):
-            made = self._each(lambda context: self._server.needs_segments(context.prompt, store=True), contexts)
+        first = next(contexts, None)
+        if first and self._server.needs_segments(first.prompt):
+            all_contexts = chain([first], contexts)
+            made = self._each(lambda context: self._server.needs_segments(context.prompt, store=True), all_contexts)
             print(f"{sum(made):,} documents became segments, computed behind other text once more", file=sys.stderr)
 
     def missing(self) -> int:

@@ -89,9 +89,7 @@ class HubClient(HubSession):
 
     def shard(self, slot: int) -> ByteArray:
         """This rank's shard of a slot, in place."""
-        if self.arena is None:
-            raise HubError("this client is not registered; call register first")
-        return self.arena.slot(self.shard_at(slot), self.namespace.shard_bytes)
+        return self._in_arena(self.shard_at(slot), self.namespace.shard_bytes)
 
     def shard_at(self, slot: int) -> int:
         """Where in the arena this rank's shard of a slot begins."""
@@ -103,9 +101,12 @@ class HubClient(HubSession):
 
     def map_of(self, slot: int, shard_bytes: int) -> ByteArray:
         """This rank's map in the slot of a segment's last chunk, in place."""
+        return self._in_arena(slot + self.namespace.map_start(self.rank, shard_bytes), shard_bytes)
+
+    def _in_arena(self, offset: int, size: int) -> ByteArray:
         if self.arena is None:
             raise HubError("this client is not registered; call register first")
-        return self.arena.slot(slot + self.namespace.map_start(self.rank, shard_bytes), shard_bytes)
+        return self.arena.slot(offset, size)
 
     # Writing.
 

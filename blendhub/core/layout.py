@@ -205,9 +205,7 @@ class Namespace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     def bytes_behind(self, provenance: Provenance, chunk_end: int) -> int:
         """What each rank has behind the KV of a chunk: a state, the map of the segment that ends there, or nothing."""
-        if provenance.has_state:
-            return self.state_bytes
-        return provenance.map.shard_bytes if provenance.map and provenance.map.span.end == chunk_end else 0
+        return self.state_bytes if provenance.has_state else provenance.map_bytes_at(chunk_end)
 
     def check_stored(self, provenance: Provenance) -> None:
         """Raise InvalidInput if KV of this provenance is never stored here."""

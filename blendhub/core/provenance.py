@@ -44,6 +44,10 @@ class Provenance(msgspec.Struct, frozen=True, array_like=True):
     map: StateMap | None = None
     """Makes the run a segment: a text that moves in a model with recurrent layers."""
 
+    def map_bytes_at(self, chunk_end: int) -> int:
+        """What the map takes on one rank with which a chunk that ends there ends; 0: it ends with none."""
+        return self.map.shard_bytes if self.map and self.map.span.end == chunk_end else 0
+
     @property
     def is_exact(self) -> bool:
         """Whether it is what the model alone would compute."""

@@ -24,7 +24,7 @@ def texts_of(drawn: list[tuple[str, int]]) -> list[tuple[str, Span]]:
     return texts
 
 
-def named(owners: list[int], part: int, span: Span) -> tuple[int, Span]:
+def named(owners: list[int], part: int, span: Span, makes_map: bool) -> tuple[int, Span]:
     return owners[part], span
 
 

@@ -130,7 +130,7 @@ class Contexts:
         ]
         return together, contexts
 
-    def in_other_company(self, alone: Sequence[Context]) -> list[Context]:
+    def in_other_company(self, alone: Sequence[Context]) -> Iterator[Context]:
         """Each document directly behind another one than before."""
         companies = companies_of([context.tokens for context in alone], self.least)
         n = len(alone)
@@ -138,9 +138,9 @@ class Contexts:
             company[::-1] if len(company) > 1 else tuple({(number + step) % n for step in (1, 2)} - {number, *company})
             for number, company in enumerate(companies)
         ]
-        return [
+        return (
             self._behind(company, context, alone) for company, context in zip(others, alone, strict=True) if company
-        ]
+        )
 
     def _behind(self, company: Sequence[int], context: Context, alone: Sequence[Context]) -> Context:
         texts = [alone[number].text for number in company]

@@ -76,20 +76,20 @@ class Matchers:
     def add(self, run: int, provenance: Provenance, tokens: Tokens, span: Span) -> None:
         for use, matcher, part in self._parts(provenance, span):
             matcher.add(run, tokens, part, provenance.is_exact or use is Use.SETTLED)
-        if provenance.map and span.end == provenance.map.span.end:
+        if provenance.map and provenance.map_bytes_at(span.end):
             self.segments.add(run, provenance.map.span, tokens)
 
     def discard(self, run: int, provenance: Provenance, span: Span) -> None:
         for _, matcher, part in self._parts(provenance, span):
             matcher.discard(run, part)
-        if provenance.map and span.end == provenance.map.span.end:
+        if provenance.map_bytes_at(span.end):
             self.segments.discard(run)
 
     def check_integrity(self, stored: Iterable[tuple[int, Provenance, Span]]) -> None:
         """Assert that the matchers have these spans of runs and no others."""
         n_tokens, segments = Counter[Matcher](), set[int]()
         for run, provenance, span in stored:
-            if provenance.map and span.end == provenance.map.span.end:
+            if provenance.map_bytes_at(span.end):
                 segments.add(run)
             for _, matcher, part in self._parts(provenance, span):
                 n_tokens[matcher] += len(part)

@@ -260,12 +260,11 @@ class EngineModel:
         if not self.recurrent:
             return nullcontext()
 
-        def states_of(owner: int, span: Span) -> dict[str, SpanStates]:
+        def states_of(owner: int, span: Span, makes_map: bool) -> dict[str, SpanStates]:
             part = chosen.parts[owner]
             blocks = {table: int(part.tables[table][0]) for table, _ in self.recurrent.values()}
             metadata = self._metadata.of_states(span, blocks, slots)
-            is_in_map = any(making.span.start <= span.start < making.span.end for making in paths[owner].making)
-            scratch = self._metadata.of_states(span, dict.fromkeys(blocks, SCRATCH), slots) if is_in_map else metadata
+            scratch = self._metadata.of_states(span, dict.fromkeys(blocks, SCRATCH), slots) if makes_map else metadata
             return {
                 name: SpanStates(blocks[table], metadata[name], scratch[name])
                 for name, (table, _) in self.recurrent.items()

@@ -8,7 +8,6 @@ from msgspec.structs import replace
 from vllm.v1.core.sched.output import SchedulerOutput
 
 from blendhub.client.hub_client import HubClient
-from blendhub.client.wire import Slot
 from blendhub.client.write_rights import WriteRight
 from blendhub.core.errors import AdapterReplaced, DeadlineExceeded
 from blendhub.core.layout import MIN_SAVED_TOKENS
@@ -165,7 +164,6 @@ class SaveScheduler:
         saves = request.saves
         last = saves.reservations[-1].reply if saves.reservations else None
         spans: list[tuple[Span, Provenance]] = []
-        segments: list[tuple[Span, Provenance]] = []
         if saves.planned_end is None:
             if saves.is_dropped or not self._is_of_one_adapter(request):
                 return False
@@ -174,15 +172,13 @@ class SaveScheduler:
             stores_blended = self._arena.stores_blended and not self._state_tokens
             lacking = spans_to_save(request, stores_blended=stores_blended, keeps_windows=self.has_windows)
             spans += self._with_states(request, lacking, self._states_of_prompt(request))
-            segments = _segments(request)
+            spans += _segments(request)
         if end > saves.planned_end and not request.has_media:
             computed = Span(saves.planned_end, end), request.kv.of_computed(request.terms.donates_from)
             spans += self._with_states(request, [computed], self._last_state(request, end))
             saves.planned_end = end
         for span, provenance in spans:
             self._ask(request, span, provenance, last.run if last and last.span.end == span.start else None)
-        for span, provenance in segments:
-            self._ask(request, span, provenance)
         return True
 
     def _ask(self, request: ServedRequest, span: Span, provenance: Provenance, run: int | None = None) -> None:
@@ -249,7 +245,15 @@ class SaveScheduler:
             elif (reservation := answer.result()).right:
                 right, provenance = reservation.right, reservation.provenance
                 saves.reserved += [
-                    SaveJob(request.id, right, slot, (), adapter, provenance.has_state, _map_bytes(provenance, slot))
+                    SaveJob(
+                        request.id,
+                        right,
+                        slot,
+                        (),
+                        adapter,
+                        provenance.has_state,
+                        provenance.map_bytes_at(slot.span.end),
+                    )
                     for slot in reservation.slots
                 ]
         complete = [job for job in saves.reserved if job.slot.span.end <= computed]
@@ -281,28 +285,12 @@ class SaveScheduler:
         saves.reserved = [job for job in incomplete if job.right not in given_up]
 
 
-def _segments(request: ServedRequest) -> list[tuple[Span, Provenance]]:
-    """The segments of a prompt whose maps were made."""
-    made, first, donates_from = request.reuse.result, request.first_approximate, request.terms.donates_from
-    kinds: list[Kind] = ["exact", "after_blended"]
-    return [
-        (
-            span,
-            Provenance(
-                kinds[first is not None and first < span.end],
-                request.kv.ratio,
-                donates_from,
-                False,
-                StateMap(span, n_bytes),
-            ),
-        )
-        for span, n_bytes in (made.segments if made else ())
-    ]
-
-
-def _map_bytes(provenance: Provenance, slot: Slot) -> int:
-    """What the slot's map takes on one rank, if the segment ends there."""
-    return provenance.map.shard_bytes if provenance.map and provenance.map.span.end == slot.span.end else 0
+def _segments(request: ServedRequest) -> Iterator[tuple[Span, Provenance]]:
+    """The segments of a prompt whose maps were made. Each is stored beside the prompt, in a run of its own."""
+    made, first, kv = request.reuse.result, request.first_approximate, request.kv
+    for span, n_bytes in made.segments if made else ():
+        kind: Kind = "exact" if first is None or span.end <= first else "after_blended"
+        yield span, Provenance(kind, kv.ratio, request.terms.donates_from, map=StateMap(span, n_bytes))
 
 
 def _written_end(request: ServedRequest) -> int:

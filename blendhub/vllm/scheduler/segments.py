@@ -32,7 +32,7 @@ def segments_to_make(
     least = max(MIN_SEGMENT_TOKENS, map_tokens / MAX_MAP_SHARE)
     segments: list[Span] = []
     for repeated in staying:
-        start = max(repeated.span.start + SEAM_TOKENS, text.start + SEAM_TOKENS, donates_from)
+        start = max(max(repeated.span.start, text.start) + SEAM_TOKENS, donates_from)
         end = min(repeated.span.end, text.end) - TAIL_TOKENS
         if repeated.code is Why.NO_MAP and end - start >= least and _pays(Span(start, end), map_tokens, costs):
             segments.append(Span(start, end))

@@ -113,7 +113,7 @@ class RecurrentLayer(ABC):
 
 
 class ShortConvolution(RecurrentLayer):
-    """As LFM2 has."""
+    """A short convolution, such as LFM2 has."""
 
     def stand_in(self, compute: Callable[[Inputs], None]) -> Any:
         def forward(hidden_states: torch.Tensor, output: torch.Tensor) -> None:
@@ -128,7 +128,7 @@ class ShortConvolution(RecurrentLayer):
 
 
 class GatedDelta(RecurrentLayer):
-    """As Qwen3-Next and Qwen3.5 have: a gated delta rule behind a convolution.
+    """A gated delta rule behind a convolution, such as Qwen3-Next and Qwen3.5 have.
 
     A map is a byte for each head, which says whether it remembers; the last inputs of the convolution; ``B`` of all
     heads; and ``A`` of those that remember.

@@ -54,8 +54,8 @@ class Step(NamedTuple):
     """Whether the segment whose map is made ends with the span."""
 
 
-StatesOf = Callable[[int, Span], Mapping[str, SpanStates]]
-"""Gives, by layer, the states of a span of the request with this number."""
+StatesOf = Callable[[int, Span, bool], Mapping[str, SpanStates]]
+"""Gives, by layer, the states of a span of the request with this number; with scratch if a map is made of the span."""
 
 
 def steps_of(
@@ -75,7 +75,7 @@ def steps_of(
             steps.append(
                 Step(
                     slice(start, start + len(span)),
-                    states_of(owner, span),
+                    states_of(owner, span, making is not None),
                     span.start == 0,
                     [map for map in path.maps if at <= map.span.start and map.span.end <= span.start],
                     [map for map in path.maps if span.end <= map.span.start and map.span.end <= end],
