@@ -24,7 +24,7 @@ from blendhub.core.spans import Span
 from blendhub.hub.config import HubConfig, Listen
 from blendhub.hub.embedded import HubInThread
 from blendhub.hub.memory.default_size import available_bytes
-from blendhub.system.served_vllm import WITHOUT_VISION, server_command, transfer_config
+from blendhub.system.served_vllm import NUMA, WITHOUT_VISION, lacks_numa, server_command, transfer_config
 from tests.hub.processes import HubProcess
 from tests.namespaces import skip_unless_permitted
 
@@ -219,3 +219,14 @@ def test_the_installed_versions_fit_unless_vllm_is_told_not_to_load_our_plugin(c
     assert report.findings[-1]["sentence"].endswith(f" can run BlendHub; its server starts with: {server_command()}")
     finding = check("versions", VLLM_PLUGINS="lora_resolver").only("fail")
     assert finding["command"] == "unset VLLM_PLUGINS" and "VLLM_PLUGINS is 'lora_resolver'" in finding["sentence"]
+
+
+@pytest.mark.timeout(600)
+def test_without_the_library_of_vllms_operators_it_names_the_package(check, elsewhere):
+    pytest.importorskip("vllm", reason="vLLM is not installed; `make setup` installs it")
+    libraries = [*Path("/usr/lib").glob("*/libnuma.so.1"), *Path("/usr/lib64").glob("libnuma.so.1")]
+    if not libraries or lacks_numa():
+        pytest.skip(f"the library is not where distributions have it, or missing: {NUMA}")
+    hidden = "; ".join(f"mount --bind /dev/null {library}" for library in libraries)
+    finding = check("versions", within=elsewhere(hidden)).only("fail")
+    assert finding["command"] == NUMA and "libnuma.so.1" in finding["sentence"]

