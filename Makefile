@@ -83,7 +83,7 @@ $(STAMP): Makefile constraints.txt $(PROJECTS)
 		|| { echo "BlendHub needs Python 3.11 or later; name one with: make $(MAKECMDGOALS) PYTHON=/path/to/python3.11"; exit 1; }
 	@echo "setup: installs into $(VENV), 3.6 GB on disk; this takes three minutes on a quiet machine, and longer on a slow disk"
 	@echo "setup 1 of 4: an environment, pip and the build backend"
-	@test -x $(BIN)/python || "$(PYTHON)" -m venv $(VENV)
+	@test -x $(BIN)/pip || "$(PYTHON)" -m venv --clear $(VENV)
 	@# Dependency groups need a newer pip than the one Python 3.11 brings. The build backend is installed once, and not in
 	@# an environment of its own for each of our packages.
 	@$(PIP) --upgrade pip editables hatch-fancy-pypi-readme hatchling
