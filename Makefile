@@ -229,7 +229,7 @@ npu-check: ## On a machine with an Ascend NPU and torch_npu, test and measure th
 	PYTHONPATH=.:plugins/ascend "$(PYTHON)" -m benchmarks.npu_check
 
 
-demo: setup $(filter build/$(MODEL),$(QWEN_HALF)) ## Ask a real model about documents seen before, in three ways, with MODEL=qwen-0.5b a larger one; results go to build/demo
+demo: setup $(filter build/$(MODEL),$(QWEN_HALF)) ## Ask a real model about documents seen before, in four ways, with MODEL=qwen-0.5b a larger one; results go to build/demo
 	$(BIN)/python -m examples.demo $(if $(MODEL),--model $(MODEL))
 
 pictures: setup ## Draw the terminals of README: what blendhub check and blendhub analyze show

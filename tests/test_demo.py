@@ -59,19 +59,20 @@ def test_the_demo_reuses_what_it_may_and_prints_nothing_of_other_libraries(tmp_p
     assert done.returncode == 0, done.stderr
     assert not done.stderr.strip(), "a bar of another library"
     lines = done.stdout.splitlines()
-    assert re.findall(r"^ask in three ways: (\d+) of 24, \d+ s$", done.stdout, re.M) == ["6", "12", "18", "24"]
+    assert re.findall(r"^ask in four ways: (\d+) of 32, \d+ s$", done.stdout, re.M) == ["8", "16", "24", "32"]
     assert "start vLLM ..." in lines and re.search(r"^start vLLM: \d+ s$", done.stdout, re.M)
     assert "speed-up" in done.stdout and "In which city was" in done.stdout
     shown = lines[next(at for at, line in enumerate(lines) if "answers, medians" in line) : lines.index("") - 1]
-    assert max(map(len, shown)) <= 80 and "By default, answers begin " in done.stdout
+    assert max(map(len, shown)) <= 80 and " of the answers are full prefill's, " in done.stdout
     report = json.loads((tmp_path / "report.json").read_text())
-    full, blended, moved = (report["ways"][way] for way in ("full", "blended", "moved"))
-    assert moved["same_answers"] <= blended["same_answers"] <= full["same_answers"] == 1 > moved["same_answers"]
+    full, default, blended, moved = (report["ways"][way] for way in ("full", "default", "blended", "moved"))
+    assert moved["same_answers"] < default["same_answers"] and blended["same_answers"] <= default["same_answers"]
+    assert full["same_answers"] == 1
     (n_tokens,) = (count for count in full["tokens"].values() if count)
     reused = blended["tokens"]["moved"] + blended["tokens"]["recomputed"]
     assert n_tokens / 2 < reused == moved["tokens"]["moved"] and moved["tokens"]["recomputed"] == 0
     assert 0 < blended["tokens"]["recomputed"] <= 0.41 * reused
-    assert len(report["answers"]) == 24
+    assert len(report["answers"]) == 32
     for answer in report["answers"]:
         at = 0
         for (start, end), _ in answer["plan"]:
