@@ -186,9 +186,9 @@ def show(model: str, answers: dict[str, list[Answer]], figures: dict[str, Figure
         table.add_row(asked[0].question, *(answer.answer for answer in asked))
     table.add_section()
     ways = figures.values()
-    table.add_row("time to first token", *(f"{1e3 * way.first_token_s:.0f} ms" for way in ways))
+    table.add_row("first token after", *(f"{1e3 * way.first_token_s:.0f} ms" for way in ways))
     table.add_row("speed-up", *(f"{way.speed_up:.1f} x" for way in ways))
-    table.add_row("time to whole answer", *(f"{1e3 * way.whole_s:.0f} ms" for way in ways))
+    table.add_row("whole answer after", *(f"{1e3 * way.whole_s:.0f} ms" for way in ways))
     table.add_row("speed-up", *(f"{way.whole_speed_up:.1f} x" for way in ways))
     table.add_row("the same answer", *(f"{way.same_answers:.0%}" for way in ways), end_section=True)
     for fate in Fate:
