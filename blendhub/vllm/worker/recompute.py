@@ -19,7 +19,7 @@ from blendhub.vllm.model.layer_groups import LayerGroup, StateGroup
 from blendhub.vllm.model.pages import LayerPages
 from blendhub.vllm.model.recompute_set import RecomputeSet, RequestTokens, positions_of
 from blendhub.vllm.model.states.recurrent_layers import MapInMaking, packed, unpacked
-from blendhub.vllm.model.states.state_path import PlacedMap, StatePath
+from blendhub.vllm.model.states.state_path import KeptState, PlacedMap, StatePath
 from blendhub.vllm.ranks import Ranks
 from blendhub.vllm.spans import behind, cut_at, sampled, spread
 from blendhub.vllm.worker.attention_query import attention_query
@@ -187,7 +187,9 @@ class Blend:
         if self._context.states:
             is_last = spans[-1].end == self.job.decision.holes[-1].end
             until = self.job.decision.end if is_last else spans[-1].end
-            path = StatePath(self._at, until, self._maps, self._making)
+            # The tokens before moved text are computed, as its seam.
+            keeps = KeptState(job.decision.maps[0].span.start, job.keeps) if job.keeps else None
+            path = StatePath(self._at, until, self._maps, self._making, keeps)
         return RequestTokens(job.tokens, job.blocks, spans, path)
 
     def _begin(self, phase: str) -> None:
@@ -227,8 +229,9 @@ class Blend:
             layers, maps = model.recurrent_layers, map(torch.from_numpy, self._packed)
             spans = (map.span for map in decision.maps)
             self._maps = [PlacedMap(span, unpacked(packed, layers)) for span, packed in zip(spans, maps, strict=True)]
-            if job.source.state is None:
-                model.copy_states(job.blocks)
+            of_states = {group.table: job.blocks[group.table] for group in self._context.states}
+            if sources := {table: int(blocks[1]) for table, blocks in of_states.items() if len(blocks) > 1}:
+                model.copy_states({table: int(of_states[table][0]) for table in sources}, sources)
 
         # What is stored may be damaged on one rank only.
         self._context.ranks.together(begin)
