@@ -15,7 +15,9 @@ from blendhub.vllm.messages import RepairJob, RepairStates
 from blendhub.vllm.model_support import ModelSupport
 from blendhub.vllm.worker import repairs
 from blendhub.vllm.worker.audit import MAX_KL, check_predictions, compared
+from blendhub.vllm.worker.recompute import HostCopy
 from blendhub.vllm.worker.repairs import Repairs
+from blendhub.vllm.worker.request import WorkerRequest
 from blendhub.vllm.worker.start.worker_start import with_audits
 from tests.vllm.blending import context_of
 from tests.vllm.stand_in_model import StandInModel
@@ -134,6 +136,13 @@ def test_a_repair_leaves_exact_kv_and_tells_which_tokens_of_the_answer_the_model
     assert (result.tokens, result.compared) == (N + ANSWER - EXACT, ANSWER)
     assert list(result.differing) == np.flatnonzero(likeliest != answer).tolist()
     assert result.audit is None and not worker.take_result()
+
+
+def test_a_repair_has_ended_when_the_device_has_computed_numbers_of_any_kind():
+    """NumPy knows no bfloat16, in which most models compute."""
+    record = WorkerRequest("r")
+    record.repaired = HostCopy(torch.ones(1, 1, dtype=torch.bfloat16))
+    assert not record.is_repairing and record.repaired is None
 
 
 @given(parts(), st.integers(0, 5), st.integers(EXACT, N + ANSWER))

@@ -64,11 +64,13 @@ class HostCopy:
         if self._arrival:
             self._arrival.synchronize()
 
+    @property
+    def has_arrived(self) -> bool:
+        return self._arrival is None or self._arrival.query()
+
     def numbers(self) -> npt.NDArray[Any] | None:
-        """The numbers that have arrived; None while the copy is under way."""
-        if self._arrival and not self._arrival.query():
-            return None
-        return self._host.numpy()
+        """The numbers that have arrived; None while the copy is under way. NumPy knows no bfloat16."""
+        return self._host.numpy() if self.has_arrived else None
 
 
 class Work(NamedTuple):
@@ -146,12 +148,12 @@ class Blend:
     @property
     def is_writing(self) -> bool:
         """Whether the device may still write blocks that another connector would get when the load ends."""
-        return self.written is not None and self.written.numbers() is None
+        return self.written is not None and not self.written.has_arrived
 
     @property
     def has_scores(self) -> bool:
         """Whether all scores that the request waits for have arrived."""
-        return all(probed.scores and probed.scores.numbers() is not None for probed in self._probed)
+        return all(probed.scores and probed.scores.has_arrived for probed in self._probed)
 
     @property
     def is_measured(self) -> bool:
