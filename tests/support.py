@@ -34,7 +34,7 @@ MODELS: Mapping[str, Claim] = MappingProxyType(
         "draft models with their own KV (EAGLE, MTP)": ("text anywhere, repaired", "drafts"),
         "tensor parallelism, two ranks": ("text anywhere, repaired", "ranks.*(two_ranks|same_kv)"),
         "gated delta rules and short convolutions beside attention (Qwen3-Next, Qwen3.5, LFM2)": (
-            "exact prefixes; with `policy.moves_states` text that two prompts repeat, which is not repaired",
+            "exact prefixes; with `policy.moves_states` text that two prompts repeat, which is repaired",
             "recurrent|segments",
         ),
         "other recurrent layers beside attention (Mamba 2, KDA: Nemotron, Granite 4, Kimi Linear)": (

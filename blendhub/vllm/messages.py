@@ -2,6 +2,7 @@
 
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import msgspec
 import numpy as np
@@ -22,6 +23,9 @@ from blendhub.core.tokens import Tokens
 from blendhub.outcome.report import AuditOutcome
 from blendhub.vllm.decision import Decision
 from blendhub.vllm.model_support import ModelSupport
+
+StateBlocks: TypeAlias = dict[int, int]
+"""A block with a state, by the block tables of recurrent layers."""
 
 NULL_BLOCK = 0
 """The block that vLLM puts in the place of blocks which it did not allocate, or has freed: they left the window."""
@@ -87,6 +91,18 @@ class LoadJob(msgspec.Struct, frozen=True):
     source: LoadSource
     adapter: Adapter | None = None
     """The adapter that the KV was computed with."""
+    keeps: StateBlocks = {}
+    """Where the states before the first moved text are copied, for a repair; empty if none are needed."""
+
+
+class RepairStates(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a repair has states of recurrent layers; apart from those with which the answer goes on meanwhile."""
+
+    running: StateBlocks
+    """The states that go over the tokens as they are computed anew."""
+    shown: StateBlocks
+    """Where those behind ``shown_end`` tokens are copied, for vLLM's prefix cache; empty: nowhere."""
+    shown_end: int
 
 
 class RepairJob(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,7 +113,8 @@ class RepairJob(msgspec.Struct, frozen=True, kw_only=True):
     tokens: Tokens
     """Those of the span, and the next one if it is known."""
     blocks: tuple[npt.NDArray[np.int64], ...]
-    """The request's blocks in each block table, from position 0 on."""
+    """The request's blocks in each block table, from position 0 on; of recurrent layers, up to the state behind the
+    step."""
     prompt_tokens: int
     compares: bool
     """Whether the answer's tokens are compared with what the model predicts."""
@@ -106,6 +123,8 @@ class RepairJob(msgspec.Struct, frozen=True, kw_only=True):
     """For an audit's first job: the prompt's last token, behind which the model predicts from blended KV."""
     is_last: bool
     """Whether everything that is computed of the request is exact then."""
+    states: RepairStates | None = None
+    """Those of the repair; None without recurrent layers."""
 
 
 class DoubtJob(msgspec.Struct, frozen=True, kw_only=True):
@@ -131,6 +150,8 @@ class DoubtJob(msgspec.Struct, frozen=True, kw_only=True):
     """Whether nothing but the model decides about the answer's tokens, which are compared with what it predicts."""
     is_audited: bool
     """Whether the prediction behind the prompt is kept, to be compared with the one from exact KV."""
+    states: RepairStates | None = None
+    """Those of the repair; None without recurrent layers."""
 
 
 class SaveJob(msgspec.Struct, frozen=True):

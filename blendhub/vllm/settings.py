@@ -44,8 +44,8 @@ class ReusePolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     moves_states: Annotated[
         bool,
         Meta(
-            description="whether text moves in models with recurrent layers, too: by maps of their states, which no "
-            "repair, doubt or audit looks after; measure what your model's answers lose with blendhub advise first"
+            description="whether text moves in models with recurrent layers, too: by maps of their states; measure "
+            "what your model's answers lose with blendhub advise first"
         ),
     ] = False
     min_donor_context: Annotated[

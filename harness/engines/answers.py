@@ -35,6 +35,11 @@ class Answer:
         kv: KV = self._call("kv", self.id, n)
         return kv
 
+    def states(self) -> list[KV]:
+        """The parts of the states of recurrent layers at the answer's end; ask as for ``kv``."""
+        states: list[KV] = self._call("states", self.id)
+        return states
+
 
 class Beside(NamedTuple):
     """What an engine answered to one prompt while it answered others."""

@@ -149,16 +149,11 @@ class Host:
             return self._kept[request][:, :, :n]
         import numpy as np
         import torch
-        from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 
-        from blendhub.vllm.model.engine_model import EngineModel
         from blendhub.vllm.model.layer_groups import layer_groups, pages_of
         from blendhub.vllm.model.pages import read
 
-        connector: Any = KVConnectorFactory.get_connector_class_by_name("BlendHubConnector")
-        config = self._engine.vllm_config
-        model = EngineModel(self._runner, config, connector._new_platform(self._runner, config))
-        at = np.arange(n)
+        model, at = self._model(), np.arange(n)
         both = []
         for name, layer in zip(model.layer_names, pages_of(model, layer_groups(model, 256)), strict=True):
             table = model.tables[name]
@@ -166,6 +161,24 @@ class Host:
             both.append(read(layer, torch.from_numpy(blocks[at // size] * size + at % size)))
         # With one vector for both (MLA), there are no values apart.
         return torch.stack([torch.stack([k, v if v.numel() else k]) for k, v in both]).float().cpu().numpy()
+
+    def states(self, request: str) -> Any:
+        """The parts of the states of recurrent layers behind a request's last computed token."""
+        model, tables = self._model(), self._blocks[request]
+        return [
+            part[tables[table][-1]].float().cpu().numpy()
+            for name, (table, _) in model.recurrent.items()
+            for part in model.layer(name).kv_cache
+        ]
+
+    def _model(self) -> Any:
+        from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+
+        from blendhub.vllm.model.engine_model import EngineModel
+
+        connector: Any = KVConnectorFactory.get_connector_class_by_name("BlendHubConnector")
+        config = self._engine.vllm_config
+        return EngineModel(self._runner, config, connector._new_platform(self._runner, config))
 
     def forget(self) -> bool:
         """Empty vLLM's own prefix cache; false if blocks are still held."""

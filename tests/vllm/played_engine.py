@@ -74,7 +74,7 @@ class PlayedBlocks(EngineBlocks):
     def __init__(self, tables: BlockTables) -> None:
         super().__init__(tables)
         self.blocks = list(range(1, 101))
-        self.n_free = 90
+        self.n_free, self.n_lent = 90, 0
         self.cached_anew: dict[str, Span] = {}
         self.own: set[BlockHash] = set()
         self.cached = lambda hashes, most: 0 if self.own.issuperset(hashes) else min(most, BLOCK * len(hashes))
@@ -84,7 +84,19 @@ class PlayedBlocks(EngineBlocks):
 
     @property
     def pool(self) -> Any:
-        return SimpleNamespace(num_gpu_blocks=100, get_num_free_blocks=lambda: self.n_free)
+        return SimpleNamespace(
+            num_gpu_blocks=100,
+            get_num_free_blocks=lambda: self.n_free - self.n_lent,
+            get_new_blocks=self._lend,
+            free_blocks=self._take_back,
+        )
+
+    def _lend(self, n: int) -> list[Any]:
+        self.n_lent += n
+        return [SimpleNamespace(block_id=200 + number) for number in range(n)]
+
+    def _take_back(self, blocks: Sequence[Any]) -> None:
+        self.n_lent -= len(blocks)
 
     def cache_anew(self, request: Request, tables: Tables, start: int, end: int) -> None:
         self.cached_anew[request.request_id] = Span(start, end)

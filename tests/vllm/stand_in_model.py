@@ -54,7 +54,7 @@ class StandInModel(Anything):
         width: int = WIDTH,
         n_blocks: int = BLOCKS,
     ) -> None:
-        self.block_sizes = (self.block_size,)
+        self.block_sizes: tuple[int, ...] = (self.block_size,)
         self.layer_names = [f"layers.{number}.attn" for number in range(n_layers)]
         self.tables = dict.fromkeys(self.layer_names, 0)
         self.page_sizes = dict.fromkeys(self.layer_names, self.block_size)

@@ -133,8 +133,9 @@ class Late(HostCopy):
 
     has_computed = False
 
-    def numbers(self):
-        return super().numbers() if Late.has_computed else None
+    @property
+    def has_arrived(self):
+        return Late.has_computed
 
 
 @pytest.mark.parametrize("ends", ["aborted", "failed", "served"])

@@ -117,6 +117,10 @@ def test_each_rank_makes_the_maps_of_its_heads_and_goes_over_them(texts, tmp_pat
         assert moved.report["moved_tokens"] > 400
         own = engine.one(prompt, tokens=8, mode="off", store=False)
         assert apart(moved, own) < MOVED
+        engine.forget()
+        held = engine.one(prompt, tokens=8, store=False, doubt=1e6)
+        assert held.report["doubt"]["token"] == 1 and "approximate_from" not in held.report
+        assert apart(held, own) < MOVED
 
 
 def test_a_model_whose_maps_are_wrong_reuses_exact_prefixes_and_a_line_says_why(texts, tmp_path):

@@ -113,8 +113,9 @@ class Late(HostCopy):
 
     have_arrived = False
 
-    def numbers(self):
-        return super().numbers() if Late.have_arrived else None
+    @property
+    def has_arrived(self):
+        return Late.have_arrived
 
 
 def test_no_step_waits_for_scores_and_ranks_go_on_together_when_the_last_of_them_has_these(monkeypatch):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from blendhub import Span
 from blendhub.outcome.report import AuditOutcome
-from blendhub.vllm.messages import DoubtJob
+from blendhub.vllm.messages import DoubtJob, RepairStates
 from blendhub.vllm.model.sampling import Sampling
 from blendhub.vllm.worker.audit import compared
 from blendhub.vllm.worker.doubts import Doubts, Watch
@@ -21,6 +21,8 @@ from tests.vllm.stand_in_model import BLOCK, StandInModel
 MARGIN = 0.5
 VOCABULARY = 6
 STALE = -1000
+STATE_BLOCK, RUNNING, SHOWN, LIVE = 24, 100, 200, 300
+"""The tokens of a block of recurrent layers, and the numbers of the blocks of the first request."""
 
 
 class SummingModel(StandInModel):
@@ -33,6 +35,9 @@ class SummingModel(StandInModel):
         self.kv = np.full(n_blocks * BLOCK, STALE)
         self.forwards: list[int] = []
         self.fails = False
+        self.block_sizes = (BLOCK, STATE_BLOCK)
+        self.states: dict[int, tuple[int, int]] = {}
+        """By block of recurrent layers: behind how many tokens its state stands, and the sum of these."""
 
     def forward(self, chosen, *, positions=None, replays=True):
         if self.fails:
@@ -45,10 +50,18 @@ class SummingModel(StandInModel):
                 at = chosen.positions[place]
                 before = self.kv[of_part.tables[0][(at - 1) // BLOCK] * BLOCK + (at - 1) % BLOCK] if at else 0
                 self.kv[slots[place]] = of_part.tokens[at] + before
+            if of_part.path:
+                (span,), block = of_part.spans, int(of_part.tables[1][0])
+                behind, total = self.states[block]
+                assert behind == span.start == of_part.path.at and span.end == of_part.path.until
+                self.states[block] = span.end, total + int(of_part.tokens[span.start : span.end].sum())
         return torch.from_numpy(self.kv[slots].astype(float)).reshape(-1, 1)
 
     def logits(self, hidden):
         return predictions(hidden[:, 0])
+
+    def copy_states(self, blocks, sources):
+        self.states[blocks[1]] = self.states[sources[1]]
 
     def to_device(self, numbers):
         return torch.from_numpy(np.asarray(numbers))
@@ -81,7 +94,7 @@ class Rows(Sampling):
 class Worker:
     """A worker with requests of so many tokens, each in blocks of its own, of which the first ``exact`` are exact."""
 
-    def __init__(self, lengths: list[int], exact: int = 3) -> None:
+    def __init__(self, lengths: list[int], exact: int = 3, *, is_recurrent: bool = False) -> None:
         n_blocks = [-(-length // BLOCK) for length in lengths]
         ends = np.cumsum(n_blocks)
         self.model = SummingModel(int(ends[-1]))
@@ -91,6 +104,8 @@ class Worker:
         self.exact = exact
         for blocks, sums in zip(self.blocks, self.sums, strict=True):
             self.model.kv[blocks[0] * BLOCK :][:exact] = sums[:exact]
+        for number, sums in enumerate(self.sums if is_recurrent else ()):
+            self.model.states |= {RUNNING + number: (exact, int(sums[exact - 1])), LIVE + number: (0, STALE)}
         context = context_of(self.model)
         self.doubts, self._repairs = Doubts(context), Repairs(context)
         self.watches: list[Watch] = []
@@ -103,10 +118,16 @@ class Worker:
         tokens, n_known = self.tokens[number], len(self.tokens[number]) - 1
         middle = (self.exact + n_known) // 2
 
+        states, of_states = None, [0] * (n_known // STATE_BLOCK) + [LIVE + number]
+        if self.model.states:
+            states = RepairStates(running={1: RUNNING + number}, shown={1: SHOWN + number}, shown_end=middle)
+
         def job(span: Span, known: Any, blocks: Any, is_first: bool) -> DoubtJob:
+            tables = (blocks, np.array(of_states if is_first else [], np.int64)) if states else (blocks,)
             return DoubtJob(
-                request=str(number), margin=margin, span=span, tokens=known, blocks=(blocks,), is_first=is_first,
+                request=str(number), margin=margin, span=span, tokens=known, blocks=tables, is_first=is_first,
                 seconds=seconds, prompt_tokens=n_known + 1 - answered, compares=compares, is_audited=True,
+                states=states,
             )  # fmt: skip
 
         first = job(Span(self.exact, middle + 1), tokens[self.exact : middle], self.blocks[number][:1], True)
@@ -125,9 +146,12 @@ class Worker:
         return Rows([*map(str, range(len(margins)))], logits, [int(tokens[-1]) for tokens in self.tokens])
 
 
-@given(st.lists(st.tuples(st.integers(8, 60), st.sampled_from([0.1, 0.4, 0.9, 5.0])), min_size=1, max_size=4))
-def test_rows_in_doubt_become_those_of_exact_kv_and_others_stay_as_they_were(requests):
-    worker = Worker([length for length, _ in requests])
+@given(
+    st.lists(st.tuples(st.integers(8, 60), st.sampled_from([0.1, 0.4, 0.9, 5.0])), min_size=1, max_size=4),
+    st.booleans(),
+)
+def test_rows_in_doubt_become_those_of_exact_kv_and_others_stay_as_they_were(requests, is_recurrent):
+    worker = Worker([length for length, _ in requests], is_recurrent=is_recurrent)
     worker.doubts.begin_step(7, pause_s=1.0)
     for number in range(len(requests)):
         worker.watch(number)
@@ -139,6 +163,12 @@ def test_rows_in_doubt_become_those_of_exact_kv_and_others_stay_as_they_were(req
         kv = worker.model.kv[worker.blocks[number][0] * BLOCK :][:length]
         if margin < MARGIN:
             assert (kv == sums).all() and worker.watches[number].is_exact
+            if is_recurrent:
+                middle, states = (worker.exact + length - 1) // 2, worker.model.states
+                assert states[LIVE + number] == (length, sums[-1]) and states[SHOWN + number] == (
+                    middle,
+                    sums[middle - 1],
+                )
             assert rows.logits[number].equal(predictions(sums[-1:])[0])
             result = repair.result()
             assert result and result.held and result.tokens == length - worker.exact
@@ -151,11 +181,14 @@ def test_rows_in_doubt_become_those_of_exact_kv_and_others_stay_as_they_were(req
             assert result.differing == tuple(at for at in range(3) if likeliest[first + at] != said[first + at])
         else:
             assert (kv[worker.exact :] == STALE).all() and repair.result() is None
+            assert not is_recurrent or worker.model.states[LIVE + number] == (0, STALE)
             assert rows.logits[number].equal(before[number])
     assert near == {str(n): pytest.approx(m, abs=1e-5) for n, (_, m) in enumerate(requests) if MARGIN <= m < 2 * MARGIN}
     n_computed = sum(length - worker.exact for length, margin in requests if margin < MARGIN)
     assert sum(worker.model.forwards) == n_computed
-    assert len(worker.model.forwards) <= -(-n_computed // worker.model.max_tokens) + len(requests)
+    # A forward ends where a state is shown.
+    n_ends = len(requests) * (1 + is_recurrent)
+    assert len(worker.model.forwards) <= -(-n_computed // worker.model.max_tokens) + n_ends
     assert worker.doubts.look(rows) == {}, "each token is looked at once"
 
 
@@ -206,8 +239,9 @@ def test_a_request_that_the_step_does_not_sample_or_whose_repair_has_failed_is_l
     assert rows.logits.equal(before) and not worker.model.forwards
 
 
-def test_a_forward_that_fails_lets_the_tokens_go_and_is_reported():
-    worker = Worker([20])
+@pytest.mark.parametrize("is_recurrent", [False, True])
+def test_a_forward_that_fails_lets_the_tokens_go_and_is_reported(is_recurrent):
+    worker = Worker([20], is_recurrent=is_recurrent)
     worker.doubts.begin_step(1, pause_s=1.0)
     worker.watch(0)
     worker.model.fails = True
@@ -216,3 +250,4 @@ def test_a_forward_that_fails_lets_the_tokens_go_and_is_reported():
     assert set(worker.doubts.look(rows)) == {"0"}
     result = worker.repairs[0].result()
     assert rows.logits.equal(before) and result and "no memory is left" in result.error
+    assert not is_recurrent or worker.model.states[LIVE] == (0, STALE)

@@ -11,11 +11,13 @@ from hypothesis import strategies as st
 
 from blendhub import Span
 from blendhub.core.errors import Unsupported
-from blendhub.vllm.messages import RepairJob
+from blendhub.vllm.messages import RepairJob, RepairStates
 from blendhub.vllm.model_support import ModelSupport
 from blendhub.vllm.worker import repairs
 from blendhub.vllm.worker.audit import MAX_KL, check_predictions, compared
+from blendhub.vllm.worker.recompute import HostCopy
 from blendhub.vllm.worker.repairs import Repairs
+from blendhub.vllm.worker.request import WorkerRequest
 from blendhub.vllm.worker.start.worker_start import with_audits
 from tests.vllm.blending import context_of
 from tests.vllm.stand_in_model import StandInModel
@@ -49,6 +51,36 @@ class SummingModel(StandInModel):
         return torch.from_numpy(numbers)
 
 
+RUNNING, SHOWN, LIVE = 5, 6, 7
+"""The blocks with states of recurrent layers, which are in table 1."""
+STALE = N + ANSWER, -1
+
+
+class RecurrentModel(SummingModel):
+    """Its only layer is recurrent, too: the sum of all tokens is a state, which goes from span to span."""
+
+    def __init__(self, fails_at: int = N + ANSWER) -> None:
+        super().__init__()
+        self.block_sizes = (16, 32)
+        self.states = {RUNNING: (EXACT, int(SUMS[EXACT - 1])), SHOWN: STALE, LIVE: STALE}
+        """By block: behind how many tokens, and what it is."""
+        self._fails_at = fails_at
+
+    def forward(self, chosen, *, positions=None):
+        (part,), (span,) = chosen.parts, chosen.spans
+        block, path = int(part.tables[1][0]), part.path
+        at, total = self.states[block]
+        assert (path.at, path.until) == (span.start, span.end) and at == span.start
+        if span.end > self._fails_at:
+            raise RuntimeError("no memory is left")
+        sums = total + np.cumsum(part.tokens[span.start : span.end].astype(np.int64))
+        self.states[block] = span.end, int(sums[-1])
+        return torch.from_numpy(sums.astype(float)).reshape(-1, 1)
+
+    def copy_states(self, blocks, sources):
+        self.states[blocks[1]] = self.states[sources[1]]
+
+
 class Worker:
     """What a worker does with the repairs of one request."""
 
@@ -68,13 +100,16 @@ class Worker:
         return result
 
 
-def jobs(answer, spans, compares: bool = True, asks: int | None = None):
+def jobs(answer, spans, compares: bool = True, asks: int | None = None, states: RepairStates | None = None):
     """A repair in these spans, of which the last one ends with the tokens that are known and computed."""
+    of_states = [0] * ((N + ANSWER - 1) // 32) + [LIVE]
+    blocks = (np.arange(5), np.array(of_states)) if states else (np.arange(5),)
     tokens = np.append(TOKENS[:N], answer).astype(np.uint32)
     for number, span in enumerate(spans):
         yield RepairJob(
-            request="r", span=span, tokens=tokens[span.start : span.end + 1], blocks=(np.arange(5),), prompt_tokens=N,
+            request="r", span=span, tokens=tokens[span.start : span.end + 1], blocks=blocks, prompt_tokens=N,
             compares=compares, is_first=number == 0, asks=asks if number == 0 else None, is_last=span is spans[-1],
+            states=states,
         )  # fmt: skip
 
 
@@ -101,6 +136,43 @@ def test_a_repair_leaves_exact_kv_and_tells_which_tokens_of_the_answer_the_model
     assert (result.tokens, result.compared) == (N + ANSWER - EXACT, ANSWER)
     assert list(result.differing) == np.flatnonzero(likeliest != answer).tolist()
     assert result.audit is None and not worker.take_result()
+
+
+def test_a_repair_has_ended_when_the_device_has_computed_numbers_of_any_kind():
+    """NumPy knows no bfloat16, in which most models compute."""
+    record = WorkerRequest("r")
+    record.repaired = HostCopy(torch.ones(1, 1, dtype=torch.bfloat16))
+    assert not record.is_repairing and record.repaired is None
+
+
+@given(parts(), st.integers(0, 5), st.integers(EXACT, N + ANSWER))
+def test_with_recurrent_layers_the_answer_goes_on_from_the_state_of_the_repair_once_all_is_exact(spans, at, fails_at):
+    """``at``: the span with whose end a state is shown; ``fails_at``: the last token that the model computes."""
+    worker = Worker(model := RecurrentModel(fails_at))
+    shown_end = spans[min(at, len(spans) - 1)].end
+    states = RepairStates(running={1: RUNNING}, shown={1: SHOWN}, shown_end=shown_end)
+    exact = np.cumsum(np.append(TOKENS[:N], [0] * ANSWER)).tolist()
+    for job in jobs([0] * ANSWER, spans, states=states):
+        assert model.states[LIVE] == STALE, "the answer goes on meanwhile"
+        worker.step(job)
+    is_done = fails_at >= N + ANSWER
+    computed = max([EXACT, *(span.end for span in spans if span.end <= fails_at)])
+    assert model.states[LIVE] == ((N + ANSWER, exact[-1]) if is_done else STALE)
+    assert model.states[SHOWN] == ((shown_end, exact[shown_end - 1]) if shown_end <= computed else STALE)
+    assert bool(worker.take_result().error) != is_done
+
+
+@pytest.mark.parametrize("n_scheduled", [0, 1, 3])
+def test_where_a_block_is_full_the_step_may_have_the_state_in_two(n_scheduled):
+    """One runner copies it into the next block before the worker's step, and the other one behind that."""
+    model, end = RecurrentModel(), 64
+    table = np.array([0, LIVE, 8][: -(-(end + n_scheduled) // 32)])
+    states = RepairStates(running={1: RUNNING}, shown={}, shown_end=0)
+    repairs.hand_over_states(model, states, [np.arange(5), table], end)
+    assert model.states[LIVE] == model.states[RUNNING]
+    assert (model.states.get(8) == model.states[RUNNING]) == (n_scheduled > 0)
+    repairs.hand_over_states(model, states, [np.arange(5), np.array([0, 0])], end)
+    assert 0 not in model.states, "vLLM has freed the state of a request that has ended"
 
 
 @pytest.mark.parametrize("stale", [-9, -5, -2])

@@ -1,6 +1,6 @@
 """The loaded model of a vLLM worker: its layers, its paged KV, and forwards of our own over chosen tokens."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import cached_property, partial
 from typing import Any, NamedTuple
@@ -20,7 +20,7 @@ from blendhub.vllm.model.attention_metadata import AttentionMetadata
 from blendhub.vllm.model.drafter import Drafter
 from blendhub.vllm.model.own_layers import Attend, own_attention, rules_of
 from blendhub.vllm.model.platform import Platform, Tensors
-from blendhub.vllm.model.recompute_set import Blocks, RecomputeSet, pages_in
+from blendhub.vllm.model.recompute_set import RecomputeSet, pages_in
 from blendhub.vllm.model.runner import Graphs, Inputs, Runner
 from blendhub.vllm.model.sampling import Look
 from blendhub.vllm.model.states.recurrent_layers import SCRATCH, RecurrentLayer, SpanStates, recurrent_layer
@@ -247,13 +247,12 @@ class EngineModel:
         """The model's recurrent layers, in its order. Raises Unsupported for layers of which no map can be made."""
         return [recurrent_layer(name, self.layer(name)) for name in sorted(self.recurrent, key=_layer_order)]
 
-    def copy_states(self, tables: Sequence[Blocks]) -> None:
-        """Have the first block of each table of recurrent layers hold the state of the second, if there is one."""
+    def copy_states(self, blocks: Mapping[int, int], sources: Mapping[int, int]) -> None:
+        """Have blocks hold the states of others: for each table of recurrent layers, ``blocks`` has one."""
         with torch.inference_mode():
-            for name, (table, _) in self.recurrent.items():
-                for block, source in [tables[table]] if len(tables[table]) > 1 else ():
-                    for states in self.layer(name).kv_cache:
-                        states[block].copy_(states[source])
+            for layer in self.recurrent_layers:
+                table, _ = self.recurrent[layer.name]
+                layer.copy(blocks[table], sources[table])
 
     def _own_recurrence(self, chosen: RecomputeSet, slots: Sequence[torch.Tensor]) -> AbstractContextManager[None]:
         """The recurrent layers compute one span of a request after another."""
@@ -265,8 +264,10 @@ class EngineModel:
             blocks = {table: int(part.tables[table][0]) for table, _ in self.recurrent.values()}
             metadata = self._metadata.of_states(span, blocks, slots)
             scratch = self._metadata.of_states(span, dict.fromkeys(blocks, SCRATCH), slots) if makes_map else metadata
+            keeps = part.path.keeps if part.path else None
+            kept = keeps.blocks if keeps and keeps.end == span.end else {}
             return {
-                name: SpanStates(blocks[table], metadata[name], scratch[name])
+                name: SpanStates(blocks[table], metadata[name], scratch[name], kept.get(table))
                 for name, (table, _) in self.recurrent.items()
             }
 

@@ -99,7 +99,7 @@ class Admission:
             fills_holes=blends and mode != "contiguous",
             repair=overrides.repair or self._settings.repair,
             doubt=self._doubt(request, overrides),
-            repairable=blends and not self._has_states and not is_split(request.kv_transfer_params),
+            repairable=blends and not is_split(request.kv_transfer_params),
             received_from=overrides.approximate_from if has_remote_prefill(request.kv_transfer_params) else None,
         )
         return terms, refusal

@@ -11,6 +11,7 @@ from vllm.v1.request import Request
 from blendhub.client.hub_client import HubClient
 from blendhub.framework.observers import Observers
 from blendhub.vllm.messages import HubPlace, StepPlan, WorkerReport
+from blendhub.vllm.model_support import ModelSupport
 from blendhub.vllm.scheduler import repair_pace
 from blendhub.vllm.scheduler.admission import Admission
 from blendhub.vllm.scheduler.audits import Audits
@@ -61,7 +62,7 @@ class ConnectorScheduler(SchedulerSide):
         )
         self.repairs = Repairs(
             settings,
-            Audits(settings, facts.support.audits, admission.namespace.digest),
+            Audits(settings, _can_audit(facts.support), admission.namespace.digest),
             Doubts(settings, facts.support.costs, max_tokens, self.reports.counters, self.reports.times),
             repair_pace.RepairPace(facts.support.costs, _limits(config, settings), lag=_steps_ahead(config)),
             scratch,
@@ -231,6 +232,12 @@ class ConnectorScheduler(SchedulerSide):
         if not request.uncommitted_ranks:
             request.saves.close()
             del self.requests.ended[name]
+
+
+def _can_audit(support: ModelSupport) -> bool:
+    """Whether the first token can be predicted from blended KV and from exact KV. With recurrent layers, the first is
+    what the engine itself predicts: later on there is no state to predict it once more."""
+    return support.audits and (support.holds or not support.state_layouts)
 
 
 def _limits(config: VllmConfig, settings: Settings) -> repair_pace.Limits:

@@ -10,7 +10,7 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from blendhub.core.spans import Span
 from blendhub.outcome.report import DoubtOutcome
 from blendhub.vllm.costs import Costs
-from blendhub.vllm.messages import DoubtJob, HeldToken, StepPlan
+from blendhub.vllm.messages import DoubtJob, HeldToken, RepairStates, StepPlan
 from blendhub.vllm.scheduler.repair_pace import GUESSED_COST
 from blendhub.vllm.scheduler.request.repair import Progress, Sent
 from blendhub.vllm.scheduler.request.served_request import ServedRequest
@@ -37,10 +37,16 @@ class Doubts:
         """Whether what is left of a repair takes longer than a step may be held: it has to be repaired before."""
         return request.terms.doubt > 0 and self._seconds(left) > self.pause_s
 
-    def watched(self, step: SchedulerOutput, request: ServedRequest, progress: Progress) -> Span | None:
-        """The approximate tokens of a request, up to the last one of this step; None if its token is not looked at."""
+    def watched(
+        self, step: SchedulerOutput, request: ServedRequest, progress: Progress, *, for_audits: bool
+    ) -> Span | None:
+        """The approximate tokens of a request, up to the last one of this step; None if its token is not looked at.
+
+        ``for_audits``: whether an audit needs to see the first token's prediction.
+        """
         n_scheduled = step.num_scheduled_tokens.get(request.id, 0)
-        if not request.terms.doubt or not n_scheduled or progress.is_planned or request.ending:
+        is_seen = request.terms.doubt or (for_audits and request.repair.is_audited and not request.has_begun_to_answer)
+        if not is_seen or not n_scheduled or progress.is_planned or request.ending:
             return None
         if progress.has_begun and not progress.sent:  # what was planned may have failed
             return None
@@ -56,8 +62,10 @@ class Doubts:
         progress: Progress,
         span: Span,
         blocks: Sequence[npt.NDArray[np.int64]],
+        states: RepairStates | None,
     ) -> None:
-        """Have the workers look at the token behind this span. ``blocks``: those in each table that they lack."""
+        """Have the workers look at the token behind this span. ``blocks``: those in each table that they lack.
+        ``states``: of the repair."""
         sent = progress.sent or Sent(span.start, [0] * len(blocks))
         sampling = request.request.sampling_params
         plan.pause_s = self.pause_s
@@ -74,6 +82,7 @@ class Doubts:
                 compares=is_plain(sampling),
                 # Behind a mask of structured output, nothing could be compared.
                 is_audited=request.repair.is_audited and bool(sampling and not sampling.structured_outputs),
+                states=states,
             )
         )
         if progress.sent is None:

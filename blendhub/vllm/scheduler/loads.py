@@ -150,6 +150,7 @@ class LoadScheduler:
             decision,
             LoadSource(lookup.reply.lease, lookup.request.epoch, pieces, state),
             request.terms.adapter,
+            self._scratch.states.borrow(request, self._scratch.least_free),
         )
 
     def begin_step(self, n_scheduled: int) -> int:
@@ -174,6 +175,7 @@ class LoadScheduler:
         """Take note of how a load has ended."""
         if result.error:
             self._scratch.give_back(request.blocks)
+            self._scratch.states.give_back(request.blocks)
         else:
             self._scratch.loaded(request.blocks)
         request.end_load(result)
@@ -193,6 +195,7 @@ class LoadScheduler:
     def stopped(self, request: ServedRequest, result: LoadResult) -> None:
         """The workers have stopped the load of a request that has ended."""
         self._scratch.give_back(request.blocks)
+        self._scratch.states.give_back(request.blocks)
         request.reuse.end_load(result)
 
     def clear(self) -> None:

@@ -61,6 +61,7 @@ class Repairs:
         self._scratch = scratch
         self._requests = requests
         self._counters = counters
+        self._states = scratch.states
         self._has_windows = scratch.tables.shortest_window is not None
         self._n_steps = 0
         self._n_computing = 0
@@ -70,12 +71,17 @@ class Repairs:
 
     def begin(self, request: ServedRequest) -> None:
         """A request has its KV; it is repaired if some of that is approximate. May be called again."""
-        first = request.first_approximate
+        first, state = request.first_approximate, request.blocks.exact_state
         if first is None or not request.is_repairable or request.repair.progress:
+            return
+        if self._states.are_needed and (state is None or state.end != first):
+            self._give_up(request, "no_state")
             return
         self.audits.begin(request)
         if request.repair.is_audited or request.terms.repair != "off" or request.terms.doubt:
             request.repair.progress = Progress(first)
+        else:
+            self._states.give_back(request.blocks)
 
     def plan(self, plan: StepPlan, step: SchedulerOutput) -> None:
         """Have the step compute tokens of one request anew."""
@@ -85,11 +91,12 @@ class Repairs:
             n_answers = sum(request.is_answering for request in self._requests.running(scheduled))
         self._n_steps = plan.number
         self._pace.begin_step(n_answers, only_answers=n_answers == len(scheduled))
-        is_low = any(request.ending for request, _ in repaired) and (self._scratch.is_low or not self._has_room)
+        is_low = bool(repaired) and self._scratch.is_low
+        has_no_room = is_low or (any(request.ending for request, _ in repaired) and not self._has_room)
         for request, progress in repaired:
             if request.id in plan.preempted:
                 self._give_up(request, "preempted")
-            elif request.ending and is_low:
+            elif (request.ending and has_no_room) or (request.blocks.exact_state and is_low):
                 self._give_up(request, "short_of_blocks")
             elif request.ending and time.monotonic() > progress.until and self._has_heard(plan.number, progress):
                 self._give_up(request, "late" if progress.until else "not_kept")
@@ -166,28 +173,35 @@ class Repairs:
         n_tokens = self._pace.take(left, n_left, at_once=request.repair.is_audited)
         if not n_tokens:
             return
+        if (states := self._states.of_repair(request.blocks)) and left.start < states.shown_end:
+            n_tokens = min(n_tokens, states.shown_end - left.start)  # no state is seen within a forward
         # For an audit, the model first predicts behind the prompt from blended KV.
-        asks = request.repair.is_audited and not progress.has_begun
+        asks = request.repair.is_audited and not progress.has_begun and not states
         span = Span(left.start, left.start + n_tokens)
         tables = self._scratch.complete(request.blocks, self._tables(request))
-        if self._lacks_blocks(span, tables) or (asks and self._lacks_blocks(Span(n_prompt - 1, n_prompt), tables)):
+        if (
+            self._lacks_blocks(span, tables)
+            or (asks and self._lacks_blocks(Span(n_prompt - 1, n_prompt), tables))
+            or (not request.ending and self._states.lacks_live(tables, request.computed_end))
+        ):
             self._give_up(request, "freed_blocks")
         else:
-            plan.repair = self._job(request, progress, span, tables, asks=asks)
+            n_scheduled = step.num_scheduled_tokens.get(request.id, 0)
+            plan.repair = self._job(request, progress, span, tables, asks=asks, n_scheduled=n_scheduled)
             self._n_computing += 1
 
     def _plan_doubts(self, plan: StepPlan, step: SchedulerOutput, repaired: Sequence[ServedRequest]) -> None:
         for request in repaired:
             progress = request.repair.progress
             assert progress
-            span = self._doubts.watched(step, request, progress)
+            span = self._doubts.watched(step, request, progress, for_audits=self._states.are_needed)
             if span is None:
                 continue
             blocks = self._new_blocks(request, progress, span)
             if blocks is None:
                 self._give_up(request, "freed_blocks")
             else:
-                self._doubts.watch(plan, request, progress, span, blocks)
+                self._doubts.watch(plan, request, progress, span, blocks, self._states.of_repair(request.blocks))
 
     def _new_blocks(self, request: ServedRequest, progress: Progress, span: Span) -> list[Blocks] | None:
         """The blocks in each block table that the workers do not know; None if vLLM has freed some that are needed."""
@@ -196,7 +210,7 @@ class Repairs:
         if not self._has_windows and all(n * size >= span.end for n, size in zip(sent, sizes, strict=True)):
             return [NO_BLOCKS] * len(sizes)  # as in most steps, of which each would read long tables
         tables = self._scratch.complete(request.blocks, self._tables(request))
-        if self._lacks_blocks(span, tables):
+        if self._lacks_blocks(span, tables) or self._states.lacks_live(tables, span.end):
             return None
         return [np.asarray(table[n:], np.int64) for table, n in zip(tables, sent, strict=True)]
 
@@ -247,34 +261,44 @@ class Repairs:
         return any(
             len(table) * size < span.end
             or NULL_BLOCK in table[(window.begin(span.start) if window else 0) // size : -(-span.end // size)]
-            for table, size, window in of_tables
+            for number, (table, size, window) in enumerate(of_tables)
+            if number not in self._scratch.tables.of_states
         )
 
-    def _job(self, request: ServedRequest, progress: Progress, span: Span, tables: Tables, *, asks: bool) -> RepairJob:
+    def _job(
+        self, request: ServedRequest, progress: Progress, span: Span, tables: Tables, *, asks: bool, n_scheduled: int
+    ) -> RepairJob:
+        """``n_scheduled``: how many tokens of the request the step computes."""
         is_first, tokens = not progress.has_begun, request.request.all_token_ids
         progress.has_begun, progress.exact_end = True, span.end
         progress.n_planned += len(span)
         self._counters["tokens_repaired"] += len(span)
         progress.is_planned = span.end == request.computed_end and _knows_all(request)
         n_prompt = request.request.num_prompt_tokens
-        end = max(span.end, n_prompt) if asks else span.end
-        sized = zip(tables, self._scratch.tables.block_sizes, strict=True)
+        of_tables = self._scratch.tables
+        ends = [max(span.end, n_prompt) if asks else span.end] * len(tables)
+        for number in of_tables.of_states:
+            ends[number] = request.computed_end + n_scheduled
+        sized = zip(tables, of_tables.block_sizes, ends, strict=True)
         return RepairJob(
             request=request.id,
             span=span,
             tokens=np.asarray(tokens[span.start : span.end + 1], np.uint32),
-            blocks=tuple(np.asarray(table[: -(-end // size)], np.int64) for table, size in sized),
+            blocks=tuple(np.asarray(table[: -(-end // size)], np.int64) for table, size, end in sized),
             prompt_tokens=n_prompt,
             compares=self.audits.are_possible and is_plain(request.request.sampling_params),
             is_first=is_first,
             asks=tokens[n_prompt - 1] if asks else None,
             is_last=progress.is_planned,
+            states=self._states.of_repair(request.blocks),
         )
 
     def _complete(self, request: ServedRequest, progress: Progress, result: RepairResult) -> None:
         """All KV of a request is what the model alone computes: vLLM finds its blocks as such."""
         first, tables = request.first_approximate, self._scratch.complete(request.blocks, self._tables(request))
-        self._stop(request)
+        # Until the answer went on from exact states, vLLM has kept approximate ones.
+        exact_end = result.held.position if result.held else progress.exact_end
+        tables = self._states.exact_tables(request.blocks, tables, exact_end)
         # All but those of a hold were counted when they were planned.
         self._counters.update({"requests_repaired": 1, "tokens_repaired": max(0, result.tokens - progress.n_planned)})
         self._count_agreement(result)
@@ -290,6 +314,7 @@ class Repairs:
         request.hashes.restore()
         assert first is not None
         self._scratch.blocks.cache_anew(request.request, tables, first, request.computed_end)
+        self._stop(request)
 
     def _count_agreement(self, result: RepairResult) -> None:
         differing, start = np.asarray(result.differing), 0
@@ -309,6 +334,7 @@ class Repairs:
 
     def _stop(self, request: ServedRequest) -> None:
         request.repair.progress = None
+        self._states.give_back(request.blocks)
         self._stopped.add(request.id)
 
 

@@ -287,7 +287,8 @@ class SaveScheduler:
 
 def _segments(request: ServedRequest) -> Iterator[tuple[Span, Provenance]]:
     """The segments of a prompt whose maps were made. Each is stored beside the prompt, in a run of its own."""
-    made, first, kv = request.reuse.result, request.first_approximate, request.kv
+    made, kv, loaded = request.reuse.result, request.kv, request.reuse.loaded
+    first = loaded.first_approximate if loaded else None  # no repair makes a map anew
     for span, n_bytes in made.segments if made else ():
         kind: Kind = "exact" if first is None or span.end <= first else "after_blended"
         yield span, Provenance(kind, kv.ratio, request.terms.donates_from, map=StateMap(span, n_bytes))

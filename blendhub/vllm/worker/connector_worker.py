@@ -220,7 +220,7 @@ class ConnectorWorker(WorkerSide):
     @property
     def _is_repairing(self) -> bool:
         """Whether the device still computes the repair that comes first."""
-        return bool(self._repairing) and self._repairing[0] is not None and self._repairing[0].numbers() is None
+        return bool(self._repairing) and self._repairing[0] is not None and not self._repairing[0].has_arrived
 
     def _load_on(self, progress: list[int], budget: int, until: float) -> None:
         """Take loads further in a step that computes nothing, as soon as one can go on and until one ends: vLLM sleeps

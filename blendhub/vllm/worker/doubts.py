@@ -15,12 +15,12 @@ import torch
 from blendhub.core.spans import Span
 from blendhub.core.tokens import Tokens
 from blendhub.vllm.messages import DoubtJob, HeldToken
-from blendhub.vllm.model.recompute_set import RecomputeSet, RequestTokens
+from blendhub.vllm.model.recompute_set import RecomputeSet
 from blendhub.vllm.model.sampling import Sampling
 from blendhub.vllm.worker.audit import compared
 from blendhub.vllm.worker.forwards import fail_on_error
 from blendhub.vllm.worker.recompute import BlendContext
-from blendhub.vllm.worker.repairs import Repair
+from blendhub.vllm.worker.repairs import Repair, hand_over_states, repaired_tokens, show_states
 
 log = logging.getLogger(__name__)
 NEAR = 2.0
@@ -139,6 +139,8 @@ class Doubts:
                 prediction = torch.where(row.isneginf(), row, prediction[: len(row)].to(row.dtype))
                 compared_with.append(compared(row, prediction))
                 row.copy_(prediction)
+            for token in held:
+                hand_over_states(context.model, token.job.states, token.watch.blocks, token.job.span.end)
             outcomes = torch.stack(compared_with).tolist()
             seconds = time.perf_counter() - started
             for token, (agrees, kl) in zip(held, outcomes, strict=True):
@@ -156,14 +158,19 @@ class Doubts:
             pieces, room = dict[int, Span](), model.max_tokens
             for number, span in enumerate(left):
                 n = min(len(span), room)
+                if (copied := held[number].job.states) and span.start < copied.shown_end:
+                    n = min(n, copied.shown_end - span.start)
                 if n and len(pieces) < model.max_spans:
                     pieces[number], left[number] = Span(span.start, span.start + n), Span(span.start + n, span.end)
                     room -= n
-            chosen = RecomputeSet([RequestTokens(tokens[at], blocks[at], [span]) for at, span in pieces.items()])
+            chosen = RecomputeSet(
+                [repaired_tokens(tokens[at], blocks[at], span, held[at].job.states) for at, span in pieces.items()]
+            )
             # The step's own states may be in memory of graphs.
             hidden = model.forward(chosen, replays=False)
             for part, (number, span) in enumerate(pieces.items()):
                 of_span = hidden[model.to_device(chosen.places(part))]
                 held[number].repair.computed(span, tokens[number][span.start : span.end + 1], of_span)
                 states[number] = of_span[-1]
+                show_states(model, held[number].job.states, span.end)
         return torch.stack([states[number] for number in range(len(held))])

@@ -19,7 +19,7 @@ from blendhub.vllm.model.layer_groups import LayerGroup, StateGroup
 from blendhub.vllm.model.pages import LayerPages
 from blendhub.vllm.model.recompute_set import RecomputeSet, RequestTokens, positions_of
 from blendhub.vllm.model.states.recurrent_layers import MapInMaking, packed, unpacked
-from blendhub.vllm.model.states.state_path import PlacedMap, StatePath
+from blendhub.vllm.model.states.state_path import KeptState, PlacedMap, StatePath
 from blendhub.vllm.ranks import Ranks
 from blendhub.vllm.spans import behind, cut_at, sampled, spread
 from blendhub.vllm.worker.attention_query import attention_query
@@ -64,11 +64,13 @@ class HostCopy:
         if self._arrival:
             self._arrival.synchronize()
 
+    @property
+    def has_arrived(self) -> bool:
+        return self._arrival is None or self._arrival.query()
+
     def numbers(self) -> npt.NDArray[Any] | None:
-        """The numbers that have arrived; None while the copy is under way."""
-        if self._arrival and not self._arrival.query():
-            return None
-        return self._host.numpy()
+        """The numbers that have arrived; None while the copy is under way. NumPy knows no bfloat16."""
+        return self._host.numpy() if self.has_arrived else None
 
 
 class Work(NamedTuple):
@@ -146,12 +148,12 @@ class Blend:
     @property
     def is_writing(self) -> bool:
         """Whether the device may still write blocks that another connector would get when the load ends."""
-        return self.written is not None and self.written.numbers() is None
+        return self.written is not None and not self.written.has_arrived
 
     @property
     def has_scores(self) -> bool:
         """Whether all scores that the request waits for have arrived."""
-        return all(probed.scores and probed.scores.numbers() is not None for probed in self._probed)
+        return all(probed.scores and probed.scores.has_arrived for probed in self._probed)
 
     @property
     def is_measured(self) -> bool:
@@ -187,7 +189,9 @@ class Blend:
         if self._context.states:
             is_last = spans[-1].end == self.job.decision.holes[-1].end
             until = self.job.decision.end if is_last else spans[-1].end
-            path = StatePath(self._at, until, self._maps, self._making)
+            # The tokens before moved text are computed, as its seam.
+            keeps = KeptState(job.decision.maps[0].span.start, job.keeps) if job.keeps else None
+            path = StatePath(self._at, until, self._maps, self._making, keeps)
         return RequestTokens(job.tokens, job.blocks, spans, path)
 
     def _begin(self, phase: str) -> None:
@@ -227,8 +231,9 @@ class Blend:
             layers, maps = model.recurrent_layers, map(torch.from_numpy, self._packed)
             spans = (map.span for map in decision.maps)
             self._maps = [PlacedMap(span, unpacked(packed, layers)) for span, packed in zip(spans, maps, strict=True)]
-            if job.source.state is None:
-                model.copy_states(job.blocks)
+            of_states = {group.table: job.blocks[group.table] for group in self._context.states}
+            if sources := {table: int(blocks[1]) for table, blocks in of_states.items() if len(blocks) > 1}:
+                model.copy_states({table: int(of_states[table][0]) for table in sources}, sources)
 
         # What is stored may be damaged on one rank only.
         self._context.ranks.together(begin)

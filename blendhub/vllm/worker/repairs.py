@@ -1,14 +1,17 @@
 """Repairs: approximate KV is computed anew, in its place, while the answer behind it is written."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 
 from blendhub.core.spans import Span
 from blendhub.core.tokens import Tokens
 from blendhub.outcome.report import AuditOutcome
-from blendhub.vllm.messages import HeldToken, RepairJob, RepairResult
+from blendhub.vllm.messages import NULL_BLOCK, HeldToken, RepairJob, RepairResult, RepairStates
 from blendhub.vllm.model.engine_model import EngineModel
-from blendhub.vllm.model.recompute_set import RecomputeSet, RequestTokens
+from blendhub.vllm.model.recompute_set import Blocks, RecomputeSet, RequestTokens
+from blendhub.vllm.model.states.state_path import StatePath
 from blendhub.vllm.worker.audit import compared
 from blendhub.vllm.worker.forwards import fail_on_error
 from blendhub.vllm.worker.recompute import BlendContext, HostCopy
@@ -105,6 +108,9 @@ class Repairs:
             hidden = self._hidden(job, job.span, job.tokens)
             computed = HostCopy(hidden[-1:, :1])
             repair.computed(job.span, job.tokens, hidden)
+            show_states(self._context.model, job.states, job.span.end)
+            if job.is_last:  # what fails before leaves the answer as it is
+                hand_over_states(self._context.model, job.states, job.blocks, job.span.end)
             repair.is_over = job.is_last
         return computed
 
@@ -115,4 +121,34 @@ class Repairs:
     def _hidden(self, job: RepairJob, span: Span, tokens: Tokens) -> torch.Tensor:
         placed = np.zeros(span.start + len(tokens), np.uint32)
         placed[span.start :] = tokens
-        return self._context.model.forward(RecomputeSet([RequestTokens(placed, job.blocks, [span])]))
+        part = repaired_tokens(placed, job.blocks, span, job.states)
+        return self._context.model.forward(RecomputeSet([part]))
+
+
+def repaired_tokens(tokens: Tokens, blocks: Sequence[Blocks], span: Span, states: RepairStates | None) -> RequestTokens:
+    """A span to compute anew behind exact KV, and in models with recurrent layers behind the states of the repair."""
+    if states is None:
+        return RequestTokens(tokens, blocks, [span])
+    tables = [
+        np.array([states.running[number]]) if number in states.running else table for number, table in enumerate(blocks)
+    ]
+    return RequestTokens(tokens, tables, [span], StatePath(span.start, span.end))
+
+
+def show_states(model: EngineModel, states: RepairStates | None, end: int) -> None:
+    """Tokens were computed anew up to ``end``: copy the states there for vLLM's prefix cache, if it is to have them."""
+    if states and states.shown and states.shown_end == end:
+        model.copy_states(states.shown, states.running)
+
+
+def hand_over_states(model: EngineModel, states: RepairStates | None, blocks: Sequence[Blocks], end: int) -> None:
+    """All tokens were computed anew, up to ``end``: have the request go on from the states of the repair.
+
+    Where a block ends there, the next step begins in another one, to which vLLM has copied the state already, or will.
+    """
+    if states is None:
+        return
+    tables = {table: blocks[table][(end - 1) // model.block_sizes[table] :].tolist() for table in states.running}
+    for live in zip(*tables.values(), strict=True):
+        if NULL_BLOCK not in live:
+            model.copy_states(dict(zip(tables, live, strict=True)), states.running)

@@ -48,7 +48,7 @@ class WorkerRequest:
     @property
     def is_repairing(self) -> bool:
         """Whether the device still writes its blocks for a repair."""
-        if self.repaired and self.repaired.numbers() is not None:
+        if self.repaired and self.repaired.has_arrived:
             self.repaired = None
         return self.repaired is not None
 

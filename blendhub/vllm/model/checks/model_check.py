@@ -37,7 +37,7 @@ ONLY_PREFIXES = (
 BESIDE_OTHERS = "exact prefixes only: text of models with recurrent layers is not moved beside other connectors"
 SEAMS_ONLY = (
     "text moves with the maps of its states: the first tokens behind each border are computed, and the selector picks "
-    "none, because no state is known inside of a text; neither repair, audits nor doubt make such answers exact"
+    "none, because no state is known inside of a text"
 )
 
 

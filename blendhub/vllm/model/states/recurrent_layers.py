@@ -55,6 +55,8 @@ class SpanStates(NamedTuple):
     """Those of a request with this span alone, whose state is in the block."""
     scratch: Any
     """Those of a request whose state is in row ``SCRATCH``."""
+    kept: int | None = None
+    """The block to which the state behind the span is copied, if it is kept."""
 
 
 class RecurrentLayer(ABC):
@@ -72,6 +74,11 @@ class RecurrentLayer(ABC):
         """Have a block hold the state before all tokens: some operators take a single first token for an answer's."""
         for states in self._layer.kv_cache:
             states[block].zero_()
+
+    def copy(self, block: int, source: int) -> None:
+        """Have a block hold the state of another one, too."""
+        for states in self._layer.kv_cache:
+            states[block].copy_(states[source])
 
     def compute(self, states: SpanStates, inputs: Inputs) -> None:
         """Compute a span behind the state of its request, which goes with it."""

@@ -25,6 +25,14 @@ class PlacedMap(NamedTuple):
     """The map of each layer, as bytes."""
 
 
+class KeptState(NamedTuple):
+    """Where a state is copied to on its way: when it stands behind ``end`` tokens, the last of which is computed."""
+
+    end: int
+    blocks: Mapping[int, int]
+    """The block in each table of recurrent layers."""
+
+
 class StatePath(NamedTuple):
     """The way of one request's state through a forward."""
 
@@ -36,6 +44,7 @@ class StatePath(NamedTuple):
     """Ascending. What the forward leaves out on the way has a map."""
     making: Sequence[MapInMaking] = ()
     """Segments whose maps are made. No span of the forward lies in one with a part of it only."""
+    keeps: KeptState | None = None
 
 
 class Step(NamedTuple):
@@ -112,5 +121,7 @@ def _go(layer: RecurrentLayer, steps: Sequence[Step], inputs: Inputs) -> None:
             layer.compute_map(states, part, step.making, is_last=step.is_last)
         else:
             layer.compute(states, part)
+        if states.kept is not None:
+            layer.copy(states.kept, states.block)
         for map in step.behind:
             layer.go_over(states.block, map.layers[layer.name])

@@ -6,6 +6,7 @@ allocated: free ones of the pool, which it gets back after that, and those of it
 begins. Nothing is reserved, so the KV capacity is what it is without BlendHub.
 """
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from enum import Enum, auto
@@ -17,6 +18,7 @@ from blendhub.vllm.decision import Decision
 from blendhub.vllm.messages import NULL_BLOCK
 from blendhub.vllm.scheduler.blocks.block_tables import MAX_BORROWED, Window
 from blendhub.vllm.scheduler.blocks.engine_blocks import EngineBlocks
+from blendhub.vllm.scheduler.blocks.exact_states import ExactStates
 from blendhub.vllm.scheduler.request.blocks import Loan, RequestBlocks, Tables
 from blendhub.vllm.scheduler.request.served_request import Requests, ServedRequest
 
@@ -65,6 +67,7 @@ class Scratch:
         self._requests = requests
         self._patience_s = patience_s
         self.n_borrowed = 0
+        self.states = ExactStates(blocks)
 
     def borrow(self, request: ServedRequest) -> Borrowed:
         """Borrow what the request's decision needs. Called with each decision, before vLLM allocates blocks for it."""
@@ -186,8 +189,12 @@ class Scratch:
     @property
     def is_low(self) -> bool:
         """Whether vLLM may need the blocks for the requests that it has."""
-        pool = self.blocks.pool
-        return pool.get_num_free_blocks() < LEAST_FREE * pool.num_gpu_blocks
+        return self.blocks.pool.get_num_free_blocks() < self.least_free
+
+    @property
+    def least_free(self) -> int:
+        """With fewer free blocks, vLLM may need those that are lent."""
+        return math.ceil(LEAST_FREE * self.blocks.pool.num_gpu_blocks)
 
     def has_room(self, n_tokens: int) -> bool:
         """Whether there are free blocks for a request of ``n_tokens``."""

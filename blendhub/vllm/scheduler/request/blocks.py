@@ -22,6 +22,18 @@ class Loan(NamedTuple):
     """For each block table, the blocks by their places in it."""
 
 
+class ExactState(NamedTuple):
+    """The blocks that are borrowed for the states of a request's repair, by the block tables of recurrent layers."""
+
+    end: int
+    """How many tokens these states stand behind once the request is loaded: those before the first moved text."""
+    running: dict[int, KVCacheBlock]
+    """The blocks of the states that go with the repair."""
+    shown: dict[int, KVCacheBlock]
+    """The blocks for the states behind ``shown_end`` tokens, which vLLM's prefix cache gets; none: it gets none."""
+    shown_end: int
+
+
 class RequestBlocks:
     def __init__(self) -> None:
         self.engine_tokens = 0
@@ -35,6 +47,8 @@ class RequestBlocks:
         self.held: Loan | None = None
         self.held_until: float | None = None
         """Until when ``held`` may be held of a request that is loaded, or repaired; None while it is loading."""
+        self.exact_state: ExactState | None = None
+        """Set from the load of moved text until its repair ends, if there is one, in models with recurrent layers."""
         self.n_denied = 0
         """How often vLLM has found no blocks beside those that were borrowed."""
         self.kept: Tables | None = None

@@ -125,7 +125,7 @@ class WorkerStart:
         if check.support.blends and neighbours:
             # With the rotations, which are in the namespace: engines beside no other connector share what is stored.
             check = check._replace(support=beside(neighbours, check.support))
-        if check.support.blends and not self._states:
+        if check.support.blends:
             check = check._replace(support=with_audits(check.support, model, ranks))
         layers = pages_of(model, self._groups, check.rotations)
         attention, n_probed = None, 0 if self._states else selector.probe_layer and selector.probe_layer + 1
