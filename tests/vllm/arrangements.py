@@ -92,6 +92,15 @@ def fail_loads(fails: bool) -> None:
     layer_copies.LayerCopies.load = fail if fails else load
 
 
+def spoil_arena() -> None:
+    """Overwrite all that is stored. It is no number: what is computed from it is none."""
+    from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+    connector: Any = get_kv_transfer_group()
+    arena = connector._worker._client.arena
+    arena.bytes[: arena.progress().reserved] = 0xFF
+
+
 def fail_repairs() -> None:
     """Have every forward of a repair fail from now on."""
     from blendhub.vllm.worker.doubts import Doubts

@@ -1,7 +1,7 @@
 """The connector's scheduler side on a real hub with vLLM's own requests; tests play vLLM and the worker."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from types import SimpleNamespace
 from typing import Any
@@ -77,6 +77,8 @@ class PlayedBlocks(EngineBlocks):
         self.n_free = 90
         self.cached_anew: dict[str, Span] = {}
         self.own: set[BlockHash] = set()
+        self.kept: dict[BlockHash, Any] = {}
+        """The blocks that vLLM's cache has, by their hashes."""
         self.cached = lambda hashes, most: 0 if self.own.issuperset(hashes) else min(most, BLOCK * len(hashes))
 
     def of(self, request: str) -> Tables:
@@ -84,7 +86,22 @@ class PlayedBlocks(EngineBlocks):
 
     @property
     def pool(self) -> Any:
-        return SimpleNamespace(num_gpu_blocks=100, get_num_free_blocks=lambda: self.n_free)
+        return SimpleNamespace(
+            num_gpu_blocks=100,
+            get_num_free_blocks=lambda: self.n_free,
+            touch=lambda blocks: self._count(blocks, 1),
+            free_blocks=lambda blocks: self._count(blocks, -1),
+        )
+
+    def _count(self, blocks: Iterable[Any], change: int) -> None:
+        for block in blocks:
+            block.ref_cnt += change
+
+    def cached_block(self, table: int, block_hash: BlockHash) -> Any:
+        return self.kept.get(block_hash)
+
+    def holding(self, request: str, span: Span) -> Iterator[int]:
+        return iter(self.blocks[span.start // BLOCK : -(-span.end // BLOCK)])
 
     def cache_anew(self, request: Request, tables: Tables, start: int, end: int) -> None:
         self.cached_anew[request.request_id] = Span(start, end)

@@ -16,6 +16,7 @@ from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from blendhub.vllm.decision import Decision
 from blendhub.vllm.messages import NULL_BLOCK
 from blendhub.vllm.scheduler.blocks.block_tables import MAX_BORROWED, Window
+from blendhub.vllm.scheduler.blocks.donor_blocks import Copies, DonorBlocks
 from blendhub.vllm.scheduler.blocks.engine_blocks import EngineBlocks
 from blendhub.vllm.scheduler.request.blocks import Loan, RequestBlocks, Tables
 from blendhub.vllm.scheduler.request.served_request import Requests, ServedRequest
@@ -65,6 +66,7 @@ class Scratch:
         self._requests = requests
         self._patience_s = patience_s
         self.n_borrowed = 0
+        self.donors = DonorBlocks(blocks)
 
     def borrow(self, request: ServedRequest) -> Borrowed:
         """Borrow what the request's decision needs. Called with each decision, before vLLM allocates blocks for it."""
@@ -142,8 +144,29 @@ class Scratch:
             for blocks, numbers in zip(tables, own.held.numbers, strict=True)
         ]
 
+    def hold_donors(self, request: ServedRequest, unready: set[int]) -> Copies:
+        """What the load of a request copies from blocks that vLLM's prefix cache has. These are held until it ends.
+
+        ``unready``: the numbers of blocks that are cached already, and that this step computes. Free blocks are left to
+        vLLM where it has few. Called when vLLM has allocated all blocks of the step.
+        """
+        lookup, decision = request.reuse.lookup, request.reuse.decision
+        assert lookup and decision
+        leaves_free = self.is_low
+
+        def usable(block: KVCacheBlock) -> bool:
+            return block.block_id not in unready and not (leaves_free and block.ref_cnt == 0)
+
+        moved = [match for match in decision.sources if match.moved]
+        copies = self.donors.find(lookup.request.epoch, moved, usable)
+        if copies.blocks:
+            self.blocks.pool.touch(copies.blocks)
+        request.blocks.donors = copies.blocks
+        return copies
+
     def loaded(self, own: RequestBlocks) -> None:
         """A request is loaded; its blended KV may still be stored from the blocks, for a while."""
+        self._free_donors(own)
         if own.held:
             own.held_until = time.monotonic() + self._patience_s
 
@@ -178,6 +201,7 @@ class Scratch:
         """Give back the blocks of a request: no step that is still to be planned will use them."""
         loan, own.held, own.held_until = own.held, None, None
         self._free(loan)
+        self._free_donors(own)
 
     def ended(self, own: RequestBlocks) -> None:
         """A request has ended, which will not be asked for again."""
@@ -203,6 +227,11 @@ class Scratch:
     def _give_back_asked(self, own: RequestBlocks) -> None:
         loan, own.asked = own.asked, None
         self._free(loan)
+
+    def _free_donors(self, own: RequestBlocks) -> None:
+        donors, own.donors = own.donors, []
+        if donors:
+            self.blocks.pool.free_blocks(reversed(donors))
 
     def _free(self, loan: Loan | None) -> None:
         if loan:

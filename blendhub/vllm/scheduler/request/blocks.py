@@ -35,6 +35,8 @@ class RequestBlocks:
         self.held: Loan | None = None
         self.held_until: float | None = None
         """Until when ``held`` may be held of a request that is loaded, or repaired; None while it is loading."""
+        self.donors: list[KVCacheBlock] = []
+        """Blocks of vLLM's prefix cache that the load reads; they are held until it has ended on all ranks."""
         self.n_denied = 0
         """How often vLLM has found no blocks beside those that were borrowed."""
         self.kept: Tables | None = None
