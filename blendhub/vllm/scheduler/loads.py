@@ -193,6 +193,7 @@ class LoadScheduler:
 
     def loaded(self, request: ServedRequest, result: LoadResult) -> None:
         """Take note of how a load has ended."""
+        self._scratch.free_donors(request.blocks)
         if result.error:
             self._scratch.give_back(request.blocks)
         else:
@@ -212,6 +213,7 @@ class LoadScheduler:
 
     def stopped(self, request: ServedRequest, result: LoadResult) -> None:
         """The workers have stopped the load of a request that has ended."""
+        self._scratch.free_donors(request.blocks)
         self._scratch.give_back(request.blocks)
         request.reuse.end_load(result)
 

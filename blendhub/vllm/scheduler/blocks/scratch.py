@@ -164,9 +164,14 @@ class Scratch:
         request.blocks.donors = copies.blocks
         return copies
 
+    def free_donors(self, own: RequestBlocks) -> None:
+        """A load has ended, or was stopped, on all ranks."""
+        donors, own.donors = own.donors, []
+        if donors:
+            self.blocks.pool.free_blocks(reversed(donors))
+
     def loaded(self, own: RequestBlocks) -> None:
         """A request is loaded; its blended KV may still be stored from the blocks, for a while."""
-        self._free_donors(own)
         if own.held:
             own.held_until = time.monotonic() + self._patience_s
 
@@ -201,7 +206,6 @@ class Scratch:
         """Give back the blocks of a request: no step that is still to be planned will use them."""
         loan, own.held, own.held_until = own.held, None, None
         self._free(loan)
-        self._free_donors(own)
 
     def ended(self, own: RequestBlocks) -> None:
         """A request has ended, which will not be asked for again."""
@@ -227,11 +231,6 @@ class Scratch:
     def _give_back_asked(self, own: RequestBlocks) -> None:
         loan, own.asked = own.asked, None
         self._free(loan)
-
-    def _free_donors(self, own: RequestBlocks) -> None:
-        donors, own.donors = own.donors, []
-        if donors:
-            self.blocks.pool.free_blocks(reversed(donors))
 
     def _free(self, loan: Loan | None) -> None:
         if loan:
