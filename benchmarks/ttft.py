@@ -86,6 +86,34 @@ def short(model: Path, rounds: int) -> Iterator[Row]:
                 yield row(f"short_{n}{suffix}", what, "x", ratios(taken["ours"], taken["full"]), 1.05, "lower")
 
 
+def cached(model: Path, rounds: int) -> Iterator[Row]:
+    """Moved documents that vLLM still has in its own cache, behind each other, and those that only the hub has."""
+    texts = Texts(5)
+    with Engine(model, settings(), **OPTIONS) as engine:
+        engine.one(texts.in_order(), mode="exact")
+
+        def moved_s(*, donors_stay: bool, **asked: Any) -> float:
+            engine.forget()
+            engine.one(texts.in_order(), mode="exact")
+            if not donors_stay:
+                engine.forget()
+            answer = engine.one(texts.shuffled(), store=False, **asked)
+            assert bool(answer.report["copied_tokens"]) == donors_stay, answer.report
+            return answer.first_token_s
+
+        for id, what, asked in (
+            ("cached_none", "only the text between them computed", {"recompute_ratio": 0.0}),
+            ("cached_default_15", "15% recomputed by the default selector", {"recompute_ratio": 0.15}),
+        ):
+            jobs = {
+                place: partial(moved_s, donors_stay=stay, **asked)
+                for place, stay in (("engine", True), ("arena", False))
+            }
+            taken = in_turn(jobs, 2 * rounds, lambda job: job())
+            what = f"moved documents that vLLM has in its own cache, {what}; time to first token, relative to the arena"
+            yield row(id, what, "x", ratios(taken["engine"], taken["arena"]), 0.95, "lower")
+
+
 def decoding(model: Path, rounds: int) -> Iterator[Row]:
     """Three requests decode while a long one comes in: by blending, and by ordinary chunked prefill."""
     options, texts = OPTIONS | {"max_num_batched_tokens": STEP_TOKENS}, Texts(2)
@@ -126,13 +154,14 @@ def _chat_s(engine: Engine, chat: list[list[int]]) -> float:
 
 
 def main() -> None:
-    arguments = parser(__doc__ or "", ("ways", "short", "decoding", "turns"))
+    arguments = parser(__doc__ or "", ("ways", "short", "cached", "decoding", "turns"))
     arguments.add_argument("--peer-python", metavar="PATH", help="an interpreter that has the peer, to compare with it")
     options = arguments.parse_args()
     parts: dict[str, Callable[..., Iterator[Row]]]
     parts = {
         "ways": partial(ways, peer_python=options.peer_python),
         "short": short,
+        "cached": cached,
         "decoding": decoding,
         "turns": turns,
     }

@@ -58,6 +58,9 @@ STREAM_FAULTS: dict[str, list[Any]] = {
         transferring(lambda transfer: setattr(transfer, "release_pages", transfer.wait)),
         transferring(lambda transfer: setattr(transfer, "release_pages", lambda: None)),
     ],
+    "test_blocks_that_a_load_has_read_may_change": [
+        transferring(lambda transfer: setattr(transfer, "release_pages", lambda: None)),
+    ],
     "test_pending_transfers_do_not_overwrite_each_other_s_staging": [
         on_runtime(**UNPINNED, allocate_pinned=lambda allocate, size: ONE_BUFFER.setdefault(size, allocate(size))),
     ],

@@ -258,6 +258,8 @@ class Found(Message, frozen=True):
     """The maps of such a model's moved matches, each of which is a whole segment."""
     on_the_way: FoundSpans = ()
     """The parts of the prompt that only the store has. They are being fetched, and no match covers them yet."""
+    fetched: FoundSpans = ()
+    """The parts of the prompt that the lookup had to be read from the store."""
     staying: Annotated[tuple[NotReused, ...], Meta(max_length=MAX_MATCHES)] = ()
     """The parts of the prompt that are stored, but may not move here, or lead to no state; no match covers them."""
     ratio: Annotated[float, Meta(ge=0, le=1)] = FIRST_RATIO

@@ -9,7 +9,7 @@ from blendhub.contracts.command import Command
 from blendhub.contracts.device import ArenaProgress, Device, Transfer
 from blendhub.contracts.matcher import Matcher
 from blendhub.contracts.pages import PagedLayer, PageFormat, Rotation
-from blendhub.contracts.segments import Segment
+from blendhub.contracts.segments import PageSegment, Segment
 from blendhub.contracts.selection import Scores, Selection
 from blendhub.contracts.selector import KeysAndValues, Selector, checked_picks
 from blendhub.contracts.shared_store import ArenaFile, Changes, Deleted, Dropped, Published, Share, SharedStore
@@ -34,6 +34,7 @@ __all__ = [
     "KeysAndValues",
     "Matcher",
     "PageFormat",
+    "PageSegment",
     "PagedLayer",
     "Peer",
     "Pending",

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from blendhub.contracts.attention import AttentionRules, ChosenAttention
 from blendhub.contracts.pages import PagedLayer, PageFormat, check_pages
-from blendhub.contracts.segments import Segment, TransferBounds, after_prefix
+from blendhub.contracts.segments import PageSegment, Segment, TransferBounds, after_prefix
 from blendhub.core.errors import BrokenContract, InvalidInput, LayoutMismatch, Unsupported
 from blendhub.core.layout import ITEM_SIZES, KVLayout
 
@@ -63,6 +63,9 @@ class Device(ABC):
     *Shards.* A slot of the arena holds one chunk. This rank's shard of it has a section for each group of layers, laid
     out as ``KVLayout`` says, and ``Segment.shard`` is where it begins.
 
+    *Sources.* A load takes each segment from a shard of the arena, or from blocks of the group's own pages: a
+    ``PageSegment``. Both come to the same bits. The blocks that a load reads and those that it writes are others.
+
     *Groups.* Layers whose shape or whose block table differs are attached as groups, and so are layers that the adapter
     reads before the others. A transfer copies the layers of one group, and touches no page of another one.
 
@@ -77,17 +80,18 @@ class Device(ABC):
     write them, not even with equal values. ``save`` writes the rows of its segments and nothing else.
 
     *Order.* The engine submits its work to an accelerator and does not wait for it. A save reads the pages after all
-    work that the engine submitted before the call of ``save``. A load writes them after all work that the engine
-    submitted before the last ``begin_step``. The engine's work that is submitted after ``wait`` returned sees the
-    transfer. Before that, the caller changes neither the rows that the transfer copies, nor the pages unless it has
-    called ``release_pages``. Several transfers may be pending. ``wait`` blocks the calling thread, because leases are
-    released after it; a caller that must not block polls ``done``.
+    work that the engine submitted before the call of ``save``. A load reads and writes them after all work that the
+    engine submitted before the last ``begin_step``. The engine's work that is submitted after ``wait`` returned sees
+    the transfer. Before that, the caller changes neither the rows that the transfer copies, nor the pages that it reads
+    or writes, unless it has called ``release_pages``. Several transfers may be pending. ``wait`` blocks the calling
+    thread, because leases are released after it; a caller that must not block polls ``done``.
 
     *Threads.* Any thread may make any call, inside torch's inference mode or outside of it. One call is made at a time.
 
     *Errors.* A segment beyond its shard, the arena, the block table, the pages or the rotation's positions raises
-    InvalidInput, and nothing is copied. So do overlapping segments of one load, a save to a read-only arena, a group
-    that is not attached, and any copy before ``attach`` and ``pin`` or after ``close``.
+    InvalidInput, and nothing is copied. So do overlapping segments of one load, a block that it reads and writes, a
+    save to a read-only arena, a group that is not attached, and any copy before ``attach`` and ``pin`` or after
+    ``close``.
     """
 
     torch_type: str = "cpu"
@@ -164,15 +168,18 @@ class Device(ABC):
 
     def load(
         self,
-        segments: Sequence[Segment],
+        segments: Sequence[Segment | PageSegment],
         block_ids: npt.NDArray[np.int64],
         skip_prefix_n_tokens: int = 0,
         group: int = 0,
     ) -> Transfer:
-        """Copy from the arena to a group's pages. Block ``block_ids[i]`` has the tokens from ``i * block_size`` on."""
+        """Copy from the arena, or from other blocks, to a group's pages.
+
+        Block ``block_ids[i]`` has the tokens from ``i * block_size`` on.
+        """
         bounds, arena = self._ready(group)
         bounds.check(segments, block_ids, arena.size)
-        bounds.check_load(segments, skip_prefix_n_tokens)
+        bounds.check_load(segments, block_ids, skip_prefix_n_tokens)
         return self._transfer(self._load(after_prefix(segments, skip_prefix_n_tokens), block_ids, group))
 
     def begin_step(self) -> None:  # noqa: B027  a device whose loads need no order ignores it
@@ -218,7 +225,9 @@ class Device(ABC):
         """Use this arena, which may come before the first group."""
 
     @abstractmethod
-    def _load(self, segments: Sequence[Segment], block_ids: npt.NDArray[np.int64], group: int) -> Transfer:
+    def _load(
+        self, segments: Sequence[Segment | PageSegment], block_ids: npt.NDArray[np.int64], group: int
+    ) -> Transfer:
         """Load these segments, none of which is empty; the prefix that is skipped is cut off."""
 
     @abstractmethod

@@ -6,13 +6,15 @@ serves all tokens of a layer, and a whole chunk has the same order in staging as
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+from msgspec.structs import replace
 
-from blendhub.contracts import Segment
+from blendhub.contracts import PageSegment, Segment
 from blendhub.core.layout import KVLayout
+from blendhub.core.spans import Span
 
 __all__ = ["POSITION", "SLOT", "SOURCE", "SPAN_BLOCK", "SPAN_COUNT", "TABLE_ROWS", "BlockSpan", "Rows"]
 """What plugins import."""
@@ -22,6 +24,9 @@ SLOT, POSITION, SOURCE, SPAN_BLOCK, SPAN_COUNT = range(5)
 TABLE_ROWS = 5
 ALIGNED_TOKENS = 16
 """The rows of a table begin at multiples of 64 bytes, as operators that read them with wide accesses want."""
+
+
+S = TypeVar("S", Segment, PageSegment)
 
 
 class Slice(NamedTuple):
@@ -73,7 +78,10 @@ class Batch(NamedTuple):
     n_layers: int
     rows: Rows
     slices: tuple[Slice, ...] = ()
-    """The contents of staging, which are rows of the segments only; empty: the mover uses the arena itself."""
+    """The contents of staging, which are rows of the segments only; empty: the mover uses the arena itself, or staging
+    with what it has read from ``source``."""
+    source: "Batch | None" = None
+    """The same tokens in the pages from which they are read into staging first; None: they come from the arena."""
 
     def spans(self, block_size: int) -> list[BlockSpan]:
         """The block spans, for movers that copy block by block."""
@@ -88,8 +96,8 @@ class BatchPlanner:
     def __init__(self, layout: KVLayout, block_size: int, stream_bytes: int, longest: int | None = None) -> None:
         """``longest``: the most tokens that a chunk of any group of layers has; None: this is the only group."""
         self.layout = layout
-        self.table_bytes = -(-TABLE_ROWS * 4 * _columns(longest or layout.chunk_tokens) // 256) * 256
-        """Device memory of a stream for the table of a batch."""
+        self.table_bytes = 2 * -(-TABLE_ROWS * 4 * _columns(longest or layout.chunk_tokens) // 256) * 256
+        """Device memory of a stream for the table of a batch, and as much for that of its source."""
         self.staging_bytes = stream_bytes - self.table_bytes
         """Device memory of a stream for the slices of a batch: at least ``layer_bytes``."""
         self.layer_bytes = layout.keys_at(1)
@@ -98,7 +106,7 @@ class BatchPlanner:
 
     def batches(
         self,
-        segments: Iterable[Segment],
+        segments: Iterable[Segment | PageSegment],
         block_ids: npt.NDArray[np.int64],
         reaches: Callable[[int], bool] = lambda shard: False,
     ) -> Iterator[Batch]:
@@ -107,32 +115,74 @@ class BatchPlanner:
         Parts of the chunks whose shard the mover ``reaches`` are left in the arena, because their rows are scattered
         there: they would take two copies a layer.
         """
-        chunk_tokens, layers = self.layout.chunk_tokens, self.layout.layers
-        token_bytes = self.layout.key_row_bytes + self.layout.value_row_bytes
         reached: list[list[Segment]] = []
-        staged: list[list[Segment]] = []
-        n_tokens = 0
+        staged: list[Segment] = []
+        copied: list[PageSegment] = []
         for piece in segments:
-            if len(piece.span) < chunk_tokens and reaches(piece.shard):
+            if isinstance(piece, PageSegment):
+                copied += self._in_chunks(piece)
+            elif len(piece.span) < self.layout.chunk_tokens and reaches(piece.shard):
                 reached.append([piece])
-                continue
-            # Small pieces together, as many tokens as a chunk has at most; moved ones apart from the others.
-            n_tokens += len(piece.span)
-            if not staged or n_tokens > chunk_tokens or _is_moved(piece) != _is_moved(staged[-1][0]):
-                staged.append([])
-                n_tokens = len(piece.span)
-            staged[-1].append(piece)
-        batches = self._batches_of([*reached, *staged], block_ids)
+            else:
+                staged.append(piece)
+        groups = self._together(staged)
+        batches = self._batches_of([*reached, *groups], block_ids)
         for (piece,), batch in zip(reached, batches, strict=False):
-            yield batch._replace(n_layers=layers, rows=Rows(piece.shard, piece.row, chunk_tokens))
-        for pieces, batch in zip(staged, batches, strict=True):
-            # About equally many layers at once, as staging allows.
-            n_parts = -(-layers // (self.staging_bytes // (batch.n_tokens * token_bytes)))
-            for first, end in itertools.pairwise(layers * number // n_parts for number in range(n_parts + 1)):
+            rows = Rows(piece.shard, piece.row, self.layout.chunk_tokens)
+            yield batch._replace(n_layers=self.layout.layers, rows=rows)
+        for pieces, batch in zip(groups, batches, strict=True):
+            for first, end in self._layer_ranges(batch.n_tokens):
                 slices = tuple(self._slices(pieces, first, end))
                 yield batch._replace(first_layer=first, n_layers=end - first, slices=slices)
+        yield from self._page_batches(self._together(copied), block_ids)
 
-    def _batches_of(self, groups: Sequence[Sequence[Segment]], block_ids: npt.NDArray[np.int64]) -> Iterator[Batch]:
+    def _page_batches(
+        self, groups: Sequence[Sequence[PageSegment]], block_ids: npt.NDArray[np.int64]
+    ) -> Iterator[Batch]:
+        """Batches that are read from pages."""
+        read, tables, n_blocks = [], [np.empty(0, np.int64)], 0
+        for pieces in groups:
+            read.append(list[Segment]())
+            for piece in pieces:
+                # As if all blocks that are read were one table.
+                start = n_blocks * self._block_size + piece.row
+                read[-1].append(Segment(Span(start, start + len(piece.span)), 0, 0, start))
+                tables.append(piece.blocks)
+                n_blocks += len(piece.blocks)
+        sources = self._batches_of(read, np.concatenate(tables))
+        for batch, source in zip(self._batches_of(groups, block_ids), sources, strict=True):
+            for first, end in self._layer_ranges(batch.n_tokens):
+                of_layers = source._replace(first_layer=first, n_layers=end - first)
+                yield batch._replace(first_layer=first, n_layers=end - first, source=of_layers)
+
+    def _in_chunks(self, piece: PageSegment) -> Iterator[PageSegment]:
+        """The tokens of a piece, as many at a time as a table has columns."""
+        for at in range(0, len(piece.span), self.layout.chunk_tokens):
+            start = piece.span.start + at
+            span = Span(start, min(start + self.layout.chunk_tokens, piece.span.end))
+            yield replace(piece, span=span, row=piece.row + at, source_start=piece.source_start + at)
+
+    def _together(self, pieces: Iterable[S]) -> list[list[S]]:
+        """Small pieces together, as many tokens as a chunk has at most; moved ones apart from the others."""
+        groups: list[list[S]] = []
+        n_tokens = 0
+        for piece in pieces:
+            n_tokens += len(piece.span)
+            if not groups or n_tokens > self.layout.chunk_tokens or _is_moved(piece) != _is_moved(groups[-1][0]):
+                groups.append([])
+                n_tokens = len(piece.span)
+            groups[-1].append(piece)
+        return groups
+
+    def _layer_ranges(self, n_tokens: int) -> Iterator[tuple[int, int]]:
+        """The layers that staging holds at once of so many tokens: about equally many each time."""
+        layers, token_bytes = self.layout.layers, self.layout.key_row_bytes + self.layout.value_row_bytes
+        n_parts = -(-layers // (self.staging_bytes // (n_tokens * token_bytes)))
+        return itertools.pairwise(layers * number // n_parts for number in range(n_parts + 1))
+
+    def _batches_of(
+        self, groups: Sequence[Sequence[Segment | PageSegment]], block_ids: npt.NDArray[np.int64]
+    ) -> Iterator[Batch]:
         """A batch of each group of pieces, without layers and slices. NumPy computes the tables of all together."""
         pieces = [(piece.span.start, piece.source_start, len(piece.span)) for group in groups for piece in group]
         starts, sources, counts = np.array(pieces, np.int64).reshape(-1, 3).T
@@ -170,7 +220,7 @@ class BatchPlanner:
                     staging_at += nbytes
 
 
-def _is_moved(piece: Segment) -> bool:
+def _is_moved(piece: Segment | PageSegment) -> bool:
     return piece.span.start != piece.source_start
 
 

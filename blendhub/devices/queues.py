@@ -43,12 +43,13 @@ Pair: TypeAlias = tuple[torch.Tensor, torch.Tensor]
 
 
 class StagingStream:
-    """A stream with device memory for one table and for the slices of one batch."""
+    """A stream with device memory for two tables and for the slices of one batch."""
 
     def __init__(self, runtime: Runtime, planner: BatchPlanner) -> None:
         self.handle = runtime.create_stream()
         memory = runtime.allocate(planner.table_bytes + planner.staging_bytes)
-        self.table, self.staging = memory[: planner.table_bytes], memory[planner.table_bytes :]
+        tables, self.staging = memory[: planner.table_bytes], memory[planner.table_bytes :]
+        self.table, self.source_table = tables.chunk(2)
         self._runtime = runtime
         self._bounce_buffer: torch.Tensor | None = None
         self._bounce_copied: Any = None
@@ -75,11 +76,11 @@ class StagingStream:
         self._runtime.copy(self.handle, [(target, source) if to_staging else (source, target)])
         self._bounce_copied = self._runtime.record_event(self.handle)
 
-    def table_and_source(self, batch: Batch) -> Pair:
+    def table_pair(self, place: torch.Tensor, batch: Batch) -> Pair:
         """The place of the batch's table in device memory, and a copy of the table in pinned memory."""
         pinned = self._runtime.allocate_pinned(batch.table.nbytes)
         pinned.numpy()[:] = batch.table.view(np.uint8).reshape(-1)
-        return self.table[: len(pinned)], pinned
+        return place[: len(pinned)], pinned
 
     def staging_and_arena(self, batch: Batch, arena: HostArena) -> Iterator[Pair]:
         """Each slice in staging and in the arena, cut where parts of the arena were pinned apart."""
@@ -153,7 +154,7 @@ class TransferQueue(ABC):
                 stream = next(self._next_streams)
                 if stream not in pages_done:
                     self._runtime.wait_event(stream.handle, begin)
-                pages_done[stream] = self._submit_batch(stream, stream.table_and_source(batch), batch, arena, mover)
+                pages_done[stream] = self._submit_batch(stream, batch, arena, mover)
             for stream in pages_done:
                 self._finish_batch(stream)
             ends = [self._runtime.record_event(stream.handle) for stream in pages_done]
@@ -178,7 +179,7 @@ class TransferQueue(ABC):
         _synchronize_all(self._runtime, [self._runtime.record_event(stream.handle) for stream in self._streams])
 
     @abstractmethod
-    def _submit_batch(self, stream: StagingStream, table: Pair, batch: Batch, arena: HostArena, mover: Mover) -> Any:
+    def _submit_batch(self, stream: StagingStream, batch: Batch, arena: HostArena, mover: Mover) -> Any:
         """Submit the copies and the mover's work of the batch to the stream; returns an event behind the latter."""
 
     def _finish_batch(self, stream: StagingStream) -> None:  # noqa: B027 (the host's part of a load comes first)
@@ -196,7 +197,14 @@ class LoadTransferQueue(TransferQueue):
     def _begin(self) -> Any:
         return super()._begin() if self._step_begins is None else self._step_begins
 
-    def _submit_batch(self, stream: StagingStream, table: Pair, batch: Batch, arena: HostArena, mover: Mover) -> Any:
+    def _submit_batch(self, stream: StagingStream, batch: Batch, arena: HostArena, mover: Mover) -> Any:
+        table = stream.table_pair(stream.table, batch)
+        if batch.source:
+            source = stream.table_pair(stream.source_table, batch.source)
+            self._runtime.copy(stream.handle, [table, source])
+            self._runtime.launch(stream.handle, mover.pages_to_rows, stream.staging, source[0], batch.source)
+            self._runtime.launch(stream.handle, mover.rows_to_pages, stream.staging, table[0], batch)
+            return self._runtime.record_event(stream.handle)
         are_pinned = _are_pinned(batch, arena)
         slices = stream.staging_and_arena(batch, arena) if are_pinned else ()
         self._runtime.copy(stream.handle, [table, *slices])
@@ -212,8 +220,9 @@ class LoadTransferQueue(TransferQueue):
 
 
 class SaveTransferQueue(TransferQueue):
-    def _submit_batch(self, stream: StagingStream, table: Pair, batch: Batch, arena: HostArena, mover: Mover) -> Any:
+    def _submit_batch(self, stream: StagingStream, batch: Batch, arena: HostArena, mover: Mover) -> Any:
         self._finish_batch(stream)
+        table = stream.table_pair(stream.table, batch)
         self._runtime.copy(stream.handle, [table])
         memory = stream.staging if batch.slices else arena.tensor
         self._runtime.launch(stream.handle, mover.pages_to_rows, memory, table[0], batch)

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from blendhub.contracts import ArenaProgress, Device, PagedLayer, Segment, Transfer
+from blendhub.contracts import ArenaProgress, Device, PagedLayer, PageSegment, Segment, Transfer
 from blendhub.core.errors import BlendHubError, InvalidInput, Unsupported
 from blendhub.core.layout import KVLayout
 from blendhub.devices.batches import BatchPlanner
@@ -101,7 +101,9 @@ class StreamDevice(Device):
         self._arena = arena, progress
         self._use_arena()
 
-    def _load(self, segments: Sequence[Segment], block_ids: npt.NDArray[np.int64], group: int) -> Transfer:
+    def _load(
+        self, segments: Sequence[Segment | PageSegment], block_ids: npt.NDArray[np.int64], group: int
+    ) -> Transfer:
         assert self._attached
         return self._start(self._attached.loads, segments, block_ids, group)
 
@@ -131,7 +133,11 @@ class StreamDevice(Device):
         )
 
     def _start(
-        self, queue: TransferQueue, segments: Sequence[Segment], block_ids: npt.NDArray[np.int64], number: int
+        self,
+        queue: TransferQueue,
+        segments: Sequence[Segment | PageSegment],
+        block_ids: npt.NDArray[np.int64],
+        number: int,
     ) -> Transfer:
         assert self._attached and self._host_arena
         group, runtime, arena = self._attached.groups[number], self._attached.runtime, self._host_arena

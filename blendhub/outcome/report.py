@@ -86,6 +86,10 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     spans: ReusedSpans = ReusedSpans()
     sources: Annotated[tuple[Match, ...], Meta(max_length=MAX_SPANS)] = ()
     """The matches that were loaded."""
+    copied_tokens: Position = 0
+    """How many of their tokens were copied from blocks that vLLM still had; the others came from the hub."""
+    fetched_tokens: Position = 0
+    """How many of their tokens the hub had to read from its store; the others were in its memory."""
     unused: Annotated[tuple[NotReused, ...], Meta(max_length=MAX_SPANS)] = ()
     """Why tokens were not reused, if they were not; of spans that overlap, the later one counts."""
     reason: Annotated[str, Meta(max_length=LONGEST_REASON)] | None = None
@@ -123,6 +127,8 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             "moved_tokens": total(self.spans.moved),
             "recomputed_tokens": total(self.spans.recomputed),
             "hole_tokens": total(self.spans.holes),
+            "copied_tokens": self.copied_tokens,
+            "fetched_tokens": self.fetched_tokens,
             "ratio": self.ratio,
             "spans": {name: [[span.start, span.end] for span in spans[name]] for name in spans}
             if explains and (self.sources or self.spans.settled)

@@ -7,13 +7,15 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from blendhub.contracts import PagedLayer, PageFormat, Rotation, Segment
+from blendhub.contracts import PagedLayer, PageFormat, PageSegment, Rotation, Segment
 from blendhub.core.layout import ITEM_SIZES, KVLayout
 from blendhub.devices import torch_type
 
 Bits: TypeAlias = npt.NDArray[Any]
 """Items of a cache as unsigned integers of their size."""
 Floats: TypeAlias = npt.NDArray[np.float64]
+
+Places: TypeAlias = tuple[tuple[Any, ...], tuple[Any, ...]]
 
 BITS = {1: np.uint8, 2: np.uint16, 4: np.uint32}
 
@@ -55,9 +57,7 @@ def page_shapes(format: PageFormat, n_blocks: int, block_size: int, layout: KVLa
     return shapes[format]
 
 
-def places(
-    format: PageFormat, block: int, slot: int, head: int, block_size: int, layout: KVLayout
-) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+def places(format: PageFormat, block: int, slot: int, head: int, block_size: int, layout: KVLayout) -> Places:
     """The indices of one key in a layer's first tensor, and of its value in the last one."""
     key, value = np.arange(layout.key_dim), np.arange(layout.value_dim)
     values_at = block_size * layout.key_dim
@@ -97,7 +97,10 @@ class ReferenceDevice:
         self.tolerance = [[np.zeros(bits.shape) for bits in tensors] for tensors in self.bits]
 
     def load(
-        self, segments: Sequence[Segment], block_ids: npt.NDArray[np.int64], skip_prefix_n_tokens: int = 0
+        self,
+        segments: Sequence[Segment | PageSegment],
+        block_ids: npt.NDArray[np.int64],
+        skip_prefix_n_tokens: int = 0,
     ) -> None:
         for segment in segments:
             for position in range(max(segment.span.start, skip_prefix_n_tokens), segment.span.end):
@@ -109,8 +112,9 @@ class ReferenceDevice:
         for segment in segments:
             for position in range(segment.span.start, segment.span.end):
                 for index, bits in enumerate(self.bits):
-                    for key, value, key_at, value_at in self._items(index, segment, position, block_ids):
-                        key[:], value[:] = bits[0][key_at], bits[-1][value_at]
+                    rows = self._stored(index, segment, position)
+                    for (key, value), at in zip(rows, self._places(index, position, block_ids), strict=True):
+                        key[:], value[:] = bits[0][at[0]], bits[-1][at[1]]
 
     def rotated(self, key: Floats, rotation: Rotation, old: int, new: int) -> tuple[Floats, Floats]:
         """A key rotated from one position to another, in float64, and the largest error of doing so in float32."""
@@ -131,10 +135,20 @@ class ReferenceDevice:
         return result, float32_error
 
     def _load_token(
-        self, index: int, segment: Segment, position: int, source: int, block_ids: npt.NDArray[np.int64]
+        self,
+        index: int,
+        segment: Segment | PageSegment,
+        position: int,
+        source: int,
+        block_ids: npt.NDArray[np.int64],
     ) -> None:
         rotation, dtype, bits = self.layers[index].rotation, self.layout.dtype, self.bits[index]
-        for stored, value, key_at, value_at in self._items(index, segment, position, block_ids):
+        if isinstance(segment, PageSegment):
+            row = segment.row + position - segment.span.start
+            rows = [(bits[0][at[0]], bits[-1][at[1]]) for at in self._places(index, row, segment.blocks)]
+        else:
+            rows = list(self._stored(index, segment, position))
+        for (stored, value), (key_at, value_at) in zip(rows, self._places(index, position, block_ids), strict=True):
             key, tolerance = stored.copy(), np.zeros(len(stored))
             if rotation is not None and source != position:
                 exact, float32_error = self.rotated(decoded(stored, dtype), rotation, source, position)
@@ -149,10 +163,8 @@ class ReferenceDevice:
             self.tolerance[index][0][key_at] = tolerance
             bits[0][key_at], bits[-1][value_at] = key, value
 
-    def _items(
-        self, index: int, segment: Segment, position: int, block_ids: npt.NDArray[np.int64]
-    ) -> Iterator[tuple[Bits, Bits, tuple[Any, ...], tuple[Any, ...]]]:
-        """For each head, views of the token's key and of its value in the arena, and their places in the pages."""
+    def _stored(self, index: int, segment: Segment, position: int) -> Iterator[tuple[Bits, Bits]]:
+        """Views of a token's key and value in the arena, for each head."""
         layout, row, rows = self.layout, segment.row + position - segment.span.start, []
         for part, row_bytes in (
             (layout.keys_at(index), layout.key_row_bytes),
@@ -161,7 +173,11 @@ class ReferenceDevice:
             at = segment.shard + part + row * row_bytes
             bits = self.arena[at : at + row_bytes].view(BITS[ITEM_SIZES[layout.dtype]])
             rows.append(bits.reshape(layout.kv_heads, row_bytes // layout.kv_heads // bits.itemsize))
-        number, slot = divmod(position, self.block_size)
-        for head, (key, value) in enumerate(zip(*rows, strict=True)):
-            place = int(block_ids[number]), slot, head
-            yield key, value, *places(self.layers[index].format, *place, self.block_size, layout)
+        return zip(*rows, strict=True)
+
+    def _places(self, index: int, at: int, blocks: npt.NDArray[np.int64]) -> Iterator[Places]:
+        """The places in the pages of the token ``at`` of these blocks: its key's and its value's, for each head."""
+        number, slot = divmod(at, self.block_size)
+        for head in range(self.layout.kv_heads):
+            place = int(blocks[number]), slot, head
+            yield places(self.layers[index].format, *place, self.block_size, self.layout)

@@ -6,7 +6,7 @@ import msgspec
 
 from blendhub.client.wire import FoundMap
 from blendhub.contracts import Segment
-from blendhub.core.spans import Match, Span, gaps, total
+from blendhub.core.spans import Match, Span, gaps, total, touching
 from blendhub.outcome.reasons import NotReused, Why
 from blendhub.vllm.spans import clipped, overlaps
 
@@ -85,6 +85,11 @@ class Decision(msgspec.Struct, frozen=True):
     def first_approximate(self) -> int | None:
         """The first position whose KV is not what the model alone would compute; None if there is no such position."""
         return min((span.start for span in [*self.moved, *self.settled]), default=None)
+
+
+def without(pieces: Sequence[Segment], spans: Sequence[Span]) -> list[Segment]:
+    """The parts of the pieces that none of the spans, which are ascending, touches."""
+    return [_part(piece, gap) for piece in pieces for gap in gaps(piece.span, touching(piece.span, spans))]
 
 
 def _part(piece: Segment, span: Span) -> Segment:

@@ -15,7 +15,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 
 from blendhub.client.wire import Slot
 from blendhub.client.write_rights import WriteRight
-from blendhub.contracts import Segment
+from blendhub.contracts import PageSegment, Segment
 from blendhub.core.layout import Namespace
 from blendhub.core.plugin_choice import PluginChoice
 from blendhub.core.spans import Span
@@ -76,6 +76,8 @@ class LoadSource(msgspec.Struct, frozen=True):
     """What to load of the decision's matches, chunk by chunk, with the places of rank 0's shards."""
     state: int | None = None
     """The slot with the state to load, behind the last exact match."""
+    donors: tuple[tuple[PageSegment, ...], ...] = ()
+    """For each block table, what is copied from other blocks of it, and not from the arena."""
 
 
 class LoadJob(msgspec.Struct, frozen=True):

@@ -88,6 +88,11 @@ def test_what_only_the_store_has_is_left_out_of_a_match(make_hub, place):
     assert found.on_the_way == hub.ask(wire.Preview(), [text.tobytes()]).on_the_way == (Span(CHUNK, 2 * CHUNK),)
     assert [piece.span for piece in found.pieces] == [match.span for match in found.matches]
     member.check(found, text)
+    hub.settle()
+    hub.state.cache.remove(hub.index.runs[run].chunks[CHUNK])
+    for fetched in ((Span(CHUNK, 2 * CHUNK),), ()):
+        found = member.lookup(text, wait_s=5.0)
+        assert found.fetched == fetched and not found.on_the_way, "what was read is in memory from then on"
 
 
 def test_everything_stored_is_matchable_after_a_restart_around_what_was_lost_or_damaged(make_hub, place):

@@ -92,6 +92,15 @@ def fail_loads(fails: bool) -> None:
     layer_copies.LayerCopies.load = fail if fails else load
 
 
+def spoil_arena() -> None:
+    """Overwrite all that is stored. It is no number: what is computed from it is none."""
+    from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+    connector: Any = get_kv_transfer_group()
+    arena = connector._worker._client.arena
+    arena.bytes[: arena.progress().reserved] = 0xFF
+
+
 def fail_repairs() -> None:
     """Have every forward of a repair fail from now on."""
     from blendhub.vllm.worker.doubts import Doubts
@@ -169,8 +178,8 @@ def attention_received(tokens: list[int], askers: list[Span], stored: list[Span]
     return received
 
 
-def attend_on_device() -> None:
-    """Chosen tokens attend by the device, in plain torch."""
+def attend_on_device(long: str = "") -> None:
+    """Chosen tokens attend by the device, in plain torch, but for spans that are so ``long``."""
     leave_the_sampler_uncompiled()
     from blendhub.contracts import ChosenAttention
     from blendhub.testing.attention_reference import ReferenceAttention
@@ -190,6 +199,9 @@ def attend_on_device() -> None:
     device.attach, device.attention = attach_and_remember, attention
     compared = choice._compared
     choice._compared = lambda *given: (compared(*given), (0.0, 1.0))[1]
+    compared_long = choice._compared_for_long_spans
+    choice._compared_for_long_spans = lambda *given: (compared_long(*given), (1.0, 0.0) if long else (0.0, 1.0))[1]
+    choice.LONG_TOKENS = int(long or choice.LONG_TOKENS)
 
 
 def note_states() -> None:

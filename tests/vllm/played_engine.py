@@ -1,7 +1,7 @@
 """The connector's scheduler side on a real hub with vLLM's own requests; tests play vLLM and the worker."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from types import SimpleNamespace
 from typing import Any
@@ -74,9 +74,12 @@ class PlayedBlocks(EngineBlocks):
     def __init__(self, tables: BlockTables) -> None:
         super().__init__(tables)
         self.blocks = list(range(1, 101))
-        self.n_free, self.n_lent = 90, 0
+        self.n_free = 90
+        self.lent: list[Any] = []
         self.cached_anew: dict[str, Span] = {}
         self.own: set[BlockHash] = set()
+        self.kept: dict[BlockHash, Any] = {}
+        """The blocks that vLLM's cache has, by their hashes."""
         self.cached = lambda hashes, most: 0 if self.own.issuperset(hashes) else min(most, BLOCK * len(hashes))
 
     def of(self, request: str) -> Tables:
@@ -88,15 +91,28 @@ class PlayedBlocks(EngineBlocks):
             num_gpu_blocks=100,
             get_num_free_blocks=lambda: self.n_free - self.n_lent,
             get_new_blocks=self._lend,
-            free_blocks=self._take_back,
+            touch=lambda blocks: self._count(blocks, 1),
+            free_blocks=lambda blocks: self._count(blocks, -1),
         )
 
-    def _lend(self, n: int) -> list[Any]:
-        self.n_lent += n
-        return [SimpleNamespace(block_id=200 + number) for number in range(n)]
+    @property
+    def n_lent(self) -> int:
+        return sum(block.ref_cnt for block in self.lent)
 
-    def _take_back(self, blocks: Sequence[Any]) -> None:
-        self.n_lent -= len(blocks)
+    def _lend(self, n: int) -> list[Any]:
+        lent = [SimpleNamespace(block_id=200 + number, ref_cnt=1) for number in range(n)]
+        self.lent += lent
+        return lent
+
+    def _count(self, blocks: Iterable[Any], change: int) -> None:
+        for block in blocks:
+            block.ref_cnt += change
+
+    def cached_block(self, table: int, block_hash: BlockHash) -> Any:
+        return self.kept.get(block_hash)
+
+    def holding(self, request: str, span: Span) -> Iterator[int]:
+        return iter(self.blocks[span.start // BLOCK : -(-span.end // BLOCK)])
 
     def cache_anew(self, request: Request, tables: Tables, start: int, end: int) -> None:
         self.cached_anew[request.request_id] = Span(start, end)

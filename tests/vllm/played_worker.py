@@ -16,7 +16,7 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.request import Request
 
 from blendhub import Span
-from blendhub.contracts import Segment, Transfer
+from blendhub.contracts import PageSegment, Segment, Transfer
 from blendhub.testing.devices.deferred import DeferredRuntime, Task
 from blendhub.vllm.model.layer_groups import attach
 from blendhub.vllm.worker.connector_worker import ConnectorWorker
@@ -67,7 +67,9 @@ class SideDevice(CpuDevice):
     def begin_step(self) -> None:
         self._step_begins = self.runtime.record_event()
 
-    def load(self, segments: Sequence[Segment], blocks: Any, skip_prefix_n_tokens: int = 0, group: int = 0) -> Transfer:
+    def load(
+        self, segments: Sequence[Segment | PageSegment], blocks: Any, skip_prefix_n_tokens: int = 0, group: int = 0
+    ) -> Transfer:
         self.loads.append((segments[0].span.start, skip_prefix_n_tokens))
         self.runtime.wait_event(self._stream, self._step_begins)
         super_load = super().load

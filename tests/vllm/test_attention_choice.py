@@ -34,6 +34,7 @@ class Slow(Anything):
     def __init__(self, seconds: float, by_device: float = 0.5, off: float = 0.0) -> None:
         self.seconds, self.by_device, self.now, self.off = seconds, by_device, 0.0, off
         self.attention: Any = ()
+        self.can_cut, self.long_span, self.with_long, self.off_with_long = False, None, 1.0, 0.0
 
     def perf_counter(self):
         return self.now
@@ -42,8 +43,10 @@ class Slow(Anything):
         return self.layer_names
 
     def forward(self, chosen):
-        self.now += self.seconds * (self.by_device if self.attention else 1)
-        return torch.ones(len(chosen), 4) + (self.off if self.attention else 0.0)
+        share = self.with_long if self.long_span else self.by_device if self.attention else 1
+        self.now += self.seconds * share
+        off = self.off_with_long if self.long_span else self.off if self.attention else 0.0
+        return torch.ones(len(chosen), 4) + off
 
 
 class Attending(Anything):
@@ -71,6 +74,18 @@ def test_a_device_that_computes_something_else_is_not_used_and_the_log_says_by_h
     monkeypatch.setattr(attention_choice, "time", model)
     choose_attention(model, Attending(), GROUPS, 0.01, ALONE)
     assert model.attention == () and "is off by 5.0% (allowed 1.0%)" in caplog.text
+
+
+@pytest.mark.parametrize("with_long, off, long_span", [(0.3, 0.0, 256), (0.6, 0.0, None), (0.3, 0.05, None)])
+def test_long_spans_attend_by_the_engine_where_that_is_faster_and_right(with_long, off, long_span, monkeypatch, caplog):
+    model = Slow(0.1)
+    model.can_cut, model.with_long, model.off_with_long, model.max_spans = True, with_long, off, 4096
+    monkeypatch.setattr(attention_choice, "time", model)
+    with caplog.at_level(logging.INFO):
+        choose_attention(model, Attending(), GROUPS, 0.01, ALONE)
+    assert model.attention and model.long_span == long_span
+    said = "is off by 5.0%" if off else f"take 50.0 ms by the device, and {100 * with_long:.1f} ms by the engine"
+    assert said in caplog.text
 
 
 def layer(kind=Attention, impl=None, *, kv_cache_dtype="auto", attn_type=AttentionType.DECODER, shared=None, **changes):

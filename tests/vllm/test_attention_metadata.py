@@ -23,6 +23,7 @@ from tests.stand_in import StandIn
 from tests.vllm.shapes import DEEPSEEK
 
 BLOCK_SIZE = 32
+CUTS = [(5, 9, [5, 6, 9]), (5, 2, [6, 9]), (10, 9, []), (1, 9, [1, 3, 5, 6, 9])]
 
 
 @pytest.fixture
@@ -49,6 +50,21 @@ def made(tmp_path):
 
     with set_current_vllm_config(config):
         yield make
+
+
+@pytest.mark.parametrize("length, most, long", CUTS)
+def test_the_long_spans_of_a_forward_are_its_last_tokens(length, most, long):
+    parts = []
+    for lengths in ([3, 6, 1], [5, 9]):
+        ends = np.cumsum(lengths).tolist()
+        spans = [Span(end - n, end) for n, end in zip(lengths, ends, strict=True)]
+        parts.append(RequestTokens(np.zeros(20, np.uint32), [np.arange(1, 9)], spans))
+    whole = RecomputeSet(parts)
+    some, others = whole.cut(length, most)
+    assert list(map(len, others.spans)) == long and [*some.spans, *others.spans] == whole.spans
+    assert (len(some), len(others)) == (len(whole) - sum(long), sum(long))
+    for name in ("positions", "token_owners", "owners"):
+        assert np.array_equal(np.append(getattr(some, name), getattr(others, name)), getattr(whole, name))
 
 
 @pytest.mark.parametrize("length, max_spans", [(2**11, 1024), (2**20, 512), (2**30, 1)])

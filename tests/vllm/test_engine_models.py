@@ -23,16 +23,22 @@ from tests.vllm.shapes import BLOOM, DEEPSEEK, GEMMA3, GEMMA3N, LLAMA, LLAMA4, O
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 BY_DEVICE = arrange(attend_on_device)
+BY_BOTH = arrange(attend_on_device, "12")
+"""Spans from 12 tokens on attend by the engine: all documents, and most of what selectors pick."""
 OURS = "chosen tokens attend by the device"
+LONG_BY_ENGINE = f"(?s){OURS}.*spans of 12 tokens and more attend by the engine's attention: "
 THEIRS = "chosen tokens attend by the engine's attention, not by the device: "
 KINDS = [
     pytest.param({}, id="by the engine", marks=pytest.mark.versions),
     pytest.param({"arrange": BY_DEVICE, "enforce_eager": False}, id="by the device, compiled"),
+    pytest.param({"arrange": BY_BOTH}, id="by both"),
 ]
 MODELS = {
     "stretched rotation": (LLAMA, [], "text is reused anywhere"),
     "two rotations and a window": (GEMMA3, BY_DEVICE, OURS),
     "chunks": (LLAMA4, BY_DEVICE, OURS),
+    "two rotations and a window, by both": (GEMMA3, BY_BOTH, LONG_BY_ENGINE),
+    "chunks, by both": (LLAMA4, BY_BOTH, LONG_BY_ENGINE),
     "one vector for key and value": (DEEPSEEK, [], "text is reused anywhere"),
     "one vector, by the device": (DEEPSEEK, BY_DEVICE, OURS),
     # vLLM lists its layers in any order.

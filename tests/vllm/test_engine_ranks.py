@@ -54,7 +54,7 @@ def expected(plain, prompts):
 
 
 def test_two_ranks_blend_and_repair_as_one_and_probe_beside_copies_for_which_no_step_waits(
-    engine, plain, prompts, expected, orders
+    engine, plain, texts, prompts, expected, orders
 ):
     assert engine.call("batches_in_flight") == 2
     at_start = len(engine.log)
@@ -83,7 +83,17 @@ def test_two_ranks_blend_and_repair_as_one_and_probe_beside_copies_for_which_no_
     engine.one(prompts[0], recompute_ratio=0.3, store=False)
     assert "a probe ran beside a copy" in engine.log[alone_at:]
     engine.forget()
+    # Both copy what vLLM still has from their blocks. The last 16 tokens that were stored fill none.
+    loaded = engine.ask(*prompts, tokens=6, recompute_ratio=0.0, store=False)
+    engine.forget()
+    documents = [*prompts[0][-209:-9], *prompts[0][7:207], *texts.new(40)]
+    engine.one(documents)
+    copied = engine.ask(*prompts, tokens=6, recompute_ratio=0.0, store=False)
+    assert [answer.report["copied_tokens"] for answer in (*loaded, *copied)] == [0] * 3 + [384] * 3
+    assert disagreement(copied, loaded) < TOLERANCE
+    engine.forget()
     # What one rank could not copy is computed by all.
+    engine.one(documents)
     (orders / "1").write_text("copy")
     answer = engine.one(prompts[0], tokens=6, recompute_ratio=1.0, store=False)
     assert disagreement([answer], expected[:1]) < TOLERANCE

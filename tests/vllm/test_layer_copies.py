@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from blendhub import Span
-from blendhub.contracts import PagedLayer, Segment
+from blendhub.contracts import PagedLayer, PageSegment, Segment
 from blendhub.core.errors import Unsupported
 from blendhub.core.layout import KVLayout, section_starts, shard_bytes_of
 from blendhub.vllm.model import layer_groups
@@ -89,6 +89,39 @@ def test_a_window_s_layers_are_written_where_vllm_has_blocks_and_nowhere_else_an
             for layer, position in product(range(len(group.layers)), range(n)):
                 place = group, shard_bytes, start, layer, position
                 assert np.array_equal(row_of(arena, *place), row_of(kept, *place))
+
+
+def test_a_table_s_layers_copy_what_its_other_blocks_have_and_load_the_rest():
+    """Blocks of four tokens are kept in pages of two."""
+    random, device, pages = np.random.default_rng(1), CpuDevice(CpuOptions()), []
+    layout = KVLayout(layers=1, kv_heads=1, key_dim=2, value_dim=2, dtype="float32", chunk_tokens=CHUNK)
+    groups = [
+        LayerGroup(table, (table,), layout, 4, page_size, "packed_heads", table * layout.shard_bytes)
+        for table, page_size in enumerate((2, 4))
+    ]
+    for group in groups:
+        shape = N_BLOCKS * 4 // group.page_size, 1, group.page_size, 4
+        pages.append(torch.from_numpy(random.normal(size=shape).astype(np.float32)))
+        device.attach([PagedLayer("layer", "packed_heads", (pages[-1],))], group.page_size, layout)
+    arena = random.integers(0, 100, 2 * 2 * layout.shard_bytes).astype(np.float32).view(np.uint8)
+    device.pin(arena)
+    expected = [part.flatten(0, 2).clone() for part in pages]
+    segments = [
+        Segment(Span(at, at + CHUNK), 2 * number * layout.shard_bytes, 0, at) for number, at in ((0, 0), (1, 12))
+    ]
+    donors = [PageSegment(Span(5, 14), np.array([30, 9, 31]), 3, 5)], [PageSegment(Span(20, 24), np.array([33]), 0, 20)]
+    tables = [np.arange(1, 7), np.arange(11, 17)]
+    for group, table, rows, (donor,) in zip(groups, tables, expected, donors, strict=True):
+        for position in range(2 * CHUNK):
+            block, slot = table[position // 4], position % 4
+            if position in range(donor.span.start, donor.span.end):
+                at, within = divmod(donor.row + position - donor.span.start, 4)
+                row = rows[donor.blocks[at] * 4 + within]
+            else:
+                row = row_of(arena, group, 2 * layout.shard_bytes, group.at, 0, position)[0]
+            rows[block * 4 + slot] = torch.as_tensor(row)
+    LayerCopies(device, groups).load(segments, tables, 0, None, donors).all.wait()
+    assert all(part.flatten(0, 2).equal(rows) for part, rows in zip(pages, expected, strict=True))
 
 
 def row_of(arena, group, shard_bytes, start, layer, position):

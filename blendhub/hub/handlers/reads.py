@@ -86,6 +86,7 @@ class ReadHandlers:
             state=state.chunk.offset if lease and state else None,
             maps=finding.maps if lease else (),
             on_the_way=finding.on_the_way,
+            fetched=finding.fetched,
             staying=tuple(finding.staying[: wire.MAX_MATCHES]),
             ratio=self.ratios.of(session.engine.base),
         )

@@ -26,16 +26,23 @@ class Finding:
     the one that ends with the state, as vLLM's own cache has it. Behind that, whole segments with a seam before each.
     """
 
-    __slots__ = ("_index", "_skip_prefix", "_stored", "in_arena", "in_store", "maps", "parts", "state", "staying")
+    __slots__ = (
+        *("_index", "_skip_prefix", "_stored", "fetched"),
+        *("in_arena", "in_store", "maps", "parts", "state", "staying"),
+    )
 
     def __init__(self, index: NamespaceIndex, stored: StoredText, skip_prefix: int) -> None:
         self._index = index
         self._stored = stored
         self._skip_prefix = skip_prefix
+        self.in_store: list[ChunkMatch] = []
+        self.fetched: tuple[Span, ...] = ()
+        """What was in the store only when it was located before, and is in the arena now."""
         self.locate()
 
     def locate(self) -> None:
         """Tell anew where it is. Chunks that were dropped meanwhile are left out."""
+        self.fetched = tuple(join_spans(Span(part.start, part.end) for part in _in_arena(self.in_store)))
         self.parts = self._index.cut_at_chunks(self._stored.matches, self._skip_prefix)
         self.staying = self._stored.staying
         self.state: ChunkMatch | None = None

@@ -28,6 +28,17 @@ class CopyingTests(DeviceTests):
                 harness.overwrite_pages()
                 harness.load(harness.chunks(3, 58), skip_prefix_n_tokens=n_tokens)
 
+    @holds("A load takes each segment from a shard of the arena, or from blocks of the group's own pages:")
+    def test_blocks_are_copied_to_other_blocks_from_and_to_any_token(self, make_harness: MakeHarness) -> None:
+        """Beside chunks of the arena, in one load. Blocks that are read are neither whole nor in order."""
+        for (block_size, chunk_tokens), skipped in zip(SIZES, cycle((0, 1, 10, 24, 57)), strict=False):
+            sizes = {"n_blocks": 120 // block_size + 6, "n_shards": 60 // chunk_tokens + 2}
+            harness = make_harness(self.setup(block_size=block_size, chunk_tokens=chunk_tokens, **sizes))
+            n_written = 60 // block_size + 1
+            harness.block_ids, harness.donors = np.split(harness.block_ids, [n_written])
+            stored = harness.segment(20, 20 + chunk_tokens // 2, shard=1)
+            harness.load([harness.copied(3, 20, row=5), stored, harness.copied(33, 58)], skipped)
+
     def test_blocks_that_no_segment_needs_may_be_unknown(self, harness: DeviceHarness) -> None:
         harness.block_ids = np.concatenate([harness.block_ids, np.array([-1, 2**40])])
         harness.load([harness.segment(0, 20)])
@@ -53,6 +64,7 @@ class CopyingTests(DeviceTests):
             saved.save(saved.chunks(3, 58))
             loaded.check()
             loaded.load(loaded.chunks(7, 61), skip_prefix_n_tokens=20)
+            loaded.load([loaded.copied(9, 40, row=3)])
             saved.check()
             saved.overwrite_pages()
             loaded.overwrite_pages()
@@ -67,3 +79,5 @@ class CopyingTests(DeviceTests):
         harness.save(harness.chunks(5, 2048))
         harness.overwrite_pages()
         harness.load(harness.chunks(5, 2048), skip_prefix_n_tokens=300)
+        harness.block_ids, harness.donors = harness.block_ids[:34], harness.block_ids[34:]
+        harness.load([harness.copied(70, 1080, row=7)])

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from blendhub.contracts import Device, PagedLayer, PageFormat, Rotation, Segment, Transfer
+from blendhub.contracts import Device, PagedLayer, PageFormat, PageSegment, Rotation, Segment, Transfer
 from blendhub.core.layout import ITEM_SIZES, KVLayout
 from blendhub.core.spans import Span
 from blendhub.devices import torch_type
@@ -90,7 +90,9 @@ class DeviceHarness:
         self.reference = ReferenceDevice(self._layers, setup.block_size, self.layout)
         self.expected_arena = self._random_arena()
         self.arena = self.expected_arena.copy()
-        self.block_ids = self._random.permutation(setup.n_blocks)[:-2].astype(np.int64)
+        blocks = self._random.permutation(setup.n_blocks).astype(np.int64)
+        self.block_ids, self.donors = blocks[:-2], blocks[-2:]
+        """The block table, and blocks that no load writes."""
         self.layers = _moved(self._layers, torch_type)
         self.replace_device(device, self.layers)
 
@@ -110,6 +112,11 @@ class DeviceHarness:
     def segment(self, start: int, end: int, *, shard: int = 0, row: int = 0, source: int | None = None) -> Segment:
         """Tokens ``[start, end)``, stored from row ``row`` of shard number ``shard`` on."""
         return Segment(Span(start, end), self.shard(shard), row, start if source is None else source)
+
+    def copied(self, start: int, end: int, *, row: int = 0, source: int | None = None) -> PageSegment:
+        """Tokens ``[start, end)``, kept from row ``row`` of the donors' blocks on, which are taken in turn."""
+        n_blocks = -(-(row + end - start) // self.setup.block_size)
+        return PageSegment(Span(start, end), np.resize(self.donors, n_blocks), row, start if source is None else source)
 
     def shard(self, number: int) -> int:
         # Neither the first shard nor the distance of two is a multiple of a cache line.
@@ -138,7 +145,7 @@ class DeviceHarness:
         self.device.attach(self.layers, self.setup.block_size, self.layout)
         self.arena, self.expected_arena = other.arena, other.expected_arena
 
-    def load(self, segments: Sequence[Segment], skip_prefix_n_tokens: int = 0) -> None:
+    def load(self, segments: Sequence[Segment | PageSegment], skip_prefix_n_tokens: int = 0) -> None:
         self.start_load(segments, skip_prefix_n_tokens).wait()
         self.check()
 
@@ -146,7 +153,7 @@ class DeviceHarness:
         self.start_save(segments).wait()
         self.check()
 
-    def start_load(self, segments: Sequence[Segment], skip_prefix_n_tokens: int = 0) -> Transfer:
+    def start_load(self, segments: Sequence[Segment | PageSegment], skip_prefix_n_tokens: int = 0) -> Transfer:
         self.reference.load(segments, self.block_ids, skip_prefix_n_tokens)
         return self.device.load(segments, self.block_ids, skip_prefix_n_tokens, **self._group)
 
@@ -169,7 +176,7 @@ class DeviceHarness:
         for layer, expected in zip(self.layers, self._layers, strict=True):
             for tensor, twin in zip(layer.tensors, expected.tensors, strict=True):
                 written = twin[blocks]
-                bits_of(written)[...] = self._random_bits(written.shape)
+                bits_of(written)[...] = self._random_items(written.shape)
                 writes.append((tensor[blocks], written.to(tensor.device)))
         after()
         for pages, values in writes:
@@ -207,7 +214,7 @@ class DeviceHarness:
 
     def _tensor(self, shape: tuple[int, ...]) -> torch.Tensor:
         room = tuple(size + 3 for size in shape) if self.setup.strided else shape
-        whole = torch.from_numpy(self._random_bits(room).view(np.uint8)).view(torch_type(self.setup.dtype))
+        whole = torch.from_numpy(self._random_items(room).view(np.uint8)).view(torch_type(self.setup.dtype))
         return whole[tuple(slice(2, 2 + size) for size in shape)] if self.setup.strided else whole
 
     def _random_bits(self, shape: Sequence[int]) -> npt.NDArray[Any]:
@@ -216,10 +223,13 @@ class DeviceHarness:
 
     def _random_arena(self) -> npt.NDArray[np.uint8]:
         n_items = (self.shard(self.setup.n_shards) + 64) // ITEM_SIZES[self.setup.dtype]
+        return self._random_items((n_items,)).view(np.uint8)
+
+    def _random_items(self, shape: Sequence[int]) -> npt.NDArray[Any]:
         if any(self.setup.rotations):
             # Keys that are rotated must be numbers; what is only copied may be any bits.
-            return encoded(self._random.normal(0, 2, n_items), self.setup.dtype).view(np.uint8)
-        return self._random_bits((n_items,)).view(np.uint8)
+            return encoded(self._random.normal(0, 2, tuple(shape)), self.setup.dtype)
+        return self._random_bits(shape)
 
 
 def occupy_engine(torch_type: str) -> None:

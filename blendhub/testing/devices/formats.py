@@ -24,6 +24,7 @@ class FormatTests(DeviceTests):
             harness = make_harness(DeviceSetup(format=format, dtype=dtype, strided=strided, rotations=(rotary, None)))
             segments = [harness.segment(3, 20, row=5, source=90), harness.segment(31, 50, shard=1, source=31)]
             harness.load(segments, skip_prefix_n_tokens=4)
+            harness.load([harness.copied(3, 20, row=5, source=90), harness.copied(31, 50)], skip_prefix_n_tokens=4)
             harness.overwrite_pages()
             harness.save(segments)
 
@@ -70,6 +71,7 @@ class FormatTests(DeviceTests):
         others = Rotary(width=4, offset=8), Rotary(width=4, offset=1), Rotary(width=4, offset=1, neox=False)
         harness = make_harness(self.setup(rotations=(local, None, Rotary(width=12), local, None, part, *others, local)))
         harness.load(harness.chunks(3, 60, source=111))
+        harness.load([harness.copied(3, 60, source=111)])
 
     def test_positions_up_to_the_last_row_of_the_table(self, make_harness: MakeHarness) -> None:
         for neox, positions in ((True, 140_000), (False, 140_000), (True, 60)):

@@ -80,13 +80,15 @@ class RaceSuite(ABC):
             accelerator.synchronize()
         assert all(torch.equal(now, first) for pair in seen for now, first in zip(pair, before, strict=True))
 
+    def _setup(self, n_blocks: int) -> DeviceSetup:
+        sizes: Any = {"block_size": self.block, "chunk_tokens": CHUNK, "n_blocks": n_blocks, **WIDTHS}
+        return DeviceSetup(format=self.format, dtype="bfloat16", n_shards=4, rotations=(None,) * 4, **sizes)
+
     @holds("Let the engine use the pages for something else:")
     def test_pages_that_a_save_has_released_may_change(self) -> None:
-        sizes: Any = {"block_size": self.block, "chunk_tokens": CHUNK, "n_blocks": 1024 // self.block + 4, **WIDTHS}
-        setup = DeviceSetup(format=self.format, dtype="bfloat16", n_shards=4, rotations=(None,) * 4, **sizes)
         transfers: list[Transfer] = []
         with harnesses(self.create, self.torch_type) as make:
-            harness = make(setup)
+            harness = make(self._setup(1024 // self.block + 4))
             segments = harness.chunks(0, 1024)
 
             def save() -> None:
@@ -96,6 +98,25 @@ class RaceSuite(ABC):
             for _ in range(3):
                 harness.reference.save(segments, harness.block_ids)
                 harness.overwrite_pages(after=save)
+                transfers[-1].wait()
+                harness.check()
+
+    @holds("Let the engine use the pages for something else:")
+    def test_blocks_that_a_load_has_read_and_released_may_change(self) -> None:
+        transfers: list[Transfer] = []
+        n_blocks = 1024 // self.block
+        with harnesses(self.create, self.torch_type) as make:
+            harness = make(self._setup(2 * n_blocks + 1))
+            harness.block_ids, harness.donors = np.arange(n_blocks), np.arange(n_blocks, 2 * n_blocks + 1)
+            segments = [harness.copied(0, 1024, row=3, source=MOVED)]
+
+            def load() -> None:
+                transfers.append(harness.device.load(segments, harness.block_ids))
+                transfers[-1].release_pages()
+
+            for _ in range(3):
+                harness.reference.load(segments, harness.block_ids)
+                harness.overwrite_pages(slice(n_blocks, 2 * n_blocks + 1), after=load)
                 transfers[-1].wait()
                 harness.check()
 

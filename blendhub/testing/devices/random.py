@@ -3,11 +3,12 @@
 from contextlib import closing
 from typing import Any, cast
 
+import numpy as np
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from blendhub.contracts import PageFormat, Segment
+from blendhub.contracts import PageFormat, PageSegment, Segment
 from blendhub.testing.devices.base import DeviceTests
 from blendhub.testing.devices.device_harness import DeviceHarness, DeviceSetup, Rotary
 from blendhub.testing.sentences import holds
@@ -59,6 +60,23 @@ def tilings(draw: st.DrawFn, harness: DeviceHarness) -> list[Segment]:
     return draw(st.permutations(segments))
 
 
+@st.composite
+def loads(draw: st.DrawFn, harness: DeviceHarness) -> list[Segment | PageSegment]:
+    """Segments, some of which come from blocks that the load does not write, each perhaps several times."""
+    segments: list[Segment | PageSegment] = [*draw(tilings(harness))]
+    size = harness.setup.block_size
+    written = {at // size for one in segments for at in range(one.span.start, one.span.end)}
+    unwritten = [int(block) for at, block in enumerate(harness.block_ids) if at not in written]
+    blocks = st.sampled_from([*harness.donors.tolist(), *unwritten])
+    for at, one in enumerate(segments):
+        if draw(st.booleans()):
+            row = draw(st.integers(0, 2 * size))
+            n_blocks = -(-(row + len(one.span)) // size)
+            read = np.array(draw(st.lists(blocks, min_size=n_blocks, max_size=n_blocks)), np.int64)
+            segments[at] = PageSegment(one.span, read, row, one.source_start)
+    return segments
+
+
 @holds("This rank's shard of it has a section for each group of layers,")
 class RandomTests(DeviceTests):
     def test_any_transfers(self) -> None:
@@ -74,7 +92,7 @@ class RandomTests(DeviceTests):
             with closing(self.create()) as device:
                 harness = DeviceHarness(device, self.torch_type, setup)
                 skipped = data.draw(st.integers(0, 30), label="skipped")
-                harness.load(data.draw(tilings(harness), label="loaded"), skipped)
+                harness.load(data.draw(loads(harness), label="loaded"), skipped)
                 harness.overwrite_pages()
                 saved = data.draw(tilings(harness), label="saved")
                 harness.save([replace(one, shard=harness.shard(number)) for number, one in enumerate(saved)])

@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from blendhub.contracts import Device, PageFormat
+from blendhub.contracts import Device, PageFormat, PageSegment, Segment
 from blendhub.core.errors import InvalidInput, LayoutMismatch, Unsupported
 from blendhub.core.layout import ITEM_SIZES
+from blendhub.core.spans import Span
 from blendhub.testing.devices.base import DeviceTests, MakeHarness
 from blendhub.testing.devices.device_harness import DeviceHarness, Rotary
 from blendhub.testing.sentences import holds
@@ -36,6 +37,16 @@ INVALID_LOADS: dict[str, dict[str, int]] = {
     "tokens around another segment": {"start": 45, "end": 65},
     "a token within another segment": {"start": 50, "end": 51},
 }
+INVALID_SOURCES: dict[str, dict[str, Any]] = {
+    "a row before its blocks": {"row": -1},
+    "rows beyond its blocks": {"row": 5},
+    "no blocks": {"blocks": np.empty(0, np.int64)},
+    "numbers that are no integers": {"blocks": np.ones(1)},
+    "a source before the pages": {"blocks": np.array([-1])},
+    "a source beyond the pages": {"blocks": np.array([BLOCKS + 2])},
+    "a position beyond the table": {"source_start": POSITIONS - 3},
+}
+"""Changes of four tokens in one block of 8 tokens."""
 INVALID_ARENAS: list[Any] = [np.zeros(64, np.int8), np.zeros((2, 64), np.uint8), np.zeros(128, np.uint8)[::2]]
 """Numbers with a sign, rows of bytes, bytes with gaps."""
 
@@ -60,7 +71,22 @@ class DeviceRefusingTests(DeviceTests):
                     harness.check()
         harness.load(good)
 
-    @holds("So do overlapping segments of one load, a save to a read-only arena, a group")
+    @holds("So do overlapping segments of one load, a block that it reads and writes, a")
+    def test_invalid_sources_change_nothing(self, make_harness: MakeHarness) -> None:
+        """A block may be read that is written only where the load skips it."""
+        sizes = {"n_blocks": BLOCKS + 2, "n_shards": SHARDS}
+        harness = make_harness(self.setup(**sizes, rotations=(Rotary(positions=POSITIONS),)))
+        good = harness.copied(40, 44, row=4)
+        own = replace(good, span=Span(60, 64), blocks=harness.block_ids[5:6])
+        refused: list[list[Segment | PageSegment]] = [[good, own], [own, harness.segment(46, 50)]]
+        refused += [[replace(good, **fields)] for fields in INVALID_SOURCES.values()]
+        for segments in refused:
+            with pytest.raises(InvalidInput):
+                harness.device.load([harness.segment(70, 80), *segments], harness.block_ids)
+            harness.check()
+        harness.load([good, own, harness.segment(44, 48)], 48)
+
+    @holds("So do overlapping segments of one load, a block that it reads and writes, a")
     def test_nothing_is_copied_without_group_pages_or_arena(self, harness: DeviceHarness, device: Device) -> None:
         def refuses(device: Device, **group: int) -> None:
             for copy in (device.load, device.save):

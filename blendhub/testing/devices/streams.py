@@ -86,13 +86,13 @@ class StreamSuite(ABC):
         harness.check()
         assert not later.done
 
-    @holds("A load writes them after all work that the engine submitted before the last")
+    @holds("A load reads and writes them after all work that the engine submitted before the last")
     def test_in_a_step_saves_follow_its_work_and_loads_only_that_before(
         self, harness: DeviceHarness, runtime: DeferredRuntime
     ) -> None:
         harness.device.begin_step()
         forward = runtime.engine.submit(lambda: None)
-        harness.start_load(harness.chunks(0, 160, source=50), 30).wait()
+        harness.start_load([*harness.chunks(0, 160, source=50), harness.copied(160, 200, row=3)], 30).wait()
         harness.check()
         assert not forward.done
         check_that_it_follows_the_engine(harness, runtime, "load", then=harness.device.begin_step)
@@ -121,6 +121,17 @@ class StreamSuite(ABC):
         runtime.synchronize(runtime.record_event())
         for save in saves:
             save.wait()
+        harness.check()
+
+    @holds("Let the engine use the pages for something else:")
+    def test_blocks_that_a_load_has_read_may_change(self, harness: DeviceHarness, runtime: DeferredRuntime) -> None:
+        """The engine gives them to another request once it has seen that they are released."""
+        harness.block_ids, harness.donors = np.arange(30), np.arange(30, 40)
+        load = harness.start_load([harness.copied(5, 160, row=9, source=70), *harness.chunks(160, 240)])
+        load.release_pages()
+        overwrite_later(harness, runtime, slice(30, 40))
+        runtime.synchronize(runtime.record_event())
+        load.wait()
         harness.check()
 
     @holds("Any thread may make any call, inside torch's inference mode or outside of it.")
@@ -199,14 +210,14 @@ def check_that_it_follows_the_engine(
     if direction == "save":
         harness.start_save(harness.chunks(0, 160)).wait()
     else:
-        harness.start_load(harness.chunks(0, 160, source=50), 30).wait()
+        harness.start_load([*harness.chunks(0, 160, source=50), harness.copied(160, 200, row=3)], 30).wait()
     runtime.synchronize(runtime.record_event())
     harness.check()
 
 
-def overwrite_later(harness: DeviceHarness, runtime: DeferredRuntime) -> None:
-    """Submit work to the engine's stream that overwrites all pages."""
-    tensors = [tensor for layer in harness.layers for tensor in layer.tensors]
+def overwrite_later(harness: DeviceHarness, runtime: DeferredRuntime, blocks: slice = slice(None)) -> None:
+    """Submit work to the engine's stream that overwrites these pages."""
+    tensors = [tensor[blocks] for layer in harness.layers for tensor in layer.tensors]
 
     def write(values: list[torch.Tensor]) -> None:
         for tensor, value in zip(tensors, values, strict=True):
@@ -214,7 +225,7 @@ def overwrite_later(harness: DeviceHarness, runtime: DeferredRuntime) -> None:
 
     with runtime.paused():  # a device's thread may go on with a load
         before = [tensor.clone() for tensor in tensors]
-        harness.overwrite_pages()
+        harness.overwrite_pages(blocks)
         after = [tensor.clone() for tensor in tensors]
         write(before)
     runtime.engine.submit(partial(write, after))

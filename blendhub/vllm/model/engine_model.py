@@ -19,7 +19,7 @@ from blendhub.core.spans import Span
 from blendhub.vllm.model.attention_metadata import AttentionMetadata
 from blendhub.vllm.model.drafter import Drafter
 from blendhub.vllm.model.own_layers import Attend, own_attention, rules_of
-from blendhub.vllm.model.platform import Platform, Tensors
+from blendhub.vllm.model.platform import Platform, Tensors, keeps_latent
 from blendhub.vllm.model.recompute_set import RecomputeSet, pages_in
 from blendhub.vllm.model.runner import Graphs, Inputs, Runner
 from blendhub.vllm.model.sampling import Look
@@ -78,6 +78,10 @@ class EngineModel:
         """vLLM's graphs, which small forwards replay; None: none does."""
         self.attention: Sequence[GroupAttention] = ()
         """The device's attention over all layers; empty: chosen tokens attend by the engine's backend."""
+        self.long_span: int | None = None
+        """Spans of so many tokens attend by the engine's backend nevertheless; None: none does."""
+        self.can_cut = not any(keeps_latent(self.layer(name)) for name in layers)
+        """Whether some tokens of a forward may attend by the device, and others by the engine."""
         self.n_blocks = self._runner.n_blocks
         self.samples_last = self._runner.samples_last
         drafting = self._layers_of_drafter(layers)
@@ -126,7 +130,8 @@ class EngineModel:
     @property
     def metadata_bytes(self) -> int:
         """The most device memory that a forward's metadata takes."""
-        return 0 if self.attention or not self._only_metadata else self._only_metadata.table_bytes
+        is_needed = not self.attention or self.long_span is not None
+        return self._only_metadata.table_bytes if self._only_metadata and is_needed else 0
 
     def rules(self) -> list[AttentionRules]:
         """How the tokens of each layer attend; raises Unsupported for what no attention but the engine's computes."""
@@ -198,14 +203,16 @@ class EngineModel:
             slots = self.slots_of_tables(chosen, size or 0)
             pretended = self.to_device(chosen.positions) if positions is None else positions.to(self.device)
             by_layer = {name: slots[self.tables[name]] for name in self._metadata.layer_names}
-            attend, metadata = None, dict[str, Any]()
+            attend, by_engine, n_ours = None, chosen, 0
             if self.attention:
-                attend = self._over_pages(chosen)
-            else:
-                metadata = self._metadata.build(chosen, pretended, slots)
+                short, by_engine = chosen.cut(self.long_span or self.max_tokens + 1, self._metadata.max_spans)
+                attend, n_ours = self._over_pages(short), len(short)
+            metadata = dict[str, Any]()
+            if len(by_engine):
+                metadata = self._metadata.build(by_engine, pretended[n_ours:], [of[n_ours:] for of in slots])
 
             def attending() -> AbstractContextManager[None]:
-                return own_attention(self.layer_names, attend) if attend else nullcontext()
+                return own_attention(self.layer_names, attend, n_ours) if attend else nullcontext()
 
             with (
                 self._forward_context(chosen, pretended, metadata, by_layer, size) as inputs,
@@ -277,10 +284,12 @@ class EngineModel:
         return own_recurrence(self.recurrent_layers, steps)
 
     def _over_pages(self, chosen: RecomputeSet) -> Attend:
-        attend_in, n = self.begin_attention(chosen), len(chosen)
+        n = len(chosen)
+        attend_in = self.begin_attention(chosen) if n else {}
 
         def attend(layer: Any, query: torch.Tensor, key: Any, value: Any, output: torch.Tensor) -> None:
-            attend_in[layer.layer_name](query[:n], output[:n])
+            if n:
+                attend_in[layer.layer_name](query[:n], output[:n])
 
         return attend
 

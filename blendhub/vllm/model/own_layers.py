@@ -28,11 +28,15 @@ that they fit (absorbed).
 
 
 class OwnAttention:
-    """Stands where a layer has its ``impl``. All but the attention, such as the writing of KV, is done by that one."""
+    """Stands where a layer has its ``impl``. All but the attention, such as the writing of KV, is done by that one.
 
-    def __init__(self, theirs: Any, attend: Attend) -> None:
+    If the context has metadata, they are of the tokens from ``n_ours`` on, which attend by that one, too.
+    """
+
+    def __init__(self, theirs: Any, attend: Attend, n_ours: int = 0) -> None:
         self._theirs = theirs
         self._attend = attend
+        self._n_ours = n_ours
 
     def forward(
         self,
@@ -47,6 +51,9 @@ class OwnAttention:
         output_block_scale: torch.Tensor | None = None,
     ) -> torch.Tensor:
         _refuse_scales(layer, output_scale, output_block_scale)
+        if attn_metadata is not None:
+            queries, keys, values, taken = (part[self._n_ours :] for part in (query, key, value, output))
+            self._theirs.forward(layer, queries, keys, values, kv_cache, attn_metadata, output=taken)
         if query.dtype.itemsize == 1:
             query = (query.float() * layer._q_scale).to(output.dtype)
         self._attend(layer, query, key, value, output)
@@ -87,8 +94,9 @@ def _refuse_scales(layer: Any, *scales: torch.Tensor | None) -> None:
 
 
 @contextmanager
-def own_attention(names: Sequence[str], attend: Attend) -> Iterator[None]:
-    """In the current forward context, which must be our own, ``attend`` is the attention of these layers."""
+def own_attention(names: Sequence[str], attend: Attend, n_ours: int = 0) -> Iterator[None]:
+    """In the current forward context, which must be our own, ``attend`` is the attention of these layers; of the first
+    ``n_ours`` tokens, if the context has metadata: these are of the others. With MLA it has none."""
     context = get_forward_context()
     layers = dict(context.no_compile_layers)
     for name in names:
@@ -97,7 +105,7 @@ def own_attention(names: Sequence[str], attend: Attend) -> Iterator[None]:
         if keeps_latent(own):
             own.forward_impl = partial(_attend_to_latent, own, attend)
         else:
-            own.impl = OwnAttention(own.impl, attend)
+            own.impl = OwnAttention(own.impl, attend, n_ours)
     context.no_compile_layers = layers
     yield
 

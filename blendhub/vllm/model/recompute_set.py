@@ -1,6 +1,7 @@
 """The tokens that one of BlendHub's forwards computes: spans of one prompt, or of several."""
 
 from collections.abc import Sequence
+from copy import copy
 from typing import NamedTuple
 
 import numpy as np
@@ -49,6 +50,19 @@ class RecomputeSet:
         """For each token, its position in its prompt."""
         self.token_owners = np.repeat(self.owners, lengths[order])
         """For each token, the number of its part."""
+
+    def cut(self, length: int, most: int) -> tuple["RecomputeSet", "RecomputeSet"]:
+        """The spans that are shorter, and the others, of which there are ``most`` at most."""
+        n_long = min(most, sum(len(span) >= length for span in self.spans))
+        at = len(self.spans) - n_long
+        token = sum(len(span) for span in self.spans[:at])
+        sets = []
+        for spans, tokens in ((slice(at), slice(token)), (slice(at, None), slice(token, None))):
+            some = copy(self)
+            some.spans, some.owners = self.spans[spans], self.owners[spans]
+            some.positions, some.token_owners = self.positions[tokens], self.token_owners[tokens]
+            sets.append(some)
+        return sets[0], sets[1]
 
     def __len__(self) -> int:
         """The number of tokens."""

@@ -123,6 +123,7 @@ class ConnectorScheduler(SchedulerSide):
         plan.computes = step.total_num_scheduled_tokens > 0
         if self._unsent_place and self.client.is_up:
             plan.hub, self._unsent_place = self._unsent_place, None
+        self.loads.find_donors(plan, step)
         plan.budget = self.loads.begin_step(step.total_num_scheduled_tokens)
         # Before the saves: what will be repaired needs its blocks, and what is repaired no more is stored now.
         self.repairs.plan(plan, step)

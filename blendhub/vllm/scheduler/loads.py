@@ -6,6 +6,7 @@ from collections import deque
 
 import numpy as np
 from msgspec.structs import replace
+from vllm.v1.core.sched.output import SchedulerOutput
 
 from blendhub.client.answer import Answer
 from blendhub.client.hub_client import HubClient
@@ -14,9 +15,10 @@ from blendhub.core.errors import BlendHubError, DeadlineExceeded
 from blendhub.core.spans import Span
 from blendhub.outcome.reasons import Why
 from blendhub.vllm.decision import Choice, Decision, Refusal
-from blendhub.vllm.messages import NULL_BLOCK, LoadJob, LoadResult, LoadSource
+from blendhub.vllm.messages import NULL_BLOCK, LoadJob, LoadResult, LoadSource, StepPlan
 from blendhub.vllm.scheduler.admission import Admission
 from blendhub.vllm.scheduler.blend_queue import BlendQueue
+from blendhub.vllm.scheduler.blocks.donor_blocks import RunName
 from blendhub.vllm.scheduler.blocks.scratch import Borrowed, Scratch
 from blendhub.vllm.scheduler.blocks.settled_blocks import SettledBlocks
 from blendhub.vllm.scheduler.decide import Limits, decide
@@ -142,6 +144,10 @@ class LoadScheduler:
         if n_recomputed := math.ceil(decision.recomputed_at(decision.ratio)):
             self._queue.begin(request.request, n_recomputed)
         request.begin_load(decision)
+        for match in decision.matches:
+            if match.exact:
+                name = RunName(lookup.request.epoch, match.run)
+                self._scratch.donors.remember(name, match.span, request.hashes.own())
         pieces = decision.pieces_of(lookup.reply.pieces)
         return LoadJob(
             request.id,
@@ -152,6 +158,21 @@ class LoadScheduler:
             request.terms.adapter,
             self._scratch.states.borrow(request, self._scratch.least_free),
         )
+
+    def find_donors(self, plan: StepPlan, step: SchedulerOutput) -> None:
+        """Have the loads that begin in this step copy what they move from vLLM's own blocks, as far as it has them."""
+        if not plan.loads:
+            return
+        unready: set[int] = set()
+        for request in self._requests.running(step.num_scheduled_tokens):
+            start = request.request.num_computed_tokens
+            computed = Span(start, start + step.num_scheduled_tokens[request.id])
+            unready.update(self._scratch.blocks.holding(request.id, computed))
+        for number, job in enumerate(plan.loads):
+            loading = self._requests.known.get(job.request)  # else it was aborted
+            if loading and (copies := self._scratch.hold_donors(loading, unready)).blocks:
+                plan.loads[number] = replace(job, source=replace(job.source, donors=copies.segments))
+                loading.reuse.copied_tokens = copies.n_tokens
 
     def begin_step(self, n_scheduled: int) -> int:
         """A step is planned, in which vLLM computes so many tokens; returns how many are recomputed at most."""
@@ -173,6 +194,7 @@ class LoadScheduler:
 
     def loaded(self, request: ServedRequest, result: LoadResult) -> None:
         """Take note of how a load has ended."""
+        self._scratch.free_donors(request.blocks)
         if result.error:
             self._scratch.give_back(request.blocks)
             self._scratch.states.give_back(request.blocks)
@@ -180,8 +202,7 @@ class LoadScheduler:
             self._scratch.loaded(request.blocks)
         request.end_load(result)
         self._queue.end(request.request)
-        assert request.reuse.decision
-        self._reports.count_load(request.reuse.decision, result)
+        self._reports.count_load(request.reuse, result)
         self._settled.remember(request)
 
     def ended(self, request: ServedRequest) -> None:
@@ -194,6 +215,7 @@ class LoadScheduler:
 
     def stopped(self, request: ServedRequest, result: LoadResult) -> None:
         """The workers have stopped the load of a request that has ended."""
+        self._scratch.free_donors(request.blocks)
         self._scratch.give_back(request.blocks)
         self._scratch.states.give_back(request.blocks)
         request.reuse.end_load(result)
@@ -201,6 +223,7 @@ class LoadScheduler:
     def clear(self) -> None:
         """Forget what vLLM and the hub had, both to be cleared; what waits is looked up again at its turn."""
         self._settled.clear()
+        self._scratch.donors.clear()
         for request in self._requests.known.values():
             if request.reuse.stage in (Stage.LOOKING_UP, Stage.FOUND):
                 request.reuse.look_up(None)

@@ -27,6 +27,8 @@ def outcome_of(request: ServedRequest) -> Outcome:
             holes=tuple(loaded.holes if loaded else ()),
         ),
         sources=loaded.sources if loaded else (),
+        copied_tokens=reuse.copied_tokens if loaded else 0,
+        fetched_tokens=reuse.fetched_tokens if loaded else 0,
         unused=tuple(_unused(request, loaded)),
         reason=result.error or _reason(request, loaded),
         audit=request.repair.audit,

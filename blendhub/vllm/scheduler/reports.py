@@ -8,12 +8,14 @@ from typing import Any
 import msgspec
 
 from blendhub.client.hub_client import HubClient
+from blendhub.core.spans import total
 from blendhub.framework.observers import Observers
 from blendhub.outcome.report import MAX_OUTCOMES, Outcome
 from blendhub.system.recurring import RecurringWarnings
-from blendhub.vllm.decision import Decision, Refusal
+from blendhub.vllm.decision import Refusal
 from blendhub.vllm.messages import LoadResult, WorkerReport
 from blendhub.vllm.scheduler.outcomes import outcome_of
+from blendhub.vllm.scheduler.request.reuse import Reuse
 from blendhub.vllm.scheduler.request.served_request import Requests, ServedRequest
 from blendhub.vllm.watching.stats import FIRST_TOKEN, Times, counts_of_load, times_of_load
 
@@ -47,8 +49,14 @@ class Reports:
         self._warnings.warn(reason, f"computed KV is not stored: {error}", error)
         self.counters[f"reservations_failed_{reason}"] += 1
 
-    def count_load(self, decision: Decision, result: LoadResult) -> None:
+    def count_load(self, reuse: Reuse, result: LoadResult) -> None:
+        decision, copied, fetched = reuse.decision, reuse.copied_tokens, reuse.fetched_tokens
+        assert decision
         self.counters.update(counts_of_load(decision, result))
+        if not result.error:
+            loaded = total(match.span for match in decision.sources)
+            origins = {"engine": copied, "memory": loaded - copied - fetched, "store": fetched}
+            self.counters.update({f"tokens_loaded_{name}": tokens for name, tokens in origins.items()})
         for name, seconds in times_of_load(decision, result).items():
             self.times.add(name, seconds)
 

@@ -15,6 +15,7 @@ from blendhub.core.provenance import Kind, Provenance, StateMap
 from blendhub.core.spans import Span, gaps, join_spans
 from blendhub.vllm.messages import NULL_BLOCK, SaveJob, StepPlan
 from blendhub.vllm.scheduler.admission import Admission
+from blendhub.vllm.scheduler.blocks.donor_blocks import RunName
 from blendhub.vllm.scheduler.blocks.scratch import Scratch
 from blendhub.vllm.scheduler.reports import Reports
 from blendhub.vllm.scheduler.request.blocks import Tables
@@ -244,6 +245,9 @@ class SaveScheduler:
                 self._reports.unreserved(answer.error)
             elif (reservation := answer.result()).right:
                 right, provenance = reservation.right, reservation.provenance
+                if provenance.is_exact and reservation.run is not None:
+                    name = RunName(right.epoch, reservation.run)
+                    self._scratch.donors.remember(name, reservation.span, request.hashes.own())
                 saves.reserved += [
                     SaveJob(
                         request.id,

@@ -35,6 +35,11 @@ COUNTERS: dict[str, str] = {
 
 LABELLED: dict[str, tuple[str, str, str]] = {
     "refused_": ("requests_without_reuse", "reason", "Requests for which nothing was reused, by reason."),
+    "tokens_loaded_": (
+        "tokens_loaded",
+        "source",
+        "Tokens whose KV was loaded, by where it came from: this engine's blocks, the hub's memory or its store.",
+    ),
     "saves_failed_": ("saves_failed", "reason", "Saves that failed, by error."),
     "repairs_ended_": ("repairs_ended_early", "reason", "Repairs that ended before all KV was exact, by reason."),
     "answer_tokens_compared_": (

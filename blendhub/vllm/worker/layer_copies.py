@@ -8,8 +8,9 @@ import numpy as np
 import numpy.typing as npt
 from msgspec.structs import replace
 
-from blendhub.contracts import Device, Segment, Transfer
+from blendhub.contracts import Device, PageSegment, Segment, Transfer
 from blendhub.core.spans import Span
+from blendhub.vllm.decision import without
 from blendhub.vllm.messages import NULL_BLOCK
 from blendhub.vllm.model.layer_groups import LayerGroup, StateGroup
 from blendhub.vllm.model.recompute_set import Blocks
@@ -56,15 +57,21 @@ class LayerCopies:
         self._states = states
 
     def load(
-        self, segments: Sequence[Segment], tables: Sequence[Blocks], skip_prefix: int, state_at: int | None = None
+        self,
+        segments: Sequence[Segment],
+        tables: Sequence[Blocks],
+        skip_prefix: int,
+        state_at: int | None = None,
+        donors: Sequence[Sequence[PageSegment]] = (),
     ) -> Load:
         """Load tokens of shards to a request's blocks: of each group those for which vLLM has allocated blocks; and
-        the state at ``state_at`` of the arena."""
+        the state at ``state_at`` of the arena. ``donors``: for each table, what other blocks of it have instead."""
         with self._all_groups() as begun:
             for number, group in enumerate(self._groups):
                 blocks = tables[group.table]
                 skipped = max(skip_prefix, first_kept(blocks) * group.block_size)
-                begun.append(self._device.load(_in_section(segments, group), group.pages(blocks), skipped, number))
+                sources = _sources(segments, donors[group.table] if donors else (), group)
+                begun.append(self._device.load(sources, group.pages(blocks), skipped, number))
             if state_at is not None:
                 begun += self._of_states(state_at, tables, self._device.load)
         probed = [transfer for transfer, group in zip(begun, self._groups, strict=False) if group.is_probed]
@@ -101,6 +108,14 @@ class LayerCopies:
         if not self.overlaps_compute:
             with suppress(Exception):  # ``done`` and ``wait`` of the copy raise it again
                 Transfers(begun).wait()
+
+
+def _sources(
+    segments: Sequence[Segment], donors: Sequence[PageSegment], group: LayerGroup
+) -> Sequence[Segment | PageSegment]:
+    """What a group loads: from the arena what the donors lack."""
+    left = without(segments, [donor.span for donor in donors]) if donors else segments
+    return [*_in_section(left, group), *(replace(donor, blocks=group.pages(donor.blocks)) for donor in donors)]
 
 
 def _in_section(segments: Sequence[Segment], group: LayerGroup) -> Sequence[Segment]:

@@ -155,7 +155,8 @@ class LoadTask:
                     self._client, source = arena.client, self.job.source
                     segments = [replace(piece, shard=self._client.shard_at(piece.shard)) for piece in source.pieces]
                     state_at = None if source.state is None else self._client.state_at(source.state)
-                    self._load = self._copies.load(segments, self.job.blocks, self.job.decision.start, state_at)
+                    start, tables = self.job.decision.start, self.job.blocks
+                    self._load = self._copies.load(segments, tables, start, state_at, source.donors)
                     maps = self.job.decision.maps
                     self.maps = [self._client.map_of(map.slot, map.shard_bytes) for map in maps]
                 elif time.monotonic() - self._begun_at > self._timeout_s:

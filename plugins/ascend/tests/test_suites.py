@@ -49,7 +49,7 @@ class TestStreams(StreamSuite):
 
     def create(self, runtime):
         # One layer of a chunk in each stream, so that a chunk passes through each stream several times.
-        return host_on(lambda place, chosen: runtime).create("device", "npu", {"staging_mib": 0.055})
+        return host_on(lambda place, chosen: runtime).create("device", "npu", {"staging_mib": 0.058})
 
 
 @pytest.mark.npu

@@ -5,15 +5,17 @@ Every transfer ends before the call returns. The engine would wait for it anyway
 
 import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from blendhub.contracts import ArenaProgress, Device, PagedLayer, Rotation, Segment, Transfer
+from blendhub.contracts import ArenaProgress, Device, PagedLayer, PageSegment, Rotation, Segment, Transfer
 from blendhub.core.errors import Unsupported
 from blendhub.core.layout import KVLayout
+from blendhub.core.spans import Span
 from blendhub.devices import Angles, angles_between, pairs_of, read_pages, torch_type
 from blendhub_cpu import CpuOptions
 from blendhub_cpu.arena_pages import ArenaPages
@@ -25,12 +27,12 @@ MAX_COPIES = 4
 
 
 class Part(NamedTuple):
-    """Tokens of a segment, in the pages: of one block or of whole blocks, as slices, or anywhere, as numbers."""
+    """Some tokens of a span, in the pages: of one block or of whole blocks, as slices, or anywhere, as numbers."""
 
     blocks: slice | torch.Tensor
     slots: slice | torch.Tensor
     rows: slice
-    """Which of the segment's rows belong there."""
+    """Which of the span's rows belong there."""
 
 
 class Plane(NamedTuple):
@@ -104,14 +106,17 @@ class CpuDevice(Device):
             self._arena = torch.from_numpy(arena)
         self._pages = ArenaPages(arena, progress)
 
-    def _load(self, segments: Sequence[Segment], block_ids: npt.NDArray[np.int64], group: int) -> Transfer:
+    def _load(
+        self, segments: Sequence[Segment | PageSegment], block_ids: npt.NDArray[np.int64], group: int
+    ) -> Transfer:
         planes, layout, block_size = self._groups[group]
         dtype = torch_type(layout.dtype)
         for segment in segments:
-            parts = _parts(segment, block_ids, block_size)
+            parts = _parts(segment.span, block_ids, block_size)
+            rows_of = self._source(segment, block_size)
             angles: dict[int, Angles] = {}
             for plane in planes:
-                rows = _rows(self._arena, plane, segment)
+                rows = rows_of(plane)
                 if plane.rotation and segment.source_start != segment.span.start:
                     table = plane.rotation.cos_sin
                     if id(table) not in angles:
@@ -126,13 +131,17 @@ class CpuDevice(Device):
     def _save(self, segments: Sequence[Segment], block_ids: npt.NDArray[np.int64], group: int) -> Transfer:
         planes, _, block_size = self._groups[group]
         for segment in segments:
-            parts = _parts(segment, block_ids, block_size)
+            parts = _parts(segment.span, block_ids, block_size)
             for plane in planes:
-                rows = _rows(self._arena, plane, segment)
-                for blocks, slots, part in parts:
-                    at, shape = plane.at(blocks, slots)
-                    rows[part].view(shape).copy_(plane.pages[at])
+                _gather(parts, plane, _stored(self._arena, segment, plane))
         return FinishedTransfer()
+
+    def _source(self, segment: Segment | PageSegment, block_size: int) -> Callable[[Plane], torch.Tensor]:
+        """What returns the rows of a segment that is loaded, ``[tokens, heads, width]``, of each plane."""
+        if isinstance(segment, Segment):
+            return partial(_stored, self._arena, segment)
+        rows = Span(segment.row, segment.row + len(segment.span))
+        return partial(_gathered, _parts(rows, segment.blocks, block_size), len(rows))
 
     def _close(self) -> None:
         self._groups.clear()
@@ -145,9 +154,9 @@ class CpuDevice(Device):
         self._arena = self._arena[:0].clone()
 
 
-def _parts(segment: Segment, block_ids: npt.NDArray[np.int64], block_size: int) -> list[Part]:
+def _parts(span: Span, block_ids: npt.NDArray[np.int64], block_size: int) -> list[Part]:
     """Whole blocks whose numbers follow each other are one part."""
-    start, end = segment.span.start, segment.span.end
+    start, end = span.start, span.end
     parts: list[Part] = []
     at = start
     while at < end and len(parts) < MAX_COPIES:
@@ -166,12 +175,29 @@ def _parts(segment: Segment, block_ids: npt.NDArray[np.int64], block_size: int) 
     return [Part(torch.from_numpy(blocks), torch.from_numpy(slots_of_all), slice(None))]
 
 
-def _rows(arena: torch.Tensor, plane: Plane, segment: Segment) -> torch.Tensor:
-    """The segment's rows in the arena, ``[tokens, heads, width]``."""
+def _stored(arena: torch.Tensor, segment: Segment, plane: Plane) -> torch.Tensor:
+    """The segment's rows in the arena."""
     start = segment.shard + plane.shard_offset + segment.row * plane.row_bytes
-    rows = arena[start : start + len(segment.span) * plane.row_bytes]
+    return _rows(arena[start : start + len(segment.span) * plane.row_bytes], plane)
+
+
+def _gathered(parts: Sequence[Part], n_tokens: int, plane: Plane) -> torch.Tensor:
+    """A copy of rows in the pages."""
+    rows = _rows(torch.empty(n_tokens * plane.row_bytes, dtype=torch.uint8), plane)
+    _gather(parts, plane, rows)
+    return rows
+
+
+def _gather(parts: Sequence[Part], plane: Plane, rows: torch.Tensor) -> None:
+    for blocks, slots, part in parts:
+        at, shape = plane.at(blocks, slots)
+        rows[part].view(shape).copy_(plane.pages[at])
+
+
+def _rows(memory: torch.Tensor, plane: Plane) -> torch.Tensor:
+    """Bytes as rows of a plane."""
     heads = plane.pages.shape[plane.pages.ndim // 2]
-    return rows.view(plane.pages.dtype).view(len(segment.span), heads, -1)
+    return memory.view(plane.pages.dtype).view(len(memory) // plane.row_bytes, heads, -1)
 
 
 def _rotated(keys: torch.Tensor, rotation: Rotation, angles: Angles) -> torch.Tensor:

@@ -1,10 +1,11 @@
 """vLLM's own blocks: which of them each request has, and what its prefix cache holds."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock
 
+from blendhub.core.spans import Span
 from blendhub.vllm.scheduler.blocks.block_tables import BlockTables
 from blendhub.vllm.scheduler.request.blocks import Tables
 
@@ -39,6 +40,17 @@ class EngineBlocks:
     def cached_blocks(self, hashes: Sequence[BlockHash], most: int) -> Sequence[Sequence[KVCacheBlock]]:
         """The blocks that vLLM's prefix cache has under these hashes, for each block table."""
         return self.manager.coordinator.find_longest_cache_hit(list(hashes), most)[0]
+
+    def cached_block(self, table: int, block_hash: BlockHash) -> KVCacheBlock | None:
+        """The block that vLLM's prefix cache has under this hash for a block table."""
+        found = self.pool.get_cached_block(block_hash, [table])
+        return found[0] if found else None
+
+    def holding(self, request: str, span: Span) -> Iterator[int]:
+        """The blocks of these tokens of a running request, in all block tables."""
+        for manager in self.manager.coordinator.single_type_managers:
+            first, end = span.start // manager.block_size, -(-span.end // manager.block_size)
+            yield from (block.block_id for block in manager.req_to_blocks[request][first:end])
 
     def states(self, request: "Request", end: int) -> dict[int, int]:
         """The block with the state behind the first ``end`` tokens, for each table of recurrent layers; empty if vLLM's

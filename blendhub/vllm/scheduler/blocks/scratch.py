@@ -17,6 +17,7 @@ from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from blendhub.vllm.decision import Decision
 from blendhub.vllm.messages import NULL_BLOCK
 from blendhub.vllm.scheduler.blocks.block_tables import MAX_BORROWED, Window
+from blendhub.vllm.scheduler.blocks.donor_blocks import Copies, DonorBlocks
 from blendhub.vllm.scheduler.blocks.engine_blocks import EngineBlocks
 from blendhub.vllm.scheduler.blocks.exact_states import ExactStates
 from blendhub.vllm.scheduler.request.blocks import Loan, RequestBlocks, Tables
@@ -68,6 +69,7 @@ class Scratch:
         self._patience_s = patience_s
         self.n_borrowed = 0
         self.states = ExactStates(blocks)
+        self.donors = DonorBlocks(blocks)
 
     def borrow(self, request: ServedRequest) -> Borrowed:
         """Borrow what the request's decision needs. Called with each decision, before vLLM allocates blocks for it."""
@@ -144,6 +146,32 @@ class Scratch:
             [numbers.get(at, NULL_BLOCK) if block == NULL_BLOCK else block for at, block in enumerate(blocks)]
             for blocks, numbers in zip(tables, own.held.numbers, strict=True)
         ]
+
+    def hold_donors(self, request: ServedRequest, unready: set[int]) -> Copies:
+        """What the load of a request copies from blocks that vLLM's prefix cache has. These are held until it ends.
+
+        ``unready``: the numbers of blocks that are cached already, and that this step computes. Free blocks are left to
+        vLLM where it has few. Called when vLLM has allocated all blocks of the step.
+        """
+        lookup, decision = request.reuse.lookup, request.reuse.decision
+        assert lookup and decision
+        leaves_free = self.is_low
+
+        def usable(block: KVCacheBlock) -> bool:
+            return block.block_id not in unready and not (leaves_free and block.ref_cnt == 0)
+
+        moved = [match for match in decision.sources if match.moved]
+        copies = self.donors.find(lookup.request.epoch, moved, usable)
+        if copies.blocks:
+            self.blocks.pool.touch(copies.blocks)
+        request.blocks.donors = copies.blocks
+        return copies
+
+    def free_donors(self, own: RequestBlocks) -> None:
+        """A load has ended, or was stopped, on all ranks."""
+        donors, own.donors = own.donors, []
+        if donors:
+            self.blocks.pool.free_blocks(reversed(donors))
 
     def loaded(self, own: RequestBlocks) -> None:
         """A request is loaded; its blended KV may still be stored from the blocks, for a while."""

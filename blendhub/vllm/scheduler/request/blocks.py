@@ -49,6 +49,8 @@ class RequestBlocks:
         """Until when ``held`` may be held of a request that is loaded, or repaired; None while it is loading."""
         self.exact_state: ExactState | None = None
         """Set from the load of moved text until its repair ends, if there is one, in models with recurrent layers."""
+        self.donors: list[KVCacheBlock] = []
+        """Blocks of vLLM's prefix cache that the load reads; they are held until it has ended on all ranks."""
         self.n_denied = 0
         """How often vLLM has found no blocks beside those that were borrowed."""
         self.kept: Tables | None = None

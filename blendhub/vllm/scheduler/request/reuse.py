@@ -4,9 +4,10 @@ from enum import Enum, auto
 
 from blendhub.client.answer import Answer
 from blendhub.client.wire import Found
-from blendhub.core.spans import Match
+from blendhub.core.spans import Match, total
 from blendhub.vllm.decision import Choice, Decision, Refusal
 from blendhub.vllm.messages import LoadResult
+from blendhub.vllm.spans import overlaps
 
 
 class Stage(Enum):
@@ -42,6 +43,8 @@ class Reuse:
         self.result: LoadResult | None = None
         self.refusal: Refusal | None = None
         """Why nothing is reused."""
+        self.copied_tokens = 0
+        """How many of the tokens that are loaded, or were, come from vLLM's own blocks."""
         self.had_its_turn = False
         """Whether vLLM has asked for the request."""
 
@@ -66,7 +69,7 @@ class Reuse:
     def begin_load(self) -> Answer[Found]:
         """Returns the lookup, under whose lease the workers load."""
         assert self.stage is Stage.FOUND and self.decision and self.lookup
-        self.stage = Stage.LOADING
+        self.stage, self.copied_tokens = Stage.LOADING, 0
         return self.lookup
 
     def end_load(self, result: LoadResult) -> None:
@@ -100,6 +103,15 @@ class Reuse:
     def loaded(self) -> Decision | None:
         """The decision about what was loaded."""
         return self.decision if self.stage is Stage.LOADED else None
+
+    @property
+    def fetched_tokens(self) -> int:
+        """How many of the tokens that are loaded, or were, the hub had to read from its store."""
+        if not (self.found and self.decision):
+            return 0
+        spans = [match.span for match in self.decision.sources]
+        fetched = total(span for _, _, span in overlaps(spans, self.found.fetched))
+        return min(fetched, total(spans) - self.copied_tokens)
 
     @property
     def matches(self) -> tuple[Match, ...]:

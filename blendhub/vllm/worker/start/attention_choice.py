@@ -1,4 +1,7 @@
-"""Whether chosen tokens attend by the device or by the engine's attention: both are measured on the loaded model."""
+"""Whether chosen tokens attend by the device or by the engine's attention: both are measured on the loaded model.
+
+Where single tokens attend by the device, long spans still may by the engine, whose kernel is made for prefill.
+"""
 
 import logging
 import time
@@ -20,6 +23,8 @@ log = logging.getLogger(__name__)
 PROMPT_TOKENS, COMPUTED_TOKENS, CHOSEN_TOKENS = 32_768, 4096, 2048
 """The most tokens of the prompt in which the ways are compared, those of them that are computed before, and the chosen
 ones, each of which stands alone."""
+LONG_TOKENS = 256
+"""From so many tokens on a span is long."""
 RUNS = 3
 """How often a forward runs to be timed, of which the fastest counts: the first may allocate memory, and compile."""
 
@@ -29,7 +34,7 @@ def choose_attention(
 ) -> None:
     """Have the model's forwards attend by the device, if that has attention, and is right and faster.
 
-    On an H100 the device took 51 ms for these tokens, and the engine 169. Long spans, which are few, suit both.
+    On an H100 the device took 51 ms for these tokens, and the engine 169.
     ``allowed``: how far hidden states may be off, relative to the largest. Writes to any pages, so it must be called
     before the first request.
     """
@@ -52,6 +57,26 @@ def choose_attention(
         "the device" if model.attention else "the engine's attention",
         len(chosen), 1000 * ours, 1000 * theirs,
     )  # fmt: skip
+    if model.attention and model.can_cut:
+        _choose_for_long_spans(model, allowed, ranks)
+
+
+def _choose_for_long_spans(model: EngineModel, allowed: float, ranks: Ranks) -> None:
+    try:
+        chosen = ranks.together(lambda: _chosen_tokens(model, LONG_TOKENS))
+        seconds = ranks.together(lambda: _compared_for_long_spans(model, chosen, allowed))
+        ours, theirs = ranks.largest(torch.tensor(seconds)).tolist()
+    except Exception as error:
+        log.warning("long spans attend by the device, too, and not by the engine's attention: %s", error)
+        return
+    if theirs < ours:
+        model.long_span = LONG_TOKENS
+    log.info(
+        "spans of %d tokens and more attend by %s: %d tokens of such take %.1f ms by the device, and %.1f ms by the "
+        "engine",
+        LONG_TOKENS, "the engine's attention" if model.long_span else "the device",
+        len(chosen), 1000 * ours, 1000 * theirs,
+    )  # fmt: skip
 
 
 def _compared(
@@ -67,15 +92,33 @@ def _compared(
         hidden, ours = _run(model, chosen)
     finally:
         model.attention = ()
+    _check_error(model, chosen, hidden, expected, allowed)
+    return ours, theirs
+
+
+def _compared_for_long_spans(model: EngineModel, chosen: RecomputeSet, allowed: float) -> tuple[float, float]:
+    """The same, where spans are long."""
+    expected, ours = _run(model, chosen)
+    model.long_span = LONG_TOKENS
+    try:
+        hidden, theirs = _run(model, chosen)
+    finally:
+        model.long_span = None
+    _check_error(model, chosen, hidden, expected, allowed)
+    return ours, theirs
+
+
+def _check_error(
+    model: EngineModel, chosen: RecomputeSet, hidden: torch.Tensor, expected: torch.Tensor, allowed: float
+) -> None:
     # Behind what was computed, pages hold anything, and take as long to read.
     known = torch.from_numpy(chosen.positions < min(COMPUTED_TOKENS, model.max_tokens))
     if (error := error_of(hidden[known], expected[known])) > allowed:
         raise Unsupported(f"what the model computes with it is off by {error:.1%} (allowed {allowed:.1%})")
-    return ours, theirs
 
 
-def _chosen_tokens(model: EngineModel) -> RecomputeSet:
-    """Tokens of a prompt whose beginning is computed."""
+def _chosen_tokens(model: EngineModel, length: int = 1) -> RecomputeSet:
+    """Spans of so many tokens, in a prompt whose beginning is computed."""
     longest = min(model.config.model_config.max_model_len, PROMPT_TOKENS)
     # Block tables share the memory of their blocks.
     n_tables = len(model.block_sizes)
@@ -84,9 +127,11 @@ def _chosen_tokens(model: EngineModel) -> RecomputeSet:
     beginning = Span(0, min(n, COMPUTED_TOKENS, model.max_tokens))
     part = RequestTokens(np.arange(n, dtype=np.uint32) % 97, tables, [beginning])
     model.forward(RecomputeSet([part]))
-    n_chosen = max(1, min(CHOSEN_TOKENS, model.max_tokens, model.max_spans, n // 4))
-    starts = np.linspace(0, n - 1, n_chosen, dtype=np.int64).tolist()
-    return RecomputeSet([part._replace(spans=[Span(start, start + 1) for start in starts])])
+    n_chosen = max(1, min(CHOSEN_TOKENS, model.max_tokens, model.max_spans, n // 4) // length)
+    if n < length:
+        raise Unsupported(f"the model has no room for spans of {length} tokens")
+    starts = np.linspace(0, n - length, n_chosen, dtype=np.int64).tolist()
+    return RecomputeSet([part._replace(spans=[Span(start, start + length) for start in starts])])
 
 
 def _run(model: EngineModel, chosen: RecomputeSet) -> tuple[torch.Tensor, float]:

@@ -3,14 +3,14 @@
 Copies are made before a call returns, so there is nothing to wait for.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from blendhub.contracts import ArenaProgress, Device, PagedLayer, Rotation, Segment, Transfer
+from blendhub.contracts import ArenaProgress, Device, PagedLayer, PageSegment, Rotation, Segment, Transfer
 from blendhub.core.errors import Unsupported
 from blendhub.core.layout import KVLayout
 from blendhub.devices import read_pages, torch_type
@@ -70,40 +70,49 @@ class PlainDevice(Device):
     def _pin(self, arena: npt.NDArray[np.uint8], progress: Callable[[], ArenaProgress] | None) -> None:
         self._arena = arena
 
-    def _load(self, segments: Sequence[Segment], block_ids: npt.NDArray[np.int64], group: int) -> Transfer:
-        dtype = torch_type(self._groups[group].layout.dtype)
+    def _load(
+        self, segments: Sequence[Segment | PageSegment], block_ids: npt.NDArray[np.int64], group: int
+    ) -> Transfer:
+        planes, block_size, layout = self._groups[group]
+        dtype = torch_type(layout.dtype)
         for segment in segments:
             new = torch.arange(segment.span.start, segment.span.end)
             old = new + segment.source_start - segment.span.start
-            for plane, rows, at in self._pairs(group, segment, block_ids):
+            at = _places(segment.span.start, len(new), block_ids, block_size)
+            for plane in planes:
+                if isinstance(segment, PageSegment):
+                    rows = plane.pages[_places(segment.row, len(new), segment.blocks, block_size)]
+                else:
+                    rows = self._stored(segment, plane)
                 if plane.rotation and segment.source_start != segment.span.start:
                     rows = _rotated(rows.view(dtype), plane.rotation, old, new).view(rows.dtype)
                 plane.pages[at] = rows
         return Finished()
 
     def _save(self, segments: Sequence[Segment], block_ids: npt.NDArray[np.int64], group: int) -> Transfer:
+        planes, block_size, _ = self._groups[group]
         for segment in segments:
-            for plane, rows, at in self._pairs(group, segment, block_ids):
-                rows.copy_(plane.pages[at])
+            at = _places(segment.span.start, len(segment.span), block_ids, block_size)
+            for plane in planes:
+                self._stored(segment, plane).copy_(plane.pages[at])
         return Finished()
 
     def _close(self) -> None:
         self._groups, self._arena = [], np.empty(0, np.uint8)
 
-    def _pairs(
-        self, number: int, segment: Segment, block_ids: npt.NDArray[np.int64]
-    ) -> Iterator[tuple[Plane, torch.Tensor, tuple[torch.Tensor, torch.Tensor]]]:
-        """For each plane of a group: the segment's rows in the arena, and where its tokens are in the pages."""
-        group = self._groups[number]
-        positions = np.arange(segment.span.start, segment.span.end)
-        blocks, slots = block_ids[positions // group.block_size], positions % group.block_size
-        at = torch.from_numpy(blocks), torch.from_numpy(slots)
-        for plane in group.planes:
-            _, _, heads, width = plane.pages.shape
-            row_bytes = heads * width * plane.pages.itemsize
-            start = segment.shard + plane.part + segment.row * row_bytes
-            rows = torch.from_numpy(self._arena[start : start + len(positions) * row_bytes]).view(plane.pages.dtype)
-            yield plane, rows.view(len(positions), heads, width), at
+    def _stored(self, segment: Segment, plane: Plane) -> torch.Tensor:
+        """A segment's rows in the arena, ``[tokens, heads, width]``."""
+        _, _, heads, width = plane.pages.shape
+        row_bytes = heads * width * plane.pages.itemsize
+        start = segment.shard + plane.part + segment.row * row_bytes
+        rows = torch.from_numpy(self._arena[start : start + len(segment.span) * row_bytes])
+        return rows.view(plane.pages.dtype).view(len(segment.span), heads, width)
+
+
+def _places(start: int, n_tokens: int, blocks: npt.NDArray[np.int64], block_size: int) -> tuple[torch.Tensor, ...]:
+    """The blocks and slots of tokens from ``start`` on, where ``blocks`` have all from 0 on."""
+    numbers, slots = np.divmod(np.arange(start, start + n_tokens), block_size)
+    return torch.from_numpy(blocks[numbers]), torch.from_numpy(slots)
 
 
 def _rotated(keys: torch.Tensor, rotation: Rotation, old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
