@@ -204,6 +204,14 @@ def attend_on_device(long: str = "") -> None:
     choice.LONG_TOKENS = int(long or choice.LONG_TOKENS)
 
 
+def attend_long_by_engine(long: int | None) -> None:
+    """How long the spans are from now on that attend by the engine and not by the device."""
+    from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+    connector: Any = get_kv_transfer_group()
+    connector._worker._context.model.long_span = long
+
+
 def note_states() -> None:
     """Keep the states of recurrent layers that the last load of an engine has ended with."""
     from blendhub.vllm.worker.connector_worker import ConnectorWorker

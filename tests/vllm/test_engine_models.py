@@ -12,6 +12,7 @@ from blendhub.vllm.model.recompute_set import positions_of
 from harness.engines import Engine, largest_difference
 from tests.vllm.arrangements import (
     arrange,
+    attend_long_by_engine,
     attend_on_device,
     attention_received,
     fail_builders,
@@ -94,6 +95,22 @@ def test_who_asks_gets_the_model_s_own_weights_and_everything_recomputed_equals_
         measured = torch.tensor(inside(engine, attention_received, tokens, askers, stored))
         torch.testing.assert_close(measured, received(model, tokens, askers, stored)[:150], rtol=1e-3, atol=1e-5)
         check_recomputation(engine, texts, 150)
+
+
+def test_long_spans_attend_by_the_engine_beside_short_ones_by_the_device(model, texts):
+    """Holes of one forward: what is computed in the second one attends to the first."""
+    first, second, third = (texts.new(150) for _ in range(3))
+    prompt = [*second, *texts.new(5), *third, *texts.new(40), *first, *texts.new(9)]
+    with Engine(model, SETTINGS, arrange=BY_BOTH) as engine:
+        store(engine, [*first, *second, *third])
+        computed = []
+        for long in (12, None, 5):
+            inside(engine, attend_long_by_engine, long)
+            answer = engine.one(prompt, recompute_ratio=0.0, store=False)
+            assert (answer.report["hole_tokens"], answer.report["moved_tokens"]) == (45, 450)
+            computed.append(answer.kv(len(prompt) - 1))
+            engine.forget()
+    assert largest_difference(computed[0], computed[1]) < ROUNDING > largest_difference(computed[2], computed[1])
 
 
 @pytest.mark.parametrize("shape, arranged, said", params(MODELS))
