@@ -9,9 +9,9 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 
 BOUNDS = {
-    "blendhub/, plugins/": 35_000,
+    "blendhub/, plugins/": 35_500,
     "blendhub/testing/": 5_450,
-    "tests/, plugins/*/tests/": 27_900,
+    "tests/, plugins/*/tests/": 28_400,
     "benchmarks/, harness/, examples/": 7_500,
 }
 """The most lines of Python in these folders: at most 4% more than there are. A folder's files count in the row that
