@@ -5,6 +5,7 @@ To the hub it is a model without such layers, whose text moves without maps.
 
 import msgspec
 import pytest
+from vllm.v1.core.sched.output import SchedulerOutput
 
 from blendhub import Span
 from blendhub.vllm.messages import HeldToken, LoadResult, RepairResult, WorkerReport
@@ -80,7 +81,7 @@ def test_whatever_ends_a_repair_early_gives_its_blocks_back_and_it_does_not_begi
         told(engine, error="no memory is left")
     elif why == "preempted":
         known = engine.side.requests.known["a"]
-        engine.side.repairs._give_up(known, why)
+        engine.side.repairs.preempted(known)
         engine.side.repairs.begin(known)
         assert engine.counters["repairs_ended_no_state"] == 1
     elif why == "short_of_blocks":
@@ -90,6 +91,19 @@ def test_whatever_ends_a_repair_early_gives_its_blocks_back_and_it_does_not_begi
     assert step(engine, request) is None
     assert engine.blocks.n_lent == 0 and engine.counters[f"repairs_ended_{why}"] == 1
     assert engine.report("a")["approximate_from"] == FIRST
+
+
+def test_a_request_that_is_resumed_by_the_step_that_preempts_it_keeps_the_blocks_of_its_new_load(start):
+    """As where vLLM's prefix cache is reset between two steps, and all requests are preempted."""
+    engine = start()
+    request = answering(engine, "a")
+    request.num_computed_tokens = 0
+    n_external, _ = engine.turn(request)
+    engine.side.allocated(request, engine._tables(n_external), n_external)
+    resuming = SchedulerOutput.make_empty()
+    resuming.preempted_req_ids = {"a"}
+    (job,) = engine.side.plan(resuming).loads
+    assert job.keeps and engine.blocks.n_lent == 2 and engine.counters["repairs_ended_preempted"] == 1
 
 
 def test_blocks_go_back_if_nothing_is_repaired_or_the_load_fails_and_without_them_nothing_is_repaired(start):

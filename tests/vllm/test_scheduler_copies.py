@@ -111,6 +111,13 @@ def test_free_blocks_are_left_to_vllm_where_it_has_few_and_others_copied(engine)
     assert held(engine) == [202]
 
 
+def test_a_load_holds_no_more_free_blocks_than_vllm_can_spare(engine):
+    engine.blocks.n_free = 27  # 25 of 100 are left to it
+    job = begin(engine)
+    assert copied(job) == [(Span(40, 72), [201, 202], 0, 0)]
+    end(engine, job)
+
+
 def test_what_was_exactly_loaded_is_known_too_and_what_was_cleared_is_not(engine):
     donors = engine.side.loads._scratch.donors
     donors.clear()

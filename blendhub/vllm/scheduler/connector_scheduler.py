@@ -104,6 +104,9 @@ class ConnectorScheduler(SchedulerSide):
         if request is None:
             return
         was_approximate_from = request.first_approximate
+        if n_external:
+            # vLLM may preempt all requests between two steps, and resume some in the next one.
+            self.repairs.preempted(request)
         if load := self.loads.allocated(request, tables, n_external):
             self._plan.loads.append(load)
         if request.first_approximate != was_approximate_from:

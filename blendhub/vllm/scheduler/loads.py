@@ -144,10 +144,10 @@ class LoadScheduler:
         if n_recomputed := math.ceil(decision.recomputed_at(decision.ratio)):
             self._queue.begin(request.request, n_recomputed)
         request.begin_load(decision)
+        hashes = request.hashes.own()
         for match in decision.matches:
             if match.exact:
-                name = RunName(lookup.request.epoch, match.run)
-                self._scratch.donors.remember(name, match.span, request.hashes.own())
+                self._scratch.donors.remember(RunName(lookup.request.epoch, match.run), match.span, hashes)
         pieces = decision.pieces_of(lookup.reply.pieces)
         return LoadJob(
             request.id,

@@ -95,7 +95,7 @@ class Repairs:
         has_no_room = is_low or (any(request.ending for request, _ in repaired) and not self._has_room)
         for request, progress in repaired:
             if request.id in plan.preempted:
-                self._give_up(request, "preempted")
+                self.preempted(request)
             elif (request.ending and has_no_room) or (request.blocks.exact_state and is_low):
                 self._give_up(request, "short_of_blocks")
             elif request.ending and time.monotonic() > progress.until and self._has_heard(plan.number, progress):
@@ -106,6 +106,11 @@ class Repairs:
             self._plan_job(plan, step, [request for request, _ in repaired if request.repair.progress])
         self._plan_doubts(plan, step, [request for request, _ in repaired if request.repair.progress])
         plan.unrepaired, self._stopped = self._stopped, set()
+
+    def preempted(self, request: ServedRequest) -> None:
+        """The KV of a request is gone. A load that begins anew borrows blocks for states of its own only after this."""
+        if request.repair.progress:
+            self._give_up(request, "preempted")
 
     def computed(self, n: int) -> None:
         """So many more computations are done."""

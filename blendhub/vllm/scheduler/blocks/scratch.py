@@ -150,15 +150,19 @@ class Scratch:
     def hold_donors(self, request: ServedRequest, unready: set[int]) -> Copies:
         """What the load of a request copies from blocks that vLLM's prefix cache has. These are held until it ends.
 
-        ``unready``: the numbers of blocks that are cached already, and that this step computes. Free blocks are left to
-        vLLM where it has few. Called when vLLM has allocated all blocks of the step.
+        ``unready``: the numbers of blocks that are cached already, and that this step computes. As many free blocks as
+        vLLM is to have are left to it. Called when vLLM has allocated all blocks of the step.
         """
         lookup, decision = request.reuse.lookup, request.reuse.decision
         assert lookup and decision
-        leaves_free = self.is_low
+        n_free, taken = self.blocks.pool.get_num_free_blocks() - self.least_free, set[int]()
 
         def usable(block: KVCacheBlock) -> bool:
-            return block.block_id not in unready and not (leaves_free and block.ref_cnt == 0)
+            if block.block_id in unready or (block.ref_cnt == 0 and len(taken - {block.block_id}) >= n_free):
+                return False
+            if block.ref_cnt == 0:
+                taken.add(block.block_id)
+            return True
 
         moved = [match for match in decision.sources if match.moved]
         copies = self.donors.find(lookup.request.epoch, moved, usable)

@@ -128,7 +128,7 @@ def _chosen_tokens(model: EngineModel, length: int = 1) -> RecomputeSet:
     part = RequestTokens(np.arange(n, dtype=np.uint32) % 97, tables, [beginning])
     model.forward(RecomputeSet([part]))
     n_chosen = max(1, min(CHOSEN_TOKENS, model.max_tokens, model.max_spans, n // 4) // length)
-    if n < length:
+    if min(n, model.max_tokens) < length:
         raise Unsupported(f"the model has no room for spans of {length} tokens")
     starts = np.linspace(0, n - length, n_chosen, dtype=np.int64).tolist()
     return RecomputeSet([part._replace(spans=[Span(start, start + length) for start in starts])])
