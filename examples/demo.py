@@ -37,7 +37,7 @@ ANSWER_TOKENS = 8
 SHOWN = 6
 """As many questions fit into a terminal beside the figures."""
 WAYS: dict[str, tuple[str, dict[str, Any]]] = {
-    "full": ("full prefill", {"mode": "off"}),
+    "full": ("vLLM alone", {"mode": "off"}),
     "default": ("by default", {}),
     "blended": ("doubt 0", {"doubt": 0.0}),
     "moved": ("as stored", {"recompute_ratio": 0.0, "doubt": 0.0}),
@@ -181,7 +181,7 @@ def show(model: str, answers: dict[str, list[Answer]], figures: dict[str, Figure
     table = Table(title=f"{model}: answers, medians, and what became of the tokens", box=box.SIMPLE_HEAD, width=80)
     table.add_column("", ratio=1)
     for title, _ in WAYS.values():
-        table.add_column(title, width=12)
+        table.add_column(title, width=11)
     for asked in list(zip(*answers.values(), strict=True))[:SHOWN]:
         table.add_row(asked[0].question, *(answer.answer for answer in asked))
     table.add_section()
@@ -199,7 +199,7 @@ def show(model: str, answers: dict[str, list[Answer]], figures: dict[str, Figure
     console.print(table)
     default, blended, moved = figures["default"], figures["blended"], figures["moved"]
     console.print(
-        f"By default, {default.same_answers:.0%} of the answers are full prefill's, because a token that the model is "
+        f"By default, {default.same_answers:.0%} of the answers are those of vLLM alone, because a token that the model is "
         f"unsure of waits until all KV is exact, and they begin {default.speed_up:.1f} x as soon; with nothing to wait "
         f"for (doubt 0), {blended.same_answers:.0%} and {blended.speed_up:.1f} x; with stored text reused as it is, "
         f"{moved.same_answers:.0%} and {moved.speed_up:.1f} x. A larger model is sure more often, and waits less.",

@@ -63,7 +63,7 @@ def test_the_demo_reuses_what_it_may_and_prints_nothing_of_other_libraries(tmp_p
     assert "start vLLM ..." in lines and re.search(r"^start vLLM: \d+ s$", done.stdout, re.M)
     assert "speed-up" in done.stdout and "In which city was" in done.stdout
     shown = lines[next(at for at, line in enumerate(lines) if "answers, medians" in line) : lines.index("") - 1]
-    assert max(map(len, shown)) <= 80 and " of the answers are full prefill's, " in done.stdout
+    assert max(map(len, shown)) <= 80 and " of the answers are those of vLLM alone, " in done.stdout
     report = json.loads((tmp_path / "report.json").read_text())
     full, default, blended, moved = (report["ways"][way] for way in ("full", "default", "blended", "moved"))
     assert moved["same_answers"] < default["same_answers"] and blended["same_answers"] <= default["same_answers"]
