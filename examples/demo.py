@@ -199,10 +199,11 @@ def show(model: str, answers: dict[str, list[Answer]], figures: dict[str, Figure
     console.print(table)
     default, blended, moved = figures["default"], figures["blended"], figures["moved"]
     console.print(
-        f"By default, {default.same_answers:.0%} of the answers are those of vLLM alone, because a token that the model is "
-        f"unsure of waits until all KV is exact, and they begin {default.speed_up:.1f} x as soon; with nothing to wait "
-        f"for (doubt 0), {blended.same_answers:.0%} and {blended.speed_up:.1f} x; with stored text reused as it is, "
-        f"{moved.same_answers:.0%} and {moved.speed_up:.1f} x. A larger model is sure more often, and waits less.",
+        f"By default, {default.same_answers:.0%} of the answers are those of vLLM alone, because a token that the "
+        f"model is unsure of waits until all KV is exact, and they begin {default.speed_up:.1f} x as soon; with "
+        f"nothing to wait for (doubt 0), {blended.same_answers:.0%} and {blended.speed_up:.1f} x; with stored text "
+        f"reused as it is, {moved.same_answers:.0%} and {moved.speed_up:.1f} x. A larger model is sure more often, and "
+        "waits less.",
         highlight=False,
     )
 
