@@ -81,7 +81,7 @@ class Batch(NamedTuple):
     """The contents of staging, which are rows of the segments only; empty: the mover uses the arena itself, or staging
     with what it has read from ``source``."""
     source: "Batch | None" = None
-    """The same tokens in the pages from which they are read into staging first; None: they come from the arena."""
+    """The batch that reads the same tokens from pages into staging; None: the tokens come from the arena."""
 
     def spans(self, block_size: int) -> list[BlockSpan]:
         """The block spans, for movers that copy block by block."""

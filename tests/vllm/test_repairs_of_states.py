@@ -94,7 +94,7 @@ def test_whatever_ends_a_repair_early_gives_its_blocks_back_and_it_does_not_begi
 
 
 def test_a_request_that_is_resumed_by_the_step_that_preempts_it_keeps_the_blocks_of_its_new_load(start):
-    """As where vLLM's prefix cache is reset between two steps, and all requests are preempted."""
+    """vLLM resets its prefix cache between two steps, and preempts all requests for that."""
     engine = start()
     request = answering(engine, "a")
     request.num_computed_tokens = 0

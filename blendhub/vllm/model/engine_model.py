@@ -285,11 +285,12 @@ class EngineModel:
 
     def _over_pages(self, chosen: RecomputeSet) -> Attend:
         n = len(chosen)
-        attend_in = self.begin_attention(chosen) if n else {}
+        if not n:
+            return lambda *_: None
+        attend_in = self.begin_attention(chosen)
 
         def attend(layer: Any, query: torch.Tensor, key: Any, value: Any, output: torch.Tensor) -> None:
-            if n:
-                attend_in[layer.layer_name](query[:n], output[:n])
+            attend_in[layer.layer_name](query[:n], output[:n])
 
         return attend
 

@@ -108,7 +108,8 @@ class Repairs:
         plan.unrepaired, self._stopped = self._stopped, set()
 
     def preempted(self, request: ServedRequest) -> None:
-        """The KV of a request is gone. A load that begins anew borrows blocks for states of its own only after this."""
+        """The KV of a request is gone. Called before its next load begins, which borrows blocks for states: giving up
+        the repair gives back all that are borrowed."""
         if request.repair.progress:
             self._give_up(request, "preempted")
 

@@ -31,7 +31,7 @@ class Copies(NamedTuple):
     blocks: list[KVCacheBlock]
     """All blocks that are read, each once."""
     n_tokens: int
-    """As many tokens, if tables have some of them only."""
+    """The tokens that are copied; if block tables have different ones of them, the mean over the tables."""
 
 
 class _Run(NamedTuple):

@@ -158,9 +158,10 @@ class Scratch:
         n_free, taken = self.blocks.pool.get_num_free_blocks() - self.least_free, set[int]()
 
         def usable(block: KVCacheBlock) -> bool:
-            if block.block_id in unready or (block.ref_cnt == 0 and len(taken - {block.block_id}) >= n_free):
+            takes = block.ref_cnt == 0 and block.block_id not in taken
+            if block.block_id in unready or (takes and len(taken) >= n_free):
                 return False
-            if block.ref_cnt == 0:
+            if takes:
                 taken.add(block.block_id)
             return True
 

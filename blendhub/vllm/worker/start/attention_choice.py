@@ -44,7 +44,8 @@ def choose_attention(
         attention = ranks.together(lambda: attention_of(device, groups, model))
         if not attention:
             return
-        chosen = ranks.together(lambda: _chosen_tokens(model))
+        prompt = ranks.together(lambda: _begun_prompt(model))
+        chosen = _chosen_tokens(model, prompt, 1)
         seconds = ranks.together(lambda: _compared(model, attention, chosen, allowed))
         ours, theirs = ranks.largest(torch.tensor(seconds)).tolist()
     except Exception as error:
@@ -58,12 +59,12 @@ def choose_attention(
         len(chosen), 1000 * ours, 1000 * theirs,
     )  # fmt: skip
     if model.attention and model.can_cut:
-        _choose_for_long_spans(model, allowed, ranks)
+        _choose_for_long_spans(model, prompt, allowed, ranks)
 
 
-def _choose_for_long_spans(model: EngineModel, allowed: float, ranks: Ranks) -> None:
+def _choose_for_long_spans(model: EngineModel, prompt: RequestTokens, allowed: float, ranks: Ranks) -> None:
     try:
-        chosen = ranks.together(lambda: _chosen_tokens(model, LONG_TOKENS))
+        chosen = _chosen_tokens(model, prompt, LONG_TOKENS)
         seconds = ranks.together(lambda: _compared_for_long_spans(model, chosen, allowed))
         ours, theirs = ranks.largest(torch.tensor(seconds)).tolist()
     except Exception as error:
@@ -117,8 +118,8 @@ def _check_error(
         raise Unsupported(f"what the model computes with it is off by {error:.1%} (allowed {allowed:.1%})")
 
 
-def _chosen_tokens(model: EngineModel, length: int = 1) -> RecomputeSet:
-    """Spans of so many tokens, in a prompt whose beginning is computed."""
+def _begun_prompt(model: EngineModel) -> RequestTokens:
+    """A prompt whose beginning is computed."""
     longest = min(model.config.model_config.max_model_len, PROMPT_TOKENS)
     # Block tables share the memory of their blocks.
     n_tables = len(model.block_sizes)
@@ -127,11 +128,17 @@ def _chosen_tokens(model: EngineModel, length: int = 1) -> RecomputeSet:
     beginning = Span(0, min(n, COMPUTED_TOKENS, model.max_tokens))
     part = RequestTokens(np.arange(n, dtype=np.uint32) % 97, tables, [beginning])
     model.forward(RecomputeSet([part]))
+    return part
+
+
+def _chosen_tokens(model: EngineModel, prompt: RequestTokens, length: int) -> RecomputeSet:
+    """Spans of so many tokens in the prompt."""
+    n = len(prompt.tokens)
     n_chosen = max(1, min(CHOSEN_TOKENS, model.max_tokens, model.max_spans, n // 4) // length)
     if min(n, model.max_tokens) < length:
         raise Unsupported(f"the model has no room for spans of {length} tokens")
     starts = np.linspace(0, n - length, n_chosen, dtype=np.int64).tolist()
-    return RecomputeSet([part._replace(spans=[Span(start, start + length) for start in starts])])
+    return RecomputeSet([prompt._replace(spans=[Span(start, start + length) for start in starts])])
 
 
 def _run(model: EngineModel, chosen: RecomputeSet) -> tuple[torch.Tensor, float]:
