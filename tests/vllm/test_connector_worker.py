@@ -74,8 +74,9 @@ class Busy:
         return self.polls >= 0
 
 
-def test_a_step_that_computes_nothing_waits_for_a_copy_and_reports_it(worker, device):
+def test_a_step_that_computes_nothing_waits_for_a_copy_and_reports_it(worker, device, monkeypatch):
     """vLLM sleeps for a millisecond behind each such step, and a load takes several turns."""
+    monkeypatch.setattr(connector_worker, "WAIT_S", 30)  # the hub proves the lease, and a busy one takes its time
     worker.arrive("r", PROMPT)
     device.is_held = Busy(9)
     assert worker.step(computes=False) == {"r"}
