@@ -65,7 +65,8 @@ def errors(documents: list[list[int]], width: str) -> dict[str, Any]:
     from vllm.distributed.kv_transfer import get_kv_transfer_group
 
     from blendhub.vllm.model.recompute_set import RecomputeSet, RequestTokens
-    from blendhub.vllm.model.states.recurrent_layers import MapInMaking, packed, unpacked
+    from blendhub.vllm.model.states.maps import packed, unpacked
+    from blendhub.vllm.model.states.recurrent_layer import MapInMaking
     from blendhub.vllm.model.states.state_path import PlacedMap, StatePath
 
     connector: Any = get_kv_transfer_group()

@@ -9,7 +9,9 @@ import torch
 
 from blendhub import Span
 from blendhub.core.errors import HubError, Unsupported
-from blendhub.vllm.model.states.recurrent_layers import GatedDelta, MapInMaking, _joined, check_maps, unpacked
+from blendhub.vllm.model.states.gated_delta import GatedDelta
+from blendhub.vllm.model.states.maps import check_maps, unpacked
+from blendhub.vllm.model.states.recurrent_layer import MapInMaking, joined
 
 HEADS, WIDTH, ROWS = 5, 8, 3
 
@@ -27,7 +29,7 @@ def drawn(remembers: list[bool]) -> tuple[torch.Tensor, torch.Tensor, torch.Tens
     added = torch.randn(HEADS, WIDTH, WIDTH).to(torch.bfloat16)
     last_inputs = torch.randn(ROWS, 3 * HEADS * WIDTH).to(torch.bfloat16)
     flags = torch.tensor(remembers)
-    return _joined(flags, last_inputs, torch.cat([added, kept[flags]])), kept.float(), added.float()
+    return joined(flags, last_inputs, torch.cat([added, kept[flags]])), kept.float(), added.float()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from blendhub import Span
 from blendhub.vllm.model.recompute_set import RecomputeSet, RequestTokens
-from blendhub.vllm.model.states.recurrent_layers import MapInMaking
+from blendhub.vllm.model.states.recurrent_layer import MapInMaking
 from blendhub.vllm.model.states.state_path import PlacedMap, StatePath, steps_of
 
 TEXTS = st.lists(st.tuples(st.sampled_from(["computed", "map", "making"]), st.integers(1, 9)), min_size=1, max_size=12)

@@ -23,7 +23,8 @@ from blendhub.vllm.model.platform import Platform, Tensors, keeps_latent
 from blendhub.vllm.model.recompute_set import RecomputeSet, pages_in
 from blendhub.vllm.model.runner import Graphs, Inputs, Runner
 from blendhub.vllm.model.sampling import Look
-from blendhub.vllm.model.states.recurrent_layers import SCRATCH, RecurrentLayer, SpanStates, recurrent_layer
+from blendhub.vllm.model.states.maps import recurrent_layer
+from blendhub.vllm.model.states.recurrent_layer import SCRATCH, RecurrentLayer, SpanStates
 from blendhub.vllm.model.states.state_path import own_recurrence, steps_of
 
 NO_SLOT = -1

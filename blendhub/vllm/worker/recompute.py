@@ -18,7 +18,8 @@ from blendhub.vllm.model.engine_model import EngineModel
 from blendhub.vllm.model.layer_groups import LayerGroup, StateGroup
 from blendhub.vllm.model.pages import LayerPages
 from blendhub.vllm.model.recompute_set import RecomputeSet, RequestTokens, positions_of
-from blendhub.vllm.model.states.recurrent_layers import MapInMaking, packed, unpacked
+from blendhub.vllm.model.states.maps import packed, unpacked
+from blendhub.vllm.model.states.recurrent_layer import MapInMaking
 from blendhub.vllm.model.states.state_path import KeptState, PlacedMap, StatePath
 from blendhub.vllm.ranks import Ranks
 from blendhub.vllm.spans import behind, cut_at, sampled, spread

@@ -17,7 +17,8 @@ from blendhub.vllm.model.page_trial import COARSE
 from blendhub.vllm.model.pages import LayerPages, read_as_computed
 from blendhub.vllm.model.platform import Tensors
 from blendhub.vllm.model.recompute_set import RecomputeSet, RequestTokens
-from blendhub.vllm.model.states.recurrent_layers import MapInMaking, check_maps, packed, unpacked
+from blendhub.vllm.model.states.maps import check_maps, packed, unpacked
+from blendhub.vllm.model.states.recurrent_layer import MapInMaking
 from blendhub.vllm.model.states.state_path import PlacedMap, StatePath
 
 TOKEN = 7

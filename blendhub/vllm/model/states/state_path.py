@@ -14,7 +14,7 @@ import torch
 from vllm.forward_context import get_forward_context
 
 from blendhub.core.spans import Span
-from blendhub.vllm.model.states.recurrent_layers import Inputs, MapInMaking, RecurrentLayer, SpanStates
+from blendhub.vllm.model.states.recurrent_layer import Inputs, MapInMaking, RecurrentLayer, SpanStates
 
 
 class PlacedMap(NamedTuple):
