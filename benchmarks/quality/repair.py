@@ -101,7 +101,8 @@ def compare(engine: Engine, prompt: Tokens, turn: Tokens, ways: Sequence[str]) -
             exact_from=reported(answer).get("repair", {}).get("exact_from"),
             next_turn_kl=divergence(next_token, ours_next),
             first_token_s=answer.first_token_s,
-            gaps_s=gaps_s[np.cumsum(gaps_s) > beside.answer.first_token_s].tolist(),
+            # The step of the first token, which ends at about that time, is no part of them: it computes the question.
+            gaps_s=gaps_s[np.cumsum(gaps_s) - gaps_s / 2 > beside.answer.first_token_s].tolist(),
         )
     return answers
 
