@@ -245,6 +245,16 @@ def spoil_states() -> None:
     setattr(ConnectorWorker, "_finish", spoiled)  # noqa: B010
 
 
+def poison_blocks() -> None:
+    """Nothing in vLLM's blocks, which are all free, is a number, as if the bytes of states had stood there."""
+    from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+    connector: Any = get_kv_transfer_group()
+    for layer in connector._worker._context.layers:
+        for pages in layer.paged.tensors:
+            pages.fill_(float("nan"))
+
+
 def error_of_states() -> tuple[float, float]:
     """How far the noted states are off from those of the same tokens, all of which the model computes: relative to
     these, the worst layer. And how far off these are, computed in two parts."""

@@ -27,6 +27,9 @@ OPTIONS: dict[str, Any] = {"load_format": "dummy", "seed": 7, "enable_prefix_cac
 SHAPES = {"short convolutions": LFM2, "gated delta rule": QWEN3_NEXT}
 EXACT = {"short convolutions": 1e-4, "gated delta rule": 0.02}
 """How far log-probabilities of what is computed in parts may be off: float32, and bfloat16."""
+CUT_TOKENS = 64
+"""A chunk that ends with a state is stored as a run by itself. What lies there of a text is not found if it is shorter;
+where states end depends on the processor."""
 MOVED = 0.15
 """Of what is approximate. The likelihoods of tokens lie close together here."""
 GAIN = "20"
@@ -62,7 +65,7 @@ def test_what_prompts_repeat_becomes_segments_that_move_into_another_engine(kind
                 each.forget()
                 moved = each.one(prompt, tokens=8, store=False)
                 # All but what begins each text, and what ends it.
-                assert moved.report["moved_tokens"] > 1200 - 3 * (SEAM_TOKENS + 2 * TAIL_TOKENS)
+                assert moved.report["moved_tokens"] > 1200 - 3 * (SEAM_TOKENS + 2 * TAIL_TOKENS + CUT_TOKENS)
                 error, _ = inside(each, error_of_states)
                 assert error < 0.5, "the state stands behind other tokens"
                 own = each.one(prompt, tokens=8, mode="off", store=False)

@@ -8,9 +8,11 @@ import torch
 from blendhub.contracts import PagedLayer, PageFormat
 from blendhub.core.errors import Unsupported
 from blendhub.core.layout import KVLayout
+from blendhub.core.spans import Span
 from blendhub.devices import planes_of, rows_at
 from blendhub.vllm.model.engine_model import EngineModel
 from blendhub.vllm.model.platform import Tensors, keeps_latent
+from blendhub.vllm.model.recompute_set import Blocks, pages_in
 
 DTYPES = {
     torch.float32: "float32",
@@ -140,3 +142,20 @@ def read(layer: LayerPages, slots: torch.Tensor) -> Tensors:
 def read_as_computed(model: EngineModel, layer: LayerPages, slots: torch.Tensor) -> Tensors:
     """``read``, with values as the model computed them, up to the rounding of the pages."""
     return model.unscaled(layer.name, *read(layer, slots))
+
+
+def clear_pages(model: EngineModel, layers: Sequence[LayerPages], tables: Sequence[Blocks], span: Span) -> None:
+    """Clear the blocks in which the tokens of a span stand, in the order of the engine's own work.
+
+    Blocks of models with recurrent layers may have been blocks of states, whose bytes need not be numbers to an
+    attention layer. An attention kernel may multiply what stands behind the tokens by 0, and then nothing is a number.
+    vLLM clears blocks that it fills itself, and not those that a connector loads.
+    """
+    for layer in layers:
+        table = model.tables[layer.name]
+        size = model.block_sizes[table]
+        blocks = tables[table][span.start // size : -(-span.end // size)]
+        pages = model.to_device(pages_in(blocks, size // layer.page_size))
+        for tensor in layer.paged.tensors:
+            # Torch cannot set numbers of 8 bits by index.
+            (tensor.view(torch.uint8) if tensor.dtype.itemsize == 1 else tensor)[pages] = 0

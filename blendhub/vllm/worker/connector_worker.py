@@ -9,10 +9,12 @@ from msgspec.structs import replace
 
 from blendhub.client.hub_client import HubClient
 from blendhub.core.errors import BlendHubError, HubError, Unsupported
+from blendhub.core.spans import Span
 from blendhub.framework.host import PluginHost
 from blendhub.vllm.hub_client import join_hub
 from blendhub.vllm.messages import LoadJob, LoadResult, RepairResult, StepPlan, WorkerReport
 from blendhub.vllm.model.fingerprint import fingerprint
+from blendhub.vllm.model.pages import clear_pages
 from blendhub.vllm.model.sampling import Sampling
 from blendhub.vllm.worker.doubts import Doubts, Watch
 from blendhub.vllm.worker.forwards import Forwards
@@ -203,6 +205,9 @@ class ConnectorWorker(WorkerSide):
             self._report.opened = 1
 
     def _begin_loads(self, plan: StepPlan) -> None:
+        if self._context.model.recurrent:
+            for job in plan.loads:
+                self._clear(job)
         if plan.loads or self._loads:
             self._device.begin_step()
         for name in plan.cancelled:
@@ -216,6 +221,13 @@ class ConnectorWorker(WorkerSide):
             record.load, record.load_number = load, self._n_loads
         for load in self._loads:
             load.advance()
+
+    def _clear(self, job: LoadJob) -> None:
+        """Clear the blocks that a load does not fill by itself: before the device begins the step, whose copies fill
+        them in part."""
+        if job.decision.recomputes:
+            left = Span(job.decision.state_end, job.decision.end)
+            clear_pages(self._context.model, self._context.layers, job.blocks, left)
 
     @property
     def _is_repairing(self) -> bool:
