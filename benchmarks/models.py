@@ -1,6 +1,7 @@
 """What text that moves costs and keeps in models with recurrent layers: ``python -m benchmarks.models``.
 
-Models with random weights, in real vLLM: a gated delta rule (Qwen3-Next), short convolutions (LFM2).
+Models with random weights, in real vLLM: a gated delta rule (Qwen3-Next), short convolutions (LFM2), Mamba 2
+(Granite 4).
 """
 
 import json
@@ -20,7 +21,7 @@ from benchmarks.timing import in_turn, progress, ratios
 from blendhub import Span
 from blendhub.vllm.scheduler.segments import SEAM_TOKENS
 from harness.engines import Engine
-from harness.engines.shapes import LFM2, QWEN3_NEXT
+from harness.engines.shapes import GRANITE4, LFM2, QWEN3_NEXT
 
 DOCUMENTS, DOCUMENT_TOKENS = 20, 150
 MOVING: dict[str, Any] = SETTINGS | {
@@ -34,8 +35,9 @@ OPTIONS: dict[str, Any] = {
     "enable_prefix_caching": True,
     "max_model_len": 8192,
     "max_num_batched_tokens": 8192,
-    "arrange": ["harness.engines.dummy_weights:turn_keys_in_torch", "20"],
+    "arrange": ["harness.engines.dummy_weights:mend_for_cpus", "20"],
 }
+KINDS: dict[str, dict[str, Any]] = {"gated_delta": QWEN3_NEXT, "short_convolution": LFM2, "mamba2": GRANITE4}
 TIMED = QWEN3_NEXT | {
     "hidden_size": 512,
     "num_hidden_layers": 8,
@@ -105,7 +107,7 @@ def errors(documents: list[list[int]], width: str) -> dict[str, Any]:
 
 
 def rounding(place: Path, rounds: int) -> Iterator[Row]:
-    for name, shape in (("gated_delta", QWEN3_NEXT), ("short_convolution", LFM2)):
+    for name, shape in KINDS.items():
         measured: dict[str, list[dict[str, Any]]] = {"float32": [], "bfloat16": []}
         with started(place, shape | {"max_position_embeddings": 8192}, MOVING) as engine:
             for seed in range(rounds):
@@ -118,7 +120,7 @@ def rounding(place: Path, rounds: int) -> Iterator[Row]:
             yield row(f"maps_{name}_{width}", f"{of}: maps in {width}", "", errors_of_maps, bar, "lower")
         parts = [each["parts"] for each in measured["float32"]]
         yield row(f"parts_{name}", f"{of}: each document computed behind the one before", "", parts)
-        shares = [n / each["state_bytes"] for each in measured["bfloat16"] for n in each["bytes"]]
+        shares = [n / each["state_bytes"] for each in measured[shape["torch_dtype"]] for n in each["bytes"]]
         yield row(f"bytes_{name}", "a map, relative to a state, which here has numbers of the same width", "x", shares)
 
 

@@ -33,11 +33,12 @@ MODELS: Mapping[str, Claim] = MappingProxyType(
         "layers that read the KV of others (Gemma 3n)": ("text anywhere, repaired", "models.*KV of another layer"),
         "draft models with their own KV (EAGLE, MTP)": ("text anywhere, repaired", "drafts"),
         "tensor parallelism, two ranks": ("text anywhere, repaired", "ranks.*(two_ranks|same_kv)"),
-        "gated delta rules and short convolutions beside attention (Qwen3-Next, Qwen3.5, LFM2)": (
+        "gated delta rules, short convolutions and Mamba 2 beside attention "
+        "(Qwen3-Next, Qwen3.5, LFM2, Granite 4, Nemotron 3)": (
             "exact prefixes; with `policy.moves_states` text that two prompts repeat, which is repaired",
             "recurrent|segments",
         ),
-        "other recurrent layers beside attention (Mamba 2, KDA: Nemotron, Granite 4, Kimi Linear)": (
+        "other recurrent layers beside attention (KDA, Mamba 1: Kimi Linear, Jamba)": (
             "exact prefixes",
             "",
         ),

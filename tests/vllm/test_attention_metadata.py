@@ -11,14 +11,16 @@ import pytest
 import torch
 from vllm.config import set_current_vllm_config
 from vllm.engine.arg_utils import EngineArgs
+from vllm.v1.attention.backends.mamba2_attn import Mamba2AttentionBackend
 from vllm.v1.attention.backends.mla.triton_mla import TritonMLABackend
-from vllm.v1.kv_cache_interface import MLAAttentionSpec
+from vllm.v1.kv_cache_interface import MambaSpec, MLAAttentionSpec
 from vllm.v1.worker.utils import AttentionGroup
 
 from blendhub.core.spans import Span
 from blendhub.vllm.model.attention_metadata import SPANS, TABLE_BYTES, AttentionMetadata, OwnGroup
 from blendhub.vllm.model.recompute_set import RecomputeSet, RequestTokens
 from blendhub.vllm.model.upstream import Upstream
+from harness.engines.shapes import GRANITE4
 from tests.stand_in import StandIn
 from tests.vllm.shapes import DEEPSEEK
 
@@ -100,6 +102,31 @@ def test_a_span_is_to_a_backend_what_a_request_is(made):
     assert parts.prefill.query_start_loc.diff().tolist() == lengths[decodes:]
     # The keys before a span are gathered from the pages; a prompt's first span has none.
     assert parts.prefill.chunked_context.context_lens_list == [200, 0][decodes - 2 :]
+
+
+def test_a_span_of_mamba2_keeps_no_state_from_within_it(tmp_path):
+    """vLLM writes such a state into another block. With one block only, it would take the place of the last inputs."""
+    (tmp_path / "config.json").write_text(json.dumps(GRANITE4))
+    options: dict[str, Any] = {"skip_tokenizer_init": True, "enable_prefix_caching": True, "mamba_cache_mode": "align"}
+    config = EngineArgs(str(tmp_path), **options).create_engine_config()
+    cache, place = config.cache_config, torch.device("cpu")
+    cache.hash_block_size = cache.cache_hit_alignment_tokens = BLOCK_SIZE
+    shapes: dict[str, Any] = {"shapes": ((3, 4), (2, 8, 8)), "dtypes": (torch.float32,) * 2}
+    keeping: dict[str, Any] = {"num_prefill_checkpoint_blocks": 1, "prefill_checkpoint_alignment": 1}
+    spec = MambaSpec(block_size=BLOCK_SIZE, mamba_cache_mode="align", **shapes, **keeping)
+    backend: Any = Mamba2AttentionBackend
+    theirs = AttentionGroup(backend, ["layer"], spec, 0)
+    runner: Any = StandIn(
+        block_groups=[theirs], attention_groups=[[theirs]], kernel_block_sizes=[BLOCK_SIZE], device=place
+    )
+    with set_current_vllm_config(config):
+        theirs.create_metadata_builders(config, place, BLOCK_SIZE)
+        metadata = AttentionMetadata(runner, Upstream(), config)
+        for span, chunks in ((Span(0, 100), [0, 64, 100]), (Span(32, 170), [0, 32, 96, 138])):
+            made = metadata.of_states(span, {0: 7}, [torch.zeros(0, dtype=torch.int64)])["layer"]
+            assert made.checkpoint_meta is None and made.checkpoint_chunk_idx is None
+            assert made.state_indices_tensor_p.tolist() == [7] and made.cu_chunk_seqlen_p.tolist() == chunks
+            assert made.has_initial_states_p.tolist() == [made.prep_initial_states] == [span.start > 0]
 
 
 class Device:

@@ -11,21 +11,22 @@ import pytest
 
 from blendhub.hub.config import StoreChoice
 from harness.engines import Engine, disagreement
-from harness.engines.shapes import LFM2, QWEN3_NEXT
+from harness.engines.shapes import GRANITE4, LFM2, QWEN3_NEXT
 from harness.waiting import wait_until
 from tests.hub.processes import HubProcess
-from tests.vllm.arrangements import arrange, draw_wide_weights, fail_loads, inside, ranks, stored_states
+from tests.vllm.arrangements import arrange, fail_loads, inside, ranks, stored_states
 from tests.vllm.conftest import SETTINGS, TOLERANCE, drawn
 from tests.vllm.test_engine_ranks import RANKS
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
-SHAPES = {"short convolutions": LFM2, "gated delta rule": QWEN3_NEXT}
+SHAPES = {"short convolutions": LFM2, "gated delta rule": QWEN3_NEXT, "Mamba 2": GRANITE4}
 
 
 def start(folder, shape, settings=SETTINGS, **options):
     usual = {"load_format": "dummy", "seed": 7, "enable_prefix_caching": True, "dtype": shape["torch_dtype"]}
-    return Engine(drawn(folder, shape), settings, **{**usual, "arrange": arrange(draw_wide_weights), **options})
+    arranged = ["harness.engines.dummy_weights:mend_for_cpus"]
+    return Engine(drawn(folder, shape), settings, **{**usual, "arrange": arranged, **options})
 
 
 def state_tokens(engine):

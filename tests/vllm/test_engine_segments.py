@@ -6,7 +6,7 @@ import pytest
 
 from blendhub.vllm.scheduler.segments import SEAM_TOKENS, TAIL_TOKENS
 from harness.engines import Engine, disagreement
-from harness.engines.shapes import LFM2, QWEN3_NEXT
+from harness.engines.shapes import GRANITE4, LFM2, QWEN3_NEXT
 from tests.hub.processes import HubProcess
 from tests.vllm.arrangements import (
     arrange,
@@ -24,8 +24,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 MOVING = SETTINGS | {"policy": SETTINGS["policy"] | {"moves_states": True}}
 OPTIONS: dict[str, Any] = {"load_format": "dummy", "seed": 7, "enable_prefix_caching": True}
-SHAPES = {"short convolutions": LFM2, "gated delta rule": QWEN3_NEXT}
-EXACT = {"short convolutions": 1e-4, "gated delta rule": 0.02}
+SHAPES = {"short convolutions": LFM2, "gated delta rule": QWEN3_NEXT, "Mamba 2": GRANITE4}
+EXACT = {"short convolutions": 1e-4, "gated delta rule": 0.02, "Mamba 2": 1e-4}
 """How far log-probabilities of what is computed in parts may be off: float32, and bfloat16."""
 CUT_TOKENS = 64
 """A chunk that ends with a state is stored as a run by itself. What lies there of a text is not found if it is shorter;
@@ -37,7 +37,7 @@ GAIN = "20"
 
 
 def start(folder, shape, settings=MOVING, **options):
-    arranged = ["harness.engines.dummy_weights:turn_keys_in_torch", GAIN]
+    arranged = ["harness.engines.dummy_weights:mend_for_cpus", GAIN]
     usual = OPTIONS | {"dtype": shape["torch_dtype"], "arrange": arranged}
     engine = Engine(drawn(folder, shape), settings, **usual | options)
     inside(engine, note_states)

@@ -7,7 +7,7 @@ import pytest
 
 from blendhub.vllm.scheduler.segments import SEAM_TOKENS
 from harness.engines import deviation
-from harness.engines.shapes import LFM2, QWEN3_NEXT
+from harness.engines.shapes import GRANITE4, LFM2, QWEN3_NEXT
 from tests.vllm.arrangements import fail_repairs, inside, poison_blocks, spoil_states, unfinished_repairs
 from tests.vllm.test_engine_segments import CUT_TOKENS, MOVED, MOVING, make_segments, start
 
@@ -18,7 +18,11 @@ DOCUMENTS, BEHIND = 300 + 11 + 300, 9
 """The tokens of what moves, and of what stands behind it in a prompt."""
 ALWAYS = 1e6
 """A margin that no token reaches."""
-SHAPES = {"short convolutions": LFM2, "gated delta rule": QWEN3_NEXT | {"mlp_only_layers": [0, 1, 2]}}
+SHAPES = {
+    "short convolutions": LFM2,
+    "gated delta rule": QWEN3_NEXT | {"mlp_only_layers": [0, 1, 2]},
+    "Mamba 2": GRANITE4,
+}
 """The second has experts in its last layer only. Where two are almost as likely, rounding decides, and what follows
 from a token differs much."""
 WRITTEN: dict[str, Any] = {"sampling": {"ignore_eos": True}}
@@ -35,7 +39,11 @@ class Errors(NamedTuple):
     """The log-probabilities of half of the tokens are off by less."""
 
 
-ROUNDING = {"short convolutions": Errors(1e-5, 1e-5, 1e-5), "gated delta rule": Errors(0.01, 0.03, 0.015)}
+ROUNDING = {
+    "short convolutions": Errors(1e-5, 1e-5, 1e-5),
+    "gated delta rule": Errors(0.01, 0.03, 0.015),
+    "Mamba 2": Errors(1e-5, 1e-5, 1e-5),
+}
 """What is off where vLLM computes a prompt in two parts: in float32, and in bfloat16 about .007, .012 and .008."""
 
 

@@ -199,7 +199,11 @@ def _private_groups(runner: Runner, platform: Platform, config: VllmConfig) -> I
 def _private_group(
     group: AttentionGroup, device: torch.device, kernel_block_size: int, platform: Platform, config: VllmConfig
 ) -> AttentionGroup:
-    own = AttentionGroup(group.backend, group.layer_names, group.kv_cache_spec, group.kv_cache_group_id)
+    spec = group.kv_cache_spec
+    if getattr(spec, "num_prefill_checkpoint_blocks", 0):
+        # All blocks in our tables are the one with the request's state: a state from within a span has no place there.
+        spec = replace(spec, num_prefill_checkpoint_blocks=0)  # type: ignore[call-arg]
+    own = AttentionGroup(group.backend, group.layer_names, spec, group.kv_cache_group_id)
     with set_current_vllm_config(config):
         own.create_metadata_builders(config, device, kernel_block_size)
         platform.prepare_group(own, group)

@@ -13,26 +13,16 @@ import torch
 from vllm.model_executor.layers.mamba.mamba_utils import is_conv_state_dim_first
 
 from blendhub.core.errors import Unsupported
-from blendhub.vllm.model.states.recurrent_layer import (
-    SCRATCH,
-    Inputs,
-    MapInMaking,
-    RecurrentLayer,
-    SpanStates,
-    joined,
-    padded,
-)
+from blendhub.vllm.model.states.head_states import HeadStates
+from blendhub.vllm.model.states.recurrent_layer import Inputs, SpanStates, padded
 
 FORGOTTEN = 1e-3
 """A head whose ``A`` has a smaller (Frobenius) norm has forgotten what stood before the text: it is not stored."""
 
 
-class GatedDelta(RecurrentLayer):
-    """A gated delta rule behind a convolution, such as Qwen3-Next and Qwen3.5 have.
-
-    A map is a byte for each head, which says whether it remembers; the last inputs of the convolution; ``B`` of all
-    heads; and ``A`` of those that remember.
-    """
+class GatedDelta(HeadStates):
+    """A gated delta rule: a map has a byte for each head, which says whether it remembers; ``B`` of all heads; and
+    ``A`` of those that remember."""
 
     def __init__(self, name: str, layer: Any) -> None:
         super().__init__(name, layer)
@@ -42,15 +32,7 @@ class GatedDelta(RecurrentLayer):
         if layer.conv1d.bias is not None:
             raise Unsupported(f"{name} has a convolution with a bias, behind which values of 0 are not 0")
         self._heads, self._width = heads, width
-        self.map_dtype: torch.dtype = layer.kv_cache[0].dtype
-        """Of the matrices in maps: the model's own."""
         self._is_on_cpu = layer.kv_cache[1].device.type == "cpu"
-
-    @property
-    def _states(self) -> torch.Tensor:
-        """The states of the heads, by blocks."""
-        states: torch.Tensor = self._layer.kv_cache[1]
-        return states
 
     def stand_in(self, compute: Callable[[Inputs], None]) -> Any:
         own: Any = copy(self._layer)
@@ -80,62 +62,36 @@ class GatedDelta(RecurrentLayer):
         mixed, b, a, output = inputs
         gdn_attention.cpu_gdn_attention_core(mixed, b, a, output, self.name)
 
-    def compute_map(self, states: SpanStates, inputs: Inputs, making: MapInMaking, *, is_last: bool) -> None:
-        state = self._states[states.block]
-        unit = torch.eye(self._width, dtype=state.dtype, device=state.device).expand_as(state)
-        before, kept = making.begun.pop(self.name, (state.clone(), unit))
-        mixed, *gates, output = inputs
-        convolution = self._convolution[states.block].clone()
-        if making.tried is not None:
-            other = 1 - 2 * state
-            making.tried[self.name] = other, self._computed(states, convolution, other, inputs)
+    def _unit(self) -> torch.Tensor:
+        state = self._states[0]
+        return torch.eye(self._width, dtype=state.dtype, device=state.device).expand_as(state)
+
+    def _kept(self, states: SpanStates, inputs: Inputs, kept: torch.Tensor) -> torch.Tensor:
+        mixed, *others = inputs
+        convolution, mixed = self._convolution[states.block].clone(), mixed.clone()
         self._values_of_state(convolution).zero_()
-        mixed = mixed.clone()
         mixed[:, -self._heads * self._width :] = 0
-        kept = self._computed(states, convolution, kept, (mixed, *gates, output))
-        self.compute(states, inputs)
-        if not is_last:
-            making.begun[self.name] = before, kept
-            return
-        added = state.float() - self._product(kept.float(), before.float())
+        return self._computed(states, convolution, kept, (mixed, *others))
+
+    def _parts(self, kept: torch.Tensor, added: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         remembers = torch.linalg.matrix_norm(kept.float()) >= FORGOTTEN
-        matrices = torch.cat([added, kept[remembers]]).to(self.map_dtype)
-        making.done[self.name] = joined(remembers, self._convolution[states.block], matrices)
+        return remembers, torch.cat([added, kept[remembers]]).to(self.map_dtype)
 
-    def _computed(
-        self, states: SpanStates, convolution: torch.Tensor, state: torch.Tensor, inputs: Inputs
-    ) -> torch.Tensor:
-        """The state behind a span that the operator computes behind another state, in scratch."""
-        scratch: Any = copy(self._layer)
-        scratch.kv_cache = [rows.new_zeros(SCRATCH + 1, *rows.shape[1:]) for rows in self._layer.kv_cache]
-        scratch.kv_cache[0][SCRATCH], scratch.kv_cache[1][SCRATCH] = convolution, state
-        self._call(scratch, states.scratch, (*inputs[:-1], torch.empty_like(inputs[-1])))
-        behind: torch.Tensor = scratch.kv_cache[1][SCRATCH]
-        return behind
-
-    def go_over(self, block: int, map: torch.Tensor) -> None:
-        super().go_over(block, map[padded(self._heads) :])
-        self._states[block].copy_(self.mapped(self._states[block], map))
-
-    def mapped(self, state: torch.Tensor, map: torch.Tensor) -> torch.Tensor:
-        """What a map makes of a state."""
-        start = padded(self._heads) + super().length(map)
-        matrices = map[start:].view(self.map_dtype).view(-1, self._width, self._width)
-        # Copies, because the map may lie in memory that others read.
+    def _behind(self, state: torch.Tensor, parts: torch.Tensor) -> torch.Tensor:
+        matrices = parts[padded(self._heads) :].view(self.map_dtype).view(-1, self._width, self._width)
         matrices = matrices.to(state.device, non_blocking=True).to(state.dtype, copy=True)
         behind, kept = matrices[: self._heads], matrices[self._heads :]
-        remembering = self._flags(map).nonzero().flatten().to(state.device)
+        remembering = self._flags(parts).nonzero().flatten().to(state.device)
         behind[remembering] += self._product(kept, state[remembering])
         return behind
 
-    def _flags(self, maps: torch.Tensor) -> torch.Tensor:
+    def _flags(self, parts: torch.Tensor) -> torch.Tensor:
         """Which heads remember."""
-        return maps[: self._heads].ne(0)
+        return parts[: self._heads].ne(0)
 
-    def length(self, maps: torch.Tensor) -> int:
-        n = self._heads + int(self._flags(maps).sum())
-        n_bytes = n * self._width**2 * self.map_dtype.itemsize
-        return padded(self._heads) + super().length(maps) + padded(n_bytes)
+    def _length(self, parts: torch.Tensor) -> int:
+        n = self._heads + int(self._flags(parts).sum())
+        return padded(self._heads) + padded(n * self._width**2 * self.map_dtype.itemsize)
 
     def _product(self, kept: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
         """``A · state``: kernels for CPUs have a state's rows where others have its columns."""

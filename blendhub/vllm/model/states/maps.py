@@ -3,10 +3,13 @@
 from typing import Any
 
 import torch
+from vllm.model_executor.layers.mamba.mamba_mixer2 import MambaMixer2
 from vllm.model_executor.layers.mamba.short_conv import ShortConv
 
 from blendhub.core.errors import HubError, Unsupported
 from blendhub.vllm.model.states.gated_delta import GatedDelta
+from blendhub.vllm.model.states.head_states import HeadStates
+from blendhub.vllm.model.states.mamba2 import Mamba2
 from blendhub.vllm.model.states.recurrent_layer import MapInMaking, RecurrentLayer
 from blendhub.vllm.model.states.short_convolution import ShortConvolution
 
@@ -14,7 +17,7 @@ from blendhub.vllm.model.states.short_convolution import ShortConvolution
 def check_maps(making: MapInMaking, layers: list[RecurrentLayer], allowed: float) -> None:
     """Raise Unsupported if a map makes of another state what the layer's operator does not make of it."""
     for layer in layers:
-        if making.tried and isinstance(layer, GatedDelta):
+        if making.tried and isinstance(layer, HeadStates):
             other, expected = making.tried[layer.name]
             mapped = layer.mapped(other, making.done[layer.name])
             error = float((mapped - expected).float().norm() / expected.float().norm())
@@ -26,6 +29,8 @@ def recurrent_layer(name: str, layer: Any) -> RecurrentLayer:
     """Raises Unsupported for layers of another kind."""
     if isinstance(layer, ShortConv):
         return ShortConvolution(name, layer)
+    if isinstance(layer, MambaMixer2):
+        return Mamba2(name, layer)
     if hasattr(layer, "_forward_core") and hasattr(layer, "conv1d") and hasattr(layer, "A_log"):
         return GatedDelta(name, layer)
     raise Unsupported(f"{name} is a {type(layer).__name__}, of which BlendHub makes no map")
