@@ -30,11 +30,11 @@ from tests.public_api import PUBLIC
 
 DOCS = Path(__file__).parent.parent / "docs"
 STRUCTS: list[type[msgspec.Struct]] = [
-    *(hookspecs.PluginSpec, hookspecs.EngineInfo),
+    hookspecs.PluginSpec,
     *(report.Outcome, report.ReusedSpans, report.AuditOutcome, report.RepairOutcome, report.DoubtOutcome),
 ]
 
-FAR_AWAY = 2**20
+FAR_AWAY = 2**12
 """A bound that no one reaches by mistake."""
 
 Rows = Callable[[list[str]], list[str]]
@@ -51,24 +51,19 @@ def rows_of_options(struct: type[msgspec.Struct], _: list[str]) -> list[str]:
         default = defaults[option["name"]]
         shown = "none" if default in (None, msgspec.NODEFAULT) else f"`{json.dumps(as_written(default))}`"
         kind = option["type"].removesuffix(" or null").replace("any", "object").replace("' or '", "', '")
-        rows.append(f"| `{option['name']}` | {kind}{in_words(option['bounds'])} | {shown} | {option['description']} |")
+        is_told_by_default = shown != "none" and not re.search("'| or ", kind)
+        valid = ["" if is_told_by_default else kind, bounds_of(option["bounds"])]
+        cell = "; ".join(filter(None, [shown, ", ".join(filter(None, valid))]))
+        rows.append(f"| `{option['name']}` | {cell} | {option['description']} |")
     return rows
 
 
-def in_words(bounds: dict[str, Any]) -> str:
-    """The bounds of an option that a reader needs."""
-    words = {
-        "exclusiveMinimum": "above",
-        "minimum": "from",
-        "minItems": "entries from",
-        "maximum": "to",
-        "maxItems": "to",
-    }
-    said = " ".join(
-        f"{word} {bounds[name]}" for name, word in words.items() if name in bounds and bounds[name] < FAR_AWAY
-    )
-    pattern = bounds.get("pattern", "").replace("|", r"\|")
-    return "".join(f", {part}" for part in (said, f"pattern `{pattern}`" if pattern else "") if part)
+def bounds_of(bounds: dict[str, Any]) -> str:
+    """The bounds of an option that a reader needs. That a size or a time is not negative goes without saying."""
+    least, most = (bounds.get(f"{end}imum", bounds.get(f"{end}Items")) for end in ("min", "max"))
+    if most is None or most >= FAR_AWAY:
+        return ""
+    return f"at most {most}" if least is None else f"{least} to {most}" + " entries" * ("maxItems" in bounds)
 
 
 def as_written(value: object) -> object:

@@ -38,7 +38,7 @@ def read(page: Path) -> str:
 
 def test_the_hooks_are_documented_with_their_signatures():
     signatures = {re.sub(r"[\w.]+\.", "", f"{name}{inspect.signature(hook)}") for name, hook in HOOKS.items()}
-    assert set(re.findall(r"^### `(\w+\(.*)`$", read(DOCS / "plugins.md"), re.M)) == signatures
+    assert set(re.findall(r"^- `(\w+\(.*?)`", read(DOCS / "plugins.md"), re.M)) == signatures
     assert f"The API version is {hookspecs.API_VERSION}." in read(DOCS / "plugins.md")
 
 
@@ -133,7 +133,7 @@ def test_what_the_documents_say_to_write_is_understood():
             flags.append(ast.literal_eval(node.value))
         if isinstance(node, ast.keyword) and node.arg == "extra_args":
             bodies.append(ast.literal_eval(node.value))
-    assert len(flags) == 8 and len(bodies) == 2
+    assert len(flags) == 7 and len(bodies) == 2
     several = [one for one in json_examples(text) if one.get("kv_connector") == "MultiConnector"]
     assert len(several) == 1 and {one["kv_load_failure_policy"] for one in several} == {"recompute"}
     flags += [one["kv_connector_extra_config"]["connectors"][0] for one in several]
@@ -227,9 +227,9 @@ def test_the_picture_of_strips_has_every_colour_and_word():
 
 
 def test_the_eighteen_functions_on_a_request_s_way_exist():
-    rows = re.findall(r"^\| (\d+) \| `([\w.]+)` \| `([\w/]+)\.py` \|", read(DOCS / "how-it-works.md"), re.M)
-    assert [int(number) for number, _, _ in rows] == [*range(1, 19)]
-    for _, function, file in rows:
+    rows = re.findall(r"^\| `([\w.]+)` \| `([\w/]+)\.py` \|", read(DOCS / "how-it-works.md"), re.M)
+    assert len(rows) == 18
+    for function, file in rows:
         room = "blendhub" if file.startswith(("client/", "hub/")) else "blendhub.vllm"
         module = importlib.import_module(f"{room}.{file.replace('/', '.')}")
         assert callable(operator.attrgetter(function)(module)), function

@@ -98,7 +98,7 @@ def shard_bytes_of(layouts: Sequence[KVLayout]) -> int:
 
 
 MIN_DONOR_CONTEXT = 256
-"""KV that was computed with fewer tokens before it is no donor: see ``docs/donors.md``."""
+"""KV that was computed with fewer tokens before it is no donor: see ``docs/answers.md``."""
 MIN_SAVED_TOKENS = 64
 """Computed text between reused text is stored if it has so many tokens: matchers find no shorter text that has moved.
 In a prompt whose KV is all exact, shorter text is stored, too."""

@@ -41,20 +41,18 @@ class StoreChoice(PluginChoice, frozen=True, forbid_unknown_fields=True):
 class HubConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     listen: Annotated[
         tuple[Listen, ...],
-        Meta(description="where the hub listens; empty: one Unix socket that only this user can reach"),
+        Meta(description="where the hub listens; empty: a Unix socket that only this user can reach"),
     ] = ()
     arena_gib: Annotated[
         float,
         Meta(
             ge=0,
             le=2**20,
-            description="shared memory for KV; 0: a quarter of the available memory, at most half of /dev/shm and 64 "
-            "GiB, divided by the machine's data-parallel engines",
+            description="shared memory for KV; 0: a quarter of what is available, at most half of /dev/shm and 64 GiB, "
+            "divided by the machine's data-parallel engines",
         ),
     ] = 0.0
-    store: Annotated[
-        StoreChoice | None, Meta(description="keeps KV beyond memory and restarts; none: KV is in memory only")
-    ] = None
+    store: Annotated[StoreChoice | None, Meta(description="keeps KV beyond memory and restarts")] = None
     silence_s: Annotated[float, Meta(gt=0, description="a process that sends nothing for so long is given up")] = 15.0
     metrics: Annotated[str, Meta(description="HOST:PORT of /metrics and /healthz; port 0: any; empty: not served")] = (
         "127.0.0.1:0"

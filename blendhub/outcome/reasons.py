@@ -53,15 +53,14 @@ MESSAGES = {
     Why.NO_STATE: "it is stored, and behind it no state of the model's recurrent layers, from which they could go on",
     Why.NO_MAP: "it is stored elsewhere, but not as a segment, as which alone text moves in a model with recurrent "
     "layers",
-    Why.ON_THE_WAY: "it is in the store, and was not in memory yet when the lookup had to answer (lookup_timeout_s)",
+    Why.ON_THE_WAY: "it is in the store, and did not come into memory in time (lookup_timeout_s)",
     Why.TOO_LITTLE: "it is stored, but too little could be reused (policy.min_reused_tokens)",
-    Why.TOO_MUCH: "it is stored, but so much beside it is not that reuse would recompute more than 80%",
-    Why.TOO_SLOW: "it is stored, but by times measured at the engine's start computing it is sooner done than reuse",
-    Why.NO_SCRATCH: "it is stored, but vLLM has too few free blocks to blend a prompt of a model with windows",
-    Why.BEYOND: "it is stored at positions beyond max_model_len, from which its keys cannot be turned",
-    Why.BEHIND_HOLE: "it is stored, but stands behind text that is not, and this request computes no holes",
-    Why.LAST: "it is stored, but vLLM always computes the last token, and with EAGLE or MTP the last one of what is "
-    "stored",
+    Why.TOO_MUCH: "it is stored, but reuse would recompute more than 80% of the tokens",
+    Why.TOO_SLOW: "it is stored, but by times measured at the start computing it is faster",
+    Why.NO_SCRATCH: "it is stored, but vLLM has too few free blocks to blend with attention windows",
+    Why.BEYOND: "it is stored at positions beyond max_model_len, from which keys cannot be turned",
+    Why.BEHIND_HOLE: "it is stored, but behind text that is not, and this request computes no holes",
+    Why.LAST: "it is stored, but vLLM always computes the last token, and with EAGLE or MTP the last stored one",
     Why.FAILED: "it is stored, but its load failed",
     Why.ENDED: "the request ended before it was looked up or loaded",
     Why.OFF: "mode is off",
@@ -69,9 +68,9 @@ MESSAGES = {
     Why.REQUEST: "requests of this kind reuse nothing",
     Why.ADAPTER: "the weights of the request's LoRA adapter were not known",
     Why.BAD_REQUEST: "the request's settings or its cache salt are not valid",
-    Why.ALL_COMPUTED: "the request needs every token computed, as prompt logprobs do",
-    Why.OTHER_CONNECTOR: "another connector of MultiConnector loads the request's KV, or vLLM computes it to return "
-    "routed experts",
+    Why.ALL_COMPUTED: "the request needs every token computed, as for prompt logprobs",
+    Why.OTHER_CONNECTOR: "another connector of MultiConnector loads the KV, or vLLM computes it to return routed "
+    "experts",
     Why.HUB_FAILED: "the hub's answer did not come in time (lookup_timeout_s)",
     Why.MODEL: "this model is served without reuse",
 }

@@ -37,8 +37,7 @@ class ReusePolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     min_reused_tokens: Annotated[
         Annotated[int, Meta(ge=1)] | None,
         Meta(
-            description="fewer reusable tokens, beyond vLLM's own cache, are not reused; default: times measured on "
-            "the loaded model decide"
+            description="fewer reusable tokens, beyond vLLM's own cache, are not reused; default: measured times decide"
         ),
     ] = None
     moves_states: Annotated[
@@ -77,7 +76,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ] = ""
     transport: Annotated[
         PluginChoice | None,
-        Meta(description="how this engine's processes reach the hub; default: zmq"),
+        Meta(description="how this engine reaches the hub; default: zmq"),
     ] = None
     hub: Annotated[EmbeddedHubConfig, Meta(description="the embedded hub: the keys of hub.toml")] = EmbeddedHubConfig()
     matchers: Annotated[
@@ -96,38 +95,35 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ] = "blend"
     recompute_ratio: Annotated[
         Share | Literal["auto"],
-        Meta(
-            description="share of the moved text that is recomputed; auto: the hub finds it from what repairs say of "
-            "answers"
-        ),
+        Meta(description="share of the moved text that is recomputed; auto: the hub finds it"),
     ] = 0.3
     donors: Annotated[
         Literal["all", "trusted"],
         Meta(
-            description="whose KV may be moved into other prompts: that of all requests, or of those that say donate "
-            "and of `blendhub warm`"
+            description="whose KV may be moved: that of all requests, or of those that say donate and of `blendhub "
+            "warm`"
         ),
     ] = "all"
     policy: Annotated[ReusePolicy, Meta(description="limits within which reuse pays")] = ReusePolicy()
     audit_share: Annotated[
         Share,
-        Meta(description="share of the blended requests that are audited, at least one in ten minutes; 0: none"),
+        Meta(description="share of blended requests that are audited, at least one in ten minutes; 0: none"),
     ] = 0.001
     expected_agreement: Annotated[
-        Share, Meta(description="vLLM's log warns if fewer of the audited requests agree on the first token")
+        Share, Meta(description="vLLM's log warns if fewer audits agree on the first token")
     ] = 0.9
     repair: Annotated[
         RepairMode,
         Meta(
             description="compute blended KV anew while the answer is written; idle: while no prompt waits and at most "
-            "four answers are written, on accelerators none but such; always: beside other work, too"
+            "four answers are written; always: beside other work, too"
         ),
     ] = "idle"
     repair_share: Annotated[
         Annotated[float, Meta(gt=0)] | None,
         Meta(
-            description="by how much steps that write answers may take longer for repairs, on average; default: 0.5 on "
-            "CPUs, and 0.25 on accelerators"
+            description="how much longer steps that write answers may take for repairs, on average; default: 0.5 on "
+            "CPUs, 0.25 on accelerators"
         ),
     ] = None
     repair_after_s: Annotated[
@@ -138,23 +134,23 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         float,
         Meta(
             ge=0,
-            description="a token of a greedy answer waits until all KV is exact if the likeliest one leads by less "
-            "than this, in nats; 0: no token waits",
+            description="a token of a greedy answer waits until all KV is exact if the likeliest one leads by less, in "
+            "nats; 0: none waits",
         ),
     ] = 0.5
     doubt_pause_s: Annotated[
         Annotated[float, Meta(ge=0)] | None,
         Meta(
-            description="how long a step may be held for tokens in doubt; default: as long as vLLM takes for a prompt "
-            "of max_num_batched_tokens",
+            description="how long a step may be held for tokens in doubt; default: vLLM's time for a prompt of "
+            "max_num_batched_tokens",
         ),
     ] = None
     store: Annotated[bool, Meta(description="store what this engine computes")] = True
     store_blended: Annotated[
         bool | None,
         Meta(
-            description="store blended KV, too, for prompts that repeat its whole prefix; default: if the arena holds "
-            "four prompts of max_model_len"
+            description="store blended KV for prompts that repeat its whole prefix; default: if the arena holds four "
+            "prompts of max_model_len"
         ),
     ] = None
     chunk_tokens: Annotated[int, Meta(ge=1, le=2**16, description="tokens of a chunk of stored KV")] = 256
@@ -167,9 +163,9 @@ class RequestSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     mode: Annotated[Mode | None, Meta(description="overrides the engine's")] = None
     recompute_ratio: Annotated[Share | None, Meta(description="overrides the engine's")] = None
     store: Annotated[bool, Meta(description="false: store nothing of this request")] = True
-    donate: Annotated[
-        bool, Meta(description="true: what this request stores may be moved into other prompts, if donors is trusted")
-    ] = False
+    donate: Annotated[bool, Meta(description="true: what this request stores may be moved, if donors is trusted")] = (
+        False
+    )
     explain: Annotated[bool, Meta(description="true: the response lists the loaded and the recomputed spans")] = False
     settled: Annotated[bool, Meta(description="false: take no KV that earlier requests blended")] = True
     audit: Annotated[bool, Meta(description="true: audit this request if it blends")] = False
@@ -179,8 +175,7 @@ class RequestSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         int,
         Meta(
             ge=0,
-            description="of a prompt that another engine has computed: from where on its KV may be blended, as that "
-            "engine's report says",
+            description="from where on another engine's KV of this prompt may be blended, as its report says",
         ),
     ] = 0
 

@@ -149,7 +149,7 @@ def test_containers_that_share_the_volume_share_kv_and_a_hub_that_returns_is_fou
 
 
 def test_what_happens_without_what_the_table_in_operate_names(machine, tmp_path):
-    """The first test shows what the table's other rows name not to be shared."""
+    """The first test shows what need not be shared."""
     user, volume, apart = ENGINE.user, machine.volume, ENGINE.endpoint.replace("/blendhub/", "/elsewhere/")
     os.chown(tmp_path, user, user)
     in_a_directory = f"ipc://{tmp_path}/hub.sock"  # which both have

@@ -21,63 +21,63 @@ COUNTERS: Mapping[str, str] = MappingProxyType(
         "forgotten_chunks": "Evicted chunks that no store had",
         "store_saves": "Chunks saved to the store",
         "store_loads": "Chunks loaded from the store",
-        "store_skipped": "Chunks that were evicted before the store had them",
+        "store_skipped": "Chunks evicted before the store had them",
         "store_failures": "Failed operations of the store",
         "store_corrupted": "Damaged entries that the store dropped",
-        "fleet_published_chunks": "Chunks of other hubs that became matchable in this hub",
+        "fleet_published_chunks": "Chunks of other hubs that became matchable here",
         "fleet_dropped_chunks": "Chunks that other hubs dropped",
         "fleet_snapshots": "How often the hub read the whole catalogue",
-        "fleet_failures": "Failed calls to follow the log of the catalogue",
+        "fleet_failures": "Failed calls to follow the catalogue's log",
         "fleet_refused_runs": "Runs of the catalogue that this hub cannot use",
     }
 )
 GAUGES: Mapping[str, str] = MappingProxyType(
     {
         "arena_bytes": "Size of the arena",
-        "arena_reserved_bytes": "Bytes of the arena that are reserved",
+        "arena_reserved_bytes": "Reserved bytes of the arena",
         "arena_free_bytes": "Free bytes of what is reserved",
-        "arena_missing_bytes": "Bytes of the arena for which memory did not suffice",
-        "arena_quarantined_bytes": "Bytes of slots of revoked leases that a process may still write into",
+        "arena_missing_bytes": "Bytes for which memory did not suffice",
+        "arena_quarantined_bytes": "Bytes of revoked slots that a process may still write into",
         "chunks": "Matchable chunks",
         "chunks_in_arena": "Matchable chunks in memory",
         "matcher_bytes": "Memory of the matchers",
         "sessions": "Registered processes",
         "engines": "Engines of the registered processes",
-        "read_leases": "Current leases to read",
-        "write_leases": "Current leases to write",
-        "oldest_read_lease_seconds": "Age of the oldest lease to read; if it only grows, a client leaks leases",
-        "oldest_write_lease_seconds": "Age of the oldest lease to write; if it only grows, a client leaks leases",
+        "read_leases": "Leases to read",
+        "write_leases": "Leases to write",
+        "oldest_read_lease_seconds": "Age of the oldest lease to read; if it only grows, a client leaks them",
+        "oldest_write_lease_seconds": "Age of the oldest lease to write; if it only grows, a client leaks them",
         "store_bytes": "Bytes in the store",
         "store_waiting_chunks": "Chunks that wait to be saved",
         "fleet_hubs": "Live hubs of the fleet, including this one",
-        "fleet_behind": "Changes of the fleet that are still to be applied",
+        "fleet_behind": "Changes of the fleet still to be applied",
         "fleet_in_step": "1 while the shared store answers, 0 while the hub serves alone",
     }
 )
 OF_NAMESPACE: Mapping[str, str] = MappingProxyType(
     {
-        "namespace_variants": "Variants of a model, each a LoRA adapter with a salt, that have stored KV",
+        "namespace_variants": "Variants of a model, each a LoRA adapter with a salt",
         "namespace_runs": "Stored runs of a model",
         "namespace_chunks": "Stored chunks of a model",
         "namespace_tokens": "Stored tokens of a model",
-        "namespace_recent_audits": "The last audits that engines of a model reported, at most 512",
-        "namespace_recent_audit_disagreements": "Those of the last audits whose first tokens differed",
-        "namespace_recompute_ratio": "Share of a model's moved text that is recomputed where recompute_ratio is auto",
+        "namespace_recent_audits": "The last audits of a model, at most 512",
+        "namespace_recent_audit_disagreements": "Those of them whose first tokens differed",
+        "namespace_recompute_ratio": "Share of a model's moved text that is recomputed with recompute_ratio auto",
     }
 )
 """The gauges with the label ``namespace``, the digest of a model's namespace."""
 
 COUNTERS_OF_NAMESPACE: Mapping[str, str] = MappingProxyType(
     {
-        "namespace_audits": "Audits that engines of a model reported",
+        "namespace_audits": "Audits of a model",
         "namespace_audit_disagreements": "Audits whose first tokens differed",
     }
 )
 AGREEMENT: Mapping[str, str] = MappingProxyType(
     {
-        "namespace_agreement_ratio": "Share of a model's last audits in which reuse did not change the first tokens",
-        "namespace_agreement_low_ratio": "The lower end of the 95% confidence interval of that share",
-        "namespace_agreement_high_ratio": "The upper end of the 95% confidence interval of that share",
+        "namespace_agreement_ratio": "Share of a model's last audits whose first tokens were the same",
+        "namespace_agreement_low_ratio": "Lower end of its 95% confidence interval",
+        "namespace_agreement_high_ratio": "Upper end of its 95% confidence interval",
     }
 )
 """The gauges of models that were audited."""

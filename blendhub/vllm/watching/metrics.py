@@ -15,55 +15,55 @@ from blendhub.vllm.watching.stats import AUDITS, FIRST_TOKEN, AuditRecord
 
 PREFIX = "vllm:blendhub_"
 COUNTERS: dict[str, str] = {
-    "requests_blended": "Requests for which moved text or settled KV was loaded.",
-    "requests_exact": "Requests for which only exact text was reused.",
-    "requests_with_holes": "Requests for which tokens between reused ones were computed.",
+    "requests_blended": "Requests that loaded moved text or settled KV.",
+    "requests_exact": "Requests that reused only exact text.",
+    "requests_with_holes": "Requests that computed tokens between reused ones.",
     "loads_failed": "Requests whose stored KV could not be loaded.",
     "tokens_exact": "Tokens reused exactly.",
     "tokens_settled": "Tokens reused as they were blended before.",
-    "tokens_moved": "Tokens reused at another position.",
+    "tokens_moved": "Tokens reused at another position or behind other text.",
     "tokens_recomputed": "Moved tokens that were recomputed.",
     "tokens_in_holes": "Tokens between reused ones that were computed.",
     "saved_tokens": "Tokens whose KV was stored.",
     "requests_repaired": "Requests whose approximate KV was all computed anew.",
-    "tokens_repaired": "Tokens that repairs have computed anew, also those that were given up.",
+    "tokens_repaired": "Tokens that repairs computed anew, also of repairs that were given up.",
     "answers_held": "Answers of which a token in doubt waited.",
-    "answers_held_differing": "Those of them whose likeliest token was another one from exact KV.",
+    "answers_held_differing": "Those of them where exact KV said another token.",
     "tokens_doubted": "Tokens in doubt that did not wait, because of doubt_pause_s.",
 }
 """The counters without a label."""
 
 LABELLED: dict[str, tuple[str, str, str]] = {
-    "refused_": ("requests_without_reuse", "reason", "Requests for which nothing was reused, by reason."),
+    "refused_": ("requests_without_reuse", "reason", "Requests that reused nothing, by reason."),
     "tokens_loaded_": (
         "tokens_loaded",
         "source",
-        "Tokens whose KV was loaded, by where it came from: this engine's blocks, the hub's memory or its store.",
+        "Tokens whose KV was loaded, by source: this engine's blocks, the hub's memory or its store.",
     ),
     "saves_failed_": ("saves_failed", "reason", "Saves that failed, by error."),
     "repairs_ended_": ("repairs_ended_early", "reason", "Repairs that ended before all KV was exact, by reason."),
     "answer_tokens_compared_": (
         "answer_tokens_compared",
         "position",
-        "Tokens of repaired answers that were compared with the likeliest ones from exact KV, by their place.",
+        "Tokens of repaired answers that were compared with what exact KV says, by position.",
     ),
-    "answer_tokens_differing_": ("answer_tokens_differing", "position", "Those of them that are not the likeliest."),
+    "answer_tokens_differing_": ("answer_tokens_differing", "position", "Those of them that differ."),
     "reservations_failed_": ("reservations_failed", "reason", "Reservations of slots that failed, by error."),
 }
 """The counters whose names end with a label: the beginning of the name, the metric, the label, the help text."""
 
 SECONDS: dict[str, str] = {
-    "lookup_seconds": "Time from the begin of a lookup until its answer was used.",
-    "load_seconds": "Time from the begin of a load until its KV was copied.",
-    "blend_seconds": "Time spent on choosing and recomputing tokens of a request.",
-    "probe_seconds": "Time spent on choosing tokens of a request.",
-    "recompute_seconds": "Time spent on computing these tokens and the holes of a request.",
+    "lookup_seconds": "Time from a lookup until its answer was used.",
+    "load_seconds": "Time from the start of a load until its KV was copied.",
+    "blend_seconds": "Time for choosing and recomputing tokens of a request.",
+    "probe_seconds": "Time for choosing the tokens of a request.",
+    "recompute_seconds": "Time for computing chosen tokens and the holes of a request.",
     "held_seconds": "Time for which a token in doubt waited.",
-    "save_seconds": "Time from the begin of a save until the hub had committed it.",
+    "save_seconds": "Time from the start of a save until the hub had committed it.",
 }
 """The histograms without a label."""
 
-FIRST_TOKENS = "Time from a request's arrival until its first token was sampled, by its reuse: none, exact, or blended."
+FIRST_TOKENS = "Time from arrival to the first token, by reuse: none, exact, or blended."
 OF_AUDITS: dict[str, str] = {
     "audits": "Blended requests that were audited.",
     "audit_disagreements": "Audited requests whose likeliest first token differs.",

@@ -13,20 +13,20 @@ class FleetOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         str,
         Meta(
             pattern="^(rediss?|unix)://",
-            description="the URL of Redis, such as rediss://:PASSWORD@HOST:6379/0; rediss is with TLS",
+            description="Redis: redis://HOST:PORT, unix://PATH, or with TLS rediss://:PASSWORD@HOST:PORT/0",
         ),
     ] = "redis://127.0.0.1:6379"
     group: Annotated[
         str,
         Meta(
             pattern=r"^[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}$",
-            description="hubs of one group follow each other; give each set of models its own",
+            description="hubs of a group follow each other; give each set of models its own",
         ),
     ] = "default"
     share: Annotated[
         Literal["all", "reused"], Meta(description="which chunks go out: all, or those that a prompt asks for again")
     ] = "all"
-    rate_mib_s: Annotated[float, Meta(ge=0, description="the most MiB that this hub sends in a second; 0: any")] = 0.0
+    rate_mib_s: Annotated[float, Meta(ge=0, description="the most MiB a second that this hub sends; 0: any")] = 0.0
     capacity_gib: Annotated[
         float,
         Meta(gt=0, le=2**33, description="the most that is catalogued; what was longest not used is dropped for all"),
@@ -39,20 +39,17 @@ class FleetOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class DirectoryOptions(FleetOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    path: Annotated[str, Meta(description="the directory, by which every hub of the group reaches the same files")] = ""
+    path: Annotated[str, Meta(description="the directory, with the same files for every hub of the group")] = ""
     unix_group: Annotated[
         str,
-        Meta(
-            description="a Unix group, by name or number, whose members may use the files; empty: only this hub's "
-            "user may"
-        ),
+        Meta(description="a Unix group, by name or number, whose members may use the files; empty: only this user"),
     ] = ""
     transfer_deadline_s: Annotated[
         float,
         Meta(
             gt=0,
             le=60,
-            description="how long a step, such as to open a file or to copy a MiB, may take",
+            description="how long a step, such as copying a MiB, may take",
         ),
     ] = 5.0
 

@@ -11,16 +11,16 @@ class MooncakeOptions(FleetOptions, frozen=True, kw_only=True, forbid_unknown_fi
         str,
         Meta(
             pattern=r"^\S+:\S+$",
-            description="where mooncake_master listens, as HOST:PORT, or etcd://HOST:PORT where there are several",
+            description="where mooncake_master listens: HOST:PORT, or etcd://HOST:PORT if there are several",
         ),
     ] = "127.0.0.1:50051"
     address: Annotated[
         str,
-        Meta(description="this machine's address, as Mooncake's nodes see it; empty: its address towards the master"),
+        Meta(description="this machine's address for Mooncake's nodes; empty: that towards the master"),
     ] = ""
-    metadata: Annotated[
-        str, Meta(description="Mooncake's metadata server, the same for all of its clients and nodes")
-    ] = "P2PHANDSHAKE"
+    metadata: Annotated[str, Meta(description="Mooncake's metadata server, the same for all clients and nodes")] = (
+        "P2PHANDSHAKE"
+    )
     protocol: Annotated[Literal["tcp", "rdma"], Meta(description="how Mooncake transfers chunks")] = "tcp"
-    devices: Annotated[str, Meta(description="the RDMA devices, separated by commas; empty: Mooncake chooses")] = ""
+    devices: Annotated[str, Meta(description="RDMA devices, with commas between; empty: Mooncake chooses")] = ""
     transfer_deadline_s: Annotated[float, Meta(gt=0, le=60, description="how long a call of Mooncake may take")] = 5.0

@@ -10,7 +10,7 @@ BlockTokens: TypeAlias = Annotated[
     Meta(
         ge=0,
         le=65536,
-        description="neighbours that are picked together; 0: 16, or as many as are computed in the time of one",
+        description="neighbours picked together; 0: 16, or as many as are computed in the time of one",
     ),
 ]
 
@@ -21,7 +21,7 @@ class HkvdOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     )
     layer: Annotated[int, Meta(ge=1, description="the layer at which it is compared")] = 1
     probe_share: Annotated[
-        float, Meta(gt=0, le=1, description="how much of the moved text is probed: less is faster, and less sure")
+        float, Meta(gt=0, le=1, description="how much of the moved text is probed: less is faster and less sure")
     ] = 0.25
     block_tokens: BlockTokens = 0
     window_tokens: Annotated[
@@ -29,8 +29,7 @@ class HkvdOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Meta(
             ge=0,
             le=4096,
-            description="a token that deviates is picked with what follows it, so many in all; "
-            "0: blocks are picked instead",
+            description="tokens picked together, one that deviates and what follows it; 0: blocks are picked instead",
         ),
     ] = 0
 
@@ -62,7 +61,7 @@ class AttendedOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Meta(
             ge=0,
             le=256,
-            description="a token is picked with what follows it, so many in all; 0: as many as are computed in the "
-            "time of one",
+            description="tokens picked together, a token and what follows it; 0: as many as are computed in the time "
+            "of one",
         ),
     ] = 0

@@ -9,9 +9,7 @@ from msgspec import Meta
 class DiskOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     path: Annotated[
         str,
-        Meta(
-            description="the store's directory, created if missing; empty: blendhub/disk in the user's cache directory"
-        ),
+        Meta(description="the directory, made if missing; empty: blendhub/disk in the user's cache directory"),
     ] = ""
     capacity_gib: Annotated[
         float,
@@ -20,7 +18,7 @@ class DiskOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     fsync: Annotated[
         bool,
         Meta(
-            description="wait until each write is on the disk: slower, but a power cut loses nothing; without it the "
-            "newest chunks may be lost"
+            description="wait for each write: slower, but a power cut loses nothing; without it, it may lose the "
+            "newest chunks"
         ),
     ] = False
