@@ -35,9 +35,13 @@ MODELS: Mapping[str, Claim] = MappingProxyType(
         "tensor parallelism, two ranks": ("text anywhere, repaired", "ranks.*(two_ranks|same_kv)"),
         "gated delta rules and short convolutions beside attention (Qwen3-Next, Qwen3.5, LFM2)": (
             "exact prefixes; with `policy.moves_states` text that two prompts repeat, which is repaired",
-            "recurrent|segments",
+            "(recurrent|segments)(?!.*Kimi)",
         ),
-        "other recurrent layers beside attention (Mamba 2, KDA: Nemotron, Granite 4, Kimi Linear)": (
+        "Kimi delta attention beside MLA (Kimi Linear with plain torch in place of its kernels; of Ling 3 one layer)": (
+            "exact prefixes; with `policy.moves_states` text that two prompts repeat, which is repaired",
+            "(recurrent|segments).*Kimi",
+        ),
+        "other recurrent layers beside attention (Mamba 2: Nemotron, Granite 4)": (
             "exact prefixes",
             "",
         ),
