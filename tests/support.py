@@ -36,9 +36,13 @@ MODELS: Mapping[str, Claim] = MappingProxyType(
         "gated delta rules, short convolutions and Mamba 2 beside attention "
         "(Qwen3-Next, Qwen3.5, LFM2, Granite 4, Nemotron 3)": (
             "exact prefixes; with `policy.moves_states` text that two prompts repeat, which is repaired",
-            "recurrent|segments",
+            "(recurrent|segments)(?!.*Kimi)",
         ),
-        "other recurrent layers beside attention (KDA, Mamba 1: Kimi Linear, Jamba)": (
+        "Kimi delta attention beside MLA (Kimi Linear with plain torch in place of its kernels; of Ling 3 one layer)": (
+            "exact prefixes; with `policy.moves_states` text that two prompts repeat, which is repaired",
+            "(recurrent|segments).*Kimi",
+        ),
+        "other recurrent layers beside attention (lightning attention, Mamba 1: Ling 2.5, Jamba)": (
             "exact prefixes",
             "",
         ),

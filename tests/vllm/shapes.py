@@ -79,3 +79,28 @@ OPT = COMMON | {
 }
 BLOOM = COMMON | {"architectures": ["BloomForCausalLM"], "model_type": "bloom", "n_layer": 3, "n_head": 4}
 QWEN3 = LLAMA | {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "rope_scaling": None}
+KIMI_LINEAR = COMMON | {
+    "architectures": ["KimiLinearForCausalLM"],
+    "model_type": "kimi_linear",
+    "intermediate_size": 256,
+    "num_hidden_layers": 4,
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 512,
+    "q_lora_rank": None,
+    "qk_nope_head_dim": 32,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 32,
+    "mla_use_nope": True,
+    "num_experts": None,
+    "linear_attn_config": {
+        "head_dim": 32,
+        "num_heads": 4,
+        "short_conv_kernel_size": 4,
+        "kda_layers": [1, 2, 3],
+        "full_attn_layers": [4],
+    },
+    "rms_norm_eps": 1e-6,
+    "hidden_act": "silu",
+    "tie_word_embeddings": False,
+}
+"""vLLM has no kernels for it on CPUs: see ``kimi_stand_ins``."""

@@ -16,16 +16,24 @@ from harness.waiting import wait_until
 from tests.hub.processes import HubProcess
 from tests.vllm.arrangements import arrange, fail_loads, inside, ranks, stored_states
 from tests.vllm.conftest import SETTINGS, TOLERANCE, drawn
+from tests.vllm.shapes import KIMI_LINEAR
 from tests.vllm.test_engine_ranks import RANKS
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
-SHAPES = {"short convolutions": LFM2, "gated delta rule": QWEN3_NEXT, "Mamba 2": GRANITE4}
+SHAPES = {
+    "short convolutions": LFM2,
+    "gated delta rule": QWEN3_NEXT,
+    "Mamba 2": GRANITE4,
+    "Kimi delta attention": KIMI_LINEAR,
+}
 
 
 def start(folder, shape, settings=SETTINGS, **options):
     usual = {"load_format": "dummy", "seed": 7, "enable_prefix_caching": True, "dtype": shape["torch_dtype"]}
     arranged = ["harness.engines.dummy_weights:mend_for_cpus"]
+    if shape is KIMI_LINEAR:
+        arranged = ["tests.vllm.kimi_stand_ins:put_in_place", "20"]
     return Engine(drawn(folder, shape), settings, **{**usual, "arrange": arranged, **options})
 
 

@@ -18,14 +18,16 @@ from tests.vllm.arrangements import (
     ranks,
 )
 from tests.vllm.conftest import SETTINGS, drawn
+from tests.vllm.shapes import KIMI_LINEAR
 from tests.vllm.test_engine_ranks import RANKS
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 MOVING = SETTINGS | {"policy": SETTINGS["policy"] | {"moves_states": True}}
 OPTIONS: dict[str, Any] = {"load_format": "dummy", "seed": 7, "enable_prefix_caching": True}
-SHAPES = {"short convolutions": LFM2, "gated delta rule": QWEN3_NEXT, "Mamba 2": GRANITE4}
-EXACT = {"short convolutions": 1e-4, "gated delta rule": 0.02, "Mamba 2": 1e-4}
+KIMI_DELTA = "Kimi delta attention"
+SHAPES = {"short convolutions": LFM2, "gated delta rule": QWEN3_NEXT, "Mamba 2": GRANITE4, KIMI_DELTA: KIMI_LINEAR}
+EXACT = {"short convolutions": 1e-4, "gated delta rule": 0.02, "Mamba 2": 1e-4, KIMI_DELTA: 1e-3}
 """How far log-probabilities of what is computed in parts may be off: float32, and bfloat16."""
 CUT_TOKENS = 64
 """A chunk that ends with a state is stored as a run by itself. What lies there of a text is not found if it is shorter;
@@ -38,6 +40,8 @@ GAIN = "20"
 
 def start(folder, shape, settings=MOVING, **options):
     arranged = ["harness.engines.dummy_weights:mend_for_cpus", GAIN]
+    if shape["model_type"] == "kimi_linear":
+        arranged = ["tests.vllm.kimi_stand_ins:put_in_place", GAIN]
     usual = OPTIONS | {"dtype": shape["torch_dtype"], "arrange": arranged}
     engine = Engine(drawn(folder, shape), settings, **usual | options)
     inside(engine, note_states)

@@ -9,7 +9,8 @@ from blendhub.vllm.scheduler.segments import SEAM_TOKENS
 from harness.engines import deviation
 from harness.engines.shapes import GRANITE4, LFM2, QWEN3_NEXT
 from tests.vllm.arrangements import fail_repairs, inside, poison_blocks, spoil_states, unfinished_repairs
-from tests.vllm.test_engine_segments import CUT_TOKENS, MOVED, MOVING, make_segments, start
+from tests.vllm.shapes import KIMI_LINEAR
+from tests.vllm.test_engine_segments import CUT_TOKENS, KIMI_DELTA, MOVED, MOVING, make_segments, start
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -22,6 +23,7 @@ SHAPES = {
     "short convolutions": LFM2,
     "gated delta rule": QWEN3_NEXT | {"mlp_only_layers": [0, 1, 2]},
     "Mamba 2": GRANITE4,
+    KIMI_DELTA: KIMI_LINEAR,
 }
 """The second has experts in its last layer only. Where two are almost as likely, rounding decides, and what follows
 from a token differs much."""
@@ -43,6 +45,7 @@ ROUNDING = {
     "short convolutions": Errors(1e-5, 1e-5, 1e-5),
     "gated delta rule": Errors(0.01, 0.03, 0.015),
     "Mamba 2": Errors(1e-5, 1e-5, 1e-5),
+    KIMI_DELTA: Errors(1e-4, 1e-4, 1e-4),
 }
 """What is off where vLLM computes a prompt in two parts: in float32, and in bfloat16 about .007, .012 and .008."""
 

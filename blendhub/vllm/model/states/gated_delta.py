@@ -29,10 +29,14 @@ class GatedDelta(HeadStates):
         heads, width, key_width = layer.kv_cache[1].shape[1:]
         if width != key_width:
             raise Unsupported(f"{name} has keys of {key_width} numbers and values of {width}, so that no map fits it")
-        if layer.conv1d.bias is not None:
+        # Some layers have a convolution each for queries, keys and values.
+        convolution = getattr(layer, "conv1d", None) or layer.v_conv1d
+        if convolution.bias is not None:
             raise Unsupported(f"{name} has a convolution with a bias, behind which values of 0 are not 0")
         self._heads, self._width = heads, width
         self._is_on_cpu = layer.kv_cache[1].device.type == "cpu"
+        self._rows_are_keys = self._is_on_cpu
+        """Of a state; kernels for GPUs have values in its rows."""
 
     def stand_in(self, compute: Callable[[Inputs], None]) -> Any:
         own: Any = copy(self._layer)
@@ -94,8 +98,8 @@ class GatedDelta(HeadStates):
         return padded(self._heads) + padded(n * self._width**2 * self.map_dtype.itemsize)
 
     def _product(self, kept: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
-        """``A · state``: kernels for CPUs have a state's rows where others have its columns."""
-        return kept @ state if self._is_on_cpu else state @ kept
+        """``A · state``, as the layer's kernels keep states."""
+        return kept @ state if self._rows_are_keys else state @ kept
 
     def _values_of_state(self, convolution: torch.Tensor) -> torch.Tensor:
         """The values in the last inputs of the convolution, where they stand behind queries and keys."""

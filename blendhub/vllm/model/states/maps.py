@@ -9,6 +9,7 @@ from vllm.model_executor.layers.mamba.short_conv import ShortConv
 from blendhub.core.errors import HubError, Unsupported
 from blendhub.vllm.model.states.gated_delta import GatedDelta
 from blendhub.vllm.model.states.head_states import HeadStates
+from blendhub.vllm.model.states.kimi_delta import KimiDelta, is_kimi_delta
 from blendhub.vllm.model.states.mamba2 import Mamba2
 from blendhub.vllm.model.states.recurrent_layer import MapInMaking, RecurrentLayer
 from blendhub.vllm.model.states.short_convolution import ShortConvolution
@@ -33,6 +34,8 @@ def recurrent_layer(name: str, layer: Any) -> RecurrentLayer:
         return Mamba2(name, layer)
     if hasattr(layer, "_forward_core") and hasattr(layer, "conv1d") and hasattr(layer, "A_log"):
         return GatedDelta(name, layer)
+    if is_kimi_delta(layer):
+        return KimiDelta(name, layer)
     raise Unsupported(f"{name} is a {type(layer).__name__}, of which BlendHub makes no map")
 
 

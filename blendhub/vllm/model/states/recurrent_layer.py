@@ -6,7 +6,8 @@ that is each kind's own.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -57,6 +58,13 @@ class RecurrentLayer(ABC):
     def __init__(self, name: str, layer: Any) -> None:
         self.name = name
         self._layer = layer
+
+    @contextmanager
+    def computing(self, compute: Callable[[Inputs], None]) -> Iterator[None]:
+        """In the current forward context, which must be our own, have the layer's operator call ``compute``."""
+        context: Any = get_forward_context()
+        context.no_compile_layers[self.name] = self.stand_in(compute)
+        yield
 
     @abstractmethod
     def stand_in(self, compute: Callable[[Inputs], None]) -> Any:

@@ -5,7 +5,7 @@ has left. Where text is left out, the state goes over it by its map.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -101,13 +101,14 @@ def own_recurrence(layers: Sequence[RecurrentLayer], steps: Sequence[Step]) -> I
     """In the current forward context, which must be our own, these layers compute the steps in their order."""
     context: Any = get_forward_context()
     context.no_compile_layers = dict(context.no_compile_layers)
-    for layer in layers:
-        context.no_compile_layers[layer.name] = layer.stand_in(partial(_go, layer, steps))
-        # The operator of the stand-in computes no tokens itself.
-        metadata = steps[0].states[layer.name].metadata
-        has_count = hasattr(metadata, "num_actual_tokens")
-        context.attn_metadata[layer.name] = replace(metadata, num_actual_tokens=0) if has_count else metadata
-    yield
+    with ExitStack() as stack:
+        for layer in layers:
+            stack.enter_context(layer.computing(partial(_go, layer, steps)))
+            # The operator of the stand-in computes no tokens itself.
+            metadata = steps[0].states[layer.name].metadata
+            has_count = hasattr(metadata, "num_actual_tokens")
+            context.attn_metadata[layer.name] = replace(metadata, num_actual_tokens=0) if has_count else metadata
+        yield
 
 
 def _go(layer: RecurrentLayer, steps: Sequence[Step], inputs: Inputs) -> None:
