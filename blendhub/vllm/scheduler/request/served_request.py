@@ -75,6 +75,7 @@ class ServedRequest:
     def begin_load(self, decision: Decision) -> None:
         """The workers load what was decided, into blocks that vLLM has allocated."""
         self.kv.begin_load(decision)
+        self.saves.map_ends = set()  # the maps of segments are made anew
         if decision.first_approximate is not None:
             self.hashes.salt(decision.first_approximate, self.blocks.engine_tokens)
 
