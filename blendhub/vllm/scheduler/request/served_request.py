@@ -77,6 +77,7 @@ class ServedRequest:
         self.kv.begin_load(decision)
         self.saves.map_ends = set()  # the maps of segments are made anew
         if decision.first_approximate is not None:
+            self.repair.outcome = None  # of before it was preempted
             self.hashes.salt(decision.first_approximate, self.blocks.engine_tokens)
 
     def end_load(self, result: LoadResult) -> None:
