@@ -112,7 +112,7 @@ class ConnectorScheduler(SchedulerSide):
         if request.first_approximate != was_approximate_from:
             # If it was preempted, its slots would store as exact what is approximate from now on.
             request.saves.drop()
-        if request.reuse.stage is not Stage.LOADING:
+        if request.reuse.stage not in (Stage.LOADING, Stage.LOADED):  # behind a load, the workers' report begins it
             self.repairs.begin(request)
         self.reports.begun(request)
 
