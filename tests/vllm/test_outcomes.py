@@ -155,3 +155,19 @@ def test_each_request_is_timed_once_from_its_arrival_to_the_step_that_sampled_it
     engine.load(request)  # it was preempted
     engine.side.ended(request, ([],))
     assert not any("first_token" in name for name in engine.side.take_stats().data)
+
+
+@pytest.mark.parametrize("local, exact", [(0, [[0, 96]]), (32, [[32, 96]]), (144, [])])
+def test_what_a_preempted_request_finds_of_its_answer_is_no_part_of_its_prompt(engine, local, exact):
+    """``local``: the tokens that vLLM has still."""
+    prompt, answer = text(0, 96), text(1, 64)
+    engine.serve("a", prompt + answer)
+    request = engine.arrived("b", prompt, explain=True)
+    engine.load(request)
+    request.append_output_token_ids(answer)
+    request.num_preemptions = 1
+    engine.side.requests.known["b"].reuse.look_up(None)
+    engine.load(request, local)
+    report = engine.report("b")
+    assert (report["engine_tokens"], report["exact_tokens"]) == (min(local, 96), max(0, 96 - local))
+    assert report.get("spans", {"exact": []})["exact"] == exact

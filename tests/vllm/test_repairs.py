@@ -70,6 +70,20 @@ def repaired(engine, name: str, **result: Any) -> None:
     engine.step()
 
 
+@pytest.mark.parametrize("local", [144, 0])
+def test_a_repaired_request_that_is_preempted_tells_where_exact_tokens_begin_unless_it_blends_again(engine, local):
+    """``local``: what vLLM still has of it."""
+    request = answering(engine, "a")
+    job = step(engine, request)
+    repaired(engine, "a", tokens=len(job.span))
+    before = engine.report("a")["repair"]
+    request.num_preemptions = 1
+    engine.side.requests.known["a"].reuse.look_up(None)
+    engine.load(request, local)
+    report = engine.report("a")
+    assert report.get("repair") == (before if local else None) and ("approximate_from" in report) == (not local)
+
+
 def test_a_repair_begins_with_the_first_approximate_token_and_what_is_exact_then_is_found_and_stored_as_such(engine):
     request, twin = answering(engine, "a", n_answered=12), engine.request("twin", PROMPT + [7] * 12)
     assert request.block_hashes[:2] == twin.block_hashes[:2] and request.block_hashes[2] != twin.block_hashes[2]

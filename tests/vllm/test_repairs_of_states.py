@@ -93,6 +93,16 @@ def test_whatever_ends_a_repair_early_gives_its_blocks_back_and_it_does_not_begi
     assert engine.report("a")["approximate_from"] == FIRST
 
 
+def test_a_request_for_whose_states_there_are_no_blocks_is_counted_once(start):
+    engine = start()
+    engine.blocks.n_free = 20
+    request = engine.arrived("a", PROMPT)
+    there = engine.load(request)
+    engine.side.allocated(request, engine._tables(N), 0)  # vLLM computes what follows the load
+    engine.step(a=(there, N - there))
+    assert engine.counters["repairs_ended_no_state"] == 1
+
+
 def test_a_request_that_is_resumed_by_the_step_that_preempts_it_keeps_the_blocks_of_its_new_load(start):
     """vLLM resets its prefix cache between two steps, and preempts all requests for that."""
     engine = start()

@@ -15,13 +15,13 @@ from blendhub import Span
 from blendhub.core.layout import KVLayout
 from blendhub.core.provenance import Provenance
 from blendhub.outcome.reasons import NotReused, Why
-from blendhub.vllm.messages import WorkerReport
+from blendhub.vllm.messages import LoadResult, WorkerReport
 from blendhub.vllm.scheduler import saves
 from blendhub.vllm.scheduler.blocks.block_tables import BlockTables, Window
 from blendhub.vllm.scheduler.saves import spans_to_save
 from tests.spans import matches_of, positions
 from tests.stand_in import StandIn
-from tests.vllm.played_engine import BLOCK, NAMESPACE, TEXT, played_engine, text
+from tests.vllm.played_engine import BLOCK, LAYOUT, NAMESPACE, TEXT, played_engine, text
 
 PROMPT = 100
 
@@ -89,6 +89,25 @@ def test_blocks_are_kept_until_a_late_reservation_is_used(engine, monkeypatch):
     monkeypatch.setattr(engine.side.saves, "_plan_saves", save_just_before_the_hub_answers)
     engine.end(request, 96)
     assert engine.found(text(0, 64) + text(3, 33), exact=True) == set(range(96))
+
+
+def test_the_map_of_a_segment_is_written_once_although_the_request_is_repaired_meanwhile():
+    """A worker keeps a map until it is written, and not until the hub has it: it lacks it for the second writing."""
+    with played_engine(namespace=replace(NAMESPACE, state_layouts=(LAYOUT,), moves_states=True)) as engine:
+        request = engine.arrived("a", text(0, 96))
+        engine.load(request)
+        served = engine.side.requests.known["a"]
+        served.reuse.result = LoadResult(segments=((Span(32, 80), 24),))
+        engine.step(a=(0, 96))
+        step = SchedulerOutput.make_empty()
+        step.num_scheduled_tokens["a"] = step.total_num_scheduled_tokens = 1
+        named = []
+        for _ in range(2):  # the hub has nothing of the first plan when the repair ends
+            request.num_computed_tokens = 96
+            named.append(engine.side.plan(step).saves)
+            engine.side.saves.repaired(served)
+            engine.settle()
+        assert [sum(job.map_bytes for job in saves) for saves in named] == [24, 0] and named[1]
 
 
 def test_the_end_of_a_request_is_in_one_plan_only(engine):

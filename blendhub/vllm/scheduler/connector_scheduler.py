@@ -112,7 +112,7 @@ class ConnectorScheduler(SchedulerSide):
         if request.first_approximate != was_approximate_from:
             # If it was preempted, its slots would store as exact what is approximate from now on.
             request.saves.drop()
-        if request.reuse.stage is not Stage.LOADING:
+        if request.reuse.stage not in (Stage.LOADING, Stage.LOADED):  # behind a load, the workers' report begins it
             self.repairs.begin(request)
         self.reports.begun(request)
 
@@ -176,7 +176,10 @@ class ConnectorScheduler(SchedulerSide):
             self._go_on_ending(request, Ending.REPAIRING, tables)
             return True, response
         self.reports.tell(request)
-        return self._ends_saving(request, tables), response
+        is_saving = self._ends_saving(request, tables)
+        if not is_saving and request.reuse.result and request.reuse.result.segments:
+            self._plan.cancelled.add(request.id)  # workers have maps that nothing will store
+        return is_saving, response
 
     @property
     def has_work(self) -> bool:

@@ -248,7 +248,6 @@ class LoadScheduler:
             settled=None if self._scratch.tables.of_states else request.terms.settled_ratio,
             timeout=timeout_s,
         )
-        request.repair.outcome = None
         request.reuse.look_up(lookup)
         return lookup
 

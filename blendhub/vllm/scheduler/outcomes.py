@@ -1,7 +1,7 @@
 """What became of a request, as everyone is told of it."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from blendhub.core.spans import Span, join_spans
 from blendhub.outcome.reasons import NotReused, Why
@@ -9,22 +9,24 @@ from blendhub.outcome.report import Outcome, ReusedSpans
 from blendhub.vllm.decision import Decision
 from blendhub.vllm.messages import LoadResult
 from blendhub.vllm.scheduler.request.served_request import ServedRequest
+from blendhub.vllm.spans import clipped
 
 
 def outcome_of(request: ServedRequest) -> Outcome:
-    """What became of the request until now."""
+    """What became of the request until now. One that was preempted may have found its answer, too, which is no part."""
     reuse, settled = request.reuse, request.blocks.settled
     result, loaded = reuse.result or LoadResult(), reuse.loaded
+    prompt = Span(0, request.request.num_prompt_tokens)
     return Outcome(
         request=request.id,
-        prompt_tokens=request.request.num_prompt_tokens,
-        engine_tokens=request.blocks.engine_tokens,
+        prompt_tokens=prompt.end,
+        engine_tokens=min(request.blocks.engine_tokens, prompt.end),
         spans=ReusedSpans(
-            exact=tuple(loaded.exact if loaded else ()),
-            settled=tuple(join_spans([*([settled] if settled else []), *(loaded.settled if loaded else [])])),
-            moved=tuple(loaded.moved if loaded else ()),
-            recomputed=result.recomputed,
-            holes=tuple(loaded.holes if loaded else ()),
+            exact=_within(prompt, loaded.exact if loaded else ()),
+            settled=_within(prompt, join_spans([*filter(None, [settled]), *(loaded.settled if loaded else [])])),
+            moved=_within(prompt, loaded.moved if loaded else ()),
+            recomputed=_within(prompt, result.recomputed),
+            holes=_within(prompt, loaded.holes if loaded else ()),
         ),
         sources=loaded.sources if loaded else (),
         copied_tokens=reuse.copied_tokens if loaded else 0,
@@ -41,6 +43,10 @@ def outcome_of(request: ServedRequest) -> Outcome:
         approximate_from=request.first_approximate,
         ended_at=time.time(),
     )
+
+
+def _within(prompt: Span, spans: Iterable[Span]) -> tuple[Span, ...]:
+    return tuple(part for span in spans if len(part := clipped(span, prompt)))
 
 
 def _reason(request: ServedRequest, loaded: Decision | None) -> str | None:

@@ -285,15 +285,19 @@ class SaveScheduler:
                 for table in of_states:
                     blocks[table] = np.array([states[table]] if states else [], np.int64)
                 plan.saves.append(replace(job, blocks=tuple(blocks)))
+                if job.map_bytes:
+                    saves.map_ends.add(end)
         incomplete = [job for job in saves.reserved if job.slot.span.end > computed]
         saves.reserved = [job for job in incomplete if job.right not in given_up]
 
 
 def _segments(request: ServedRequest) -> Iterator[tuple[Span, Provenance]]:
-    """The segments of a prompt whose maps were made. Each is stored beside the prompt, in a run of its own."""
+    """The segments of a prompt whose maps are there. Each is stored beside the prompt, in a run of its own."""
     made, kv, loaded = request.reuse.result, request.kv, request.reuse.loaded
     first = loaded.first_approximate if loaded else None  # no repair makes a map anew
     for span, n_bytes in made.segments if made else ():
+        if span.end in request.saves.map_ends:
+            continue
         kind: Kind = "exact" if first is None or span.end <= first else "after_blended"
         yield span, Provenance(kind, kv.ratio, request.terms.donates_from, map=StateMap(span, n_bytes))
 

@@ -211,6 +211,7 @@ class ConnectorWorker(WorkerSide):
         if plan.loads or self._loads:
             self._device.begin_step()
         for name in plan.cancelled:
+            self._saves.drop_maps(name)
             if (record := self._requests.get(name)) and record.load:
                 record.load.cancel()
         is_first = self._ranks.number == 0

@@ -12,6 +12,8 @@ class RequestSaves:
         """The position up to which slots are reserved for what the hub lacks; None: nothing is planned."""
         self.state_end = 0
         """The position of the last state for which a slot is reserved."""
+        self.map_ends: set[int] = set()
+        """The ends of the segments whose maps are in a plan. Workers keep a map until they have written it."""
         self.asked: list[Answer[Reservation]] = []
         """Reservations that the hub has not answered yet. Nothing of a span is written before all of it is known."""
         self.reserved: list[SaveJob] = []

@@ -75,7 +75,9 @@ class ServedRequest:
     def begin_load(self, decision: Decision) -> None:
         """The workers load what was decided, into blocks that vLLM has allocated."""
         self.kv.begin_load(decision)
+        self.saves.map_ends = set()  # the maps of segments are made anew
         if decision.first_approximate is not None:
+            self.repair.outcome = None  # of before it was preempted
             self.hashes.salt(decision.first_approximate, self.blocks.engine_tokens)
 
     def end_load(self, result: LoadResult) -> None:
