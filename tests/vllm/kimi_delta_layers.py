@@ -1,7 +1,8 @@
 """Layers of vLLM with Kimi delta attention, in a process of their own: ``python -m tests.vllm.kimi_delta_layers KIND``
 prints how far off BlendHub's maps of texts are, as JSON.
 
-All kernels are vLLM's, in Triton's interpreter. Where a wrapper of theirs insists on a GPU, plain torch stands in.
+The kernels of the recurrence are vLLM's, in Triton's interpreter; convolutions are vLLM's for CPUs. Where a wrapper
+insists on a GPU, plain torch stands in.
 """
 
 from tests.vllm import kernels_in_interpreter  # noqa: F401  # isort: skip  # before vLLM
@@ -19,7 +20,8 @@ from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.distributed import init_distributed_environment, initialize_model_parallel
 from vllm.forward_context import set_forward_context
 from vllm.model_executor.layers.mamba.gdn import kimi_gdn_linear_attn
-from vllm.model_executor.models.bailing_moe_v3 import BailingMoeV3KimiDeltaAttention
+from vllm.model_executor.layers.mamba.ops.causal_conv1d import causal_conv1d_update
+from vllm.model_executor.models import bailing_moe_v3
 from vllm.transformers_utils.configs.kimi_linear import KimiLinearConfig
 from vllm.v1.attention.backends.gdn_attn import GDNAttentionMetadata
 from vllm.v1.attention.backends.utils import compute_causal_conv1d_metadata
@@ -39,6 +41,11 @@ def gathered(states, rows, has_initial_state):
     return torch.where(has_initial_state[:, None, None, None], states[rows.long()], 0)
 
 
+def overwriting(x, *others, **named):
+    """The convolution of a token writes its result into its input, as that for GPUs does."""
+    return x.copy_(causal_conv1d_update(x, *others, **named))
+
+
 def kimi_linear(config):
     setattr(kimi_gdn_linear_attn, "gather_initial_states", gathered)  # noqa: B010
     kda = {"head_dim": WIDTH, "num_heads": HEADS, "short_conv_kernel_size": HISTORY + 1}
@@ -55,6 +62,7 @@ def kimi_linear(config):
 
 
 def ling(config):
+    setattr(bailing_moe_v3, "causal_conv1d_update", overwriting)  # noqa: B010
     shape: Any = SimpleNamespace(
         hidden_size=32, head_dim=WIDTH, num_attention_heads=HEADS, short_conv_kernel_size=HISTORY + 1,
         rms_norm_eps=1e-6, no_kda_lora=True,
@@ -62,7 +70,7 @@ def ling(config):
     of_model = {"model_config": config.model_config, "cache_config": config.cache_config}
     inputs = {f"{part}_proj_states": torch.randn(TOKENS, HEADS * WIDTH) for part in "qkv"}
     inputs |= {"g1": -torch.rand(1, TOKENS, HEADS, WIDTH) / 10, "beta": torch.rand(1, TOKENS, HEADS)}
-    return BailingMoeV3KimiDeltaAttention(shape, prefix=NAME, **of_model), inputs
+    return bailing_moe_v3.BailingMoeV3KimiDeltaAttention(shape, prefix=NAME, **of_model), inputs
 
 
 KINDS = {"Kimi Linear": kimi_linear, "Ling 3": ling}
@@ -144,8 +152,9 @@ def main(kind: str) -> None:
     found: dict[str, Any] = {}
     for text in texts:
         prompt, body = [1, 2, 3, *text], Span(3 + HISTORY, 3 + len(text))
-        middle = (body.start + body.end) // 2
-        for spans, tried in (([body], {}), ([Span(body.start, middle), Span(middle, body.end)], None)):
+        # A last token by itself is one of an answer to vLLM.
+        parts = [Span(body.start, body.end - 1), Span(body.end - 1, body.end)]
+        for spans, tried in (([body], {}), (parts, None)):
             making = MapInMaking(body, tried=tried)
             layer.compute(prompt, [Span(0, body.start), *spans], StatePath(0, len(prompt), making=[making]))
             check_maps(making, [layer.own], 1e-4)

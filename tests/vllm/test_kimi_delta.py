@@ -11,7 +11,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 ROUNDING = 2e-6
 
 
-@pytest.mark.parametrize("kind", ["Kimi Linear", pytest.param("Ling 3", marks=pytest.mark.long)])
+@pytest.mark.parametrize("kind", [pytest.param("Kimi Linear", marks=pytest.mark.long), "Ling 3"])
 def test_maps_of_texts_compose_in_every_order_with_what_vllm_computes_at_once(kind):
     command = [sys.executable, "-m", "tests.vllm.kimi_delta_layers", kind]
     done = subprocess.run(command, capture_output=True, text=True)

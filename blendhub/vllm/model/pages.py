@@ -157,5 +157,5 @@ def clear_pages(model: EngineModel, layers: Sequence[LayerPages], tables: Sequen
         blocks = tables[table][span.start // size : -(-span.end // size)]
         pages = model.to_device(pages_in(blocks, size // layer.page_size))
         for tensor in layer.paged.tensors:
-            # Torch cannot set numbers of 8 bits by index.
-            (tensor.view(torch.uint8) if tensor.dtype.itemsize == 1 else tensor)[pages] = 0
+            # Torch cannot fill numbers of 8 bits by index, and ``tensor[pages] = 0`` would wait for the device.
+            (tensor.view(torch.uint8) if tensor.dtype.itemsize == 1 else tensor).index_fill_(0, pages, 0)

@@ -224,9 +224,9 @@ class ConnectorWorker(WorkerSide):
             load.advance()
 
     def _clear(self, job: LoadJob) -> None:
-        """Clear the blocks that a load does not fill by itself: before the device begins the step, whose copies fill
-        them in part."""
-        if job.decision.recomputes:
+        """Clear the blocks that a load does not fill by itself, before the device begins the step, whose copies fill
+        them in part. Engines of one hub may have states behind other blocks than this one's."""
+        if not self._is_detached:
             left = Span(job.decision.state_end, job.decision.end)
             clear_pages(self._context.model, self._context.layers, job.blocks, left)
 

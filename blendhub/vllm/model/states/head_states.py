@@ -56,7 +56,9 @@ class HeadStates(RecurrentLayer):
         scratch: Any = copy(self._layer)
         scratch.kv_cache = [rows.new_zeros(SCRATCH + 1, *rows.shape[1:]) for rows in self._layer.kv_cache]
         scratch.kv_cache[0][SCRATCH], scratch.kv_cache[1][SCRATCH] = convolution, state
-        self._call(scratch, states.scratch, (*inputs[:-1], torch.empty_like(inputs[-1])))
+        # Copies, because some operators write what they convolve into their inputs, which are computed once more.
+        own = (*(rows.clone() for rows in inputs[:-1]), torch.empty_like(inputs[-1]))
+        self._call(scratch, states.scratch, own)
         behind: torch.Tensor = scratch.kv_cache[1][SCRATCH]
         return behind
 
