@@ -57,4 +57,4 @@ class Mamba2(HeadStates):
 
     def _length(self, parts: torch.Tensor) -> int:
         n_bytes = self._states[0].numel() * self.map_dtype.itemsize
-        return padded(len(self._layer.A) * torch.float32.itemsize) + padded(n_bytes)
+        return padded(4 * len(self._layer.A)) + padded(n_bytes)
