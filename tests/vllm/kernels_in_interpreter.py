@@ -13,7 +13,8 @@ def tried_once() -> None:
 
 
 def within_kernels() -> None:
-    """Functions of ``tl`` that a module keeps under names of its own, and loops, are those of the interpreter."""
+    """Kernels call the interpreter's functions also where a module has imported them from ``tl`` by name, and its loops
+    count in the interpreter's numbers."""
     run = interpreter.GridExecutor.__call__
 
     def interpreted(member):

@@ -31,14 +31,11 @@ from blendhub.core.errors import Unsupported
 from blendhub.vllm.model.states.maps import check_maps, packed, recurrent_layer, unpacked
 from blendhub.vllm.model.states.recurrent_layer import SCRATCH, MapInMaking, SpanStates
 from blendhub.vllm.model.states.state_path import PlacedMap, StatePath, own_recurrence, steps_of
+from tests.vllm.kimi_stand_ins import gathered
 
 HEADS, WIDTH, HISTORY, TOKENS = 2, 16, 3, 100
 NAME, PLAIN, OURS = "model.layers.0.self_attn", 2, 3
 """The layer, and the rows of the states of vLLM's request and of BlendHub's."""
-
-
-def gathered(states, rows, has_initial_state):
-    return torch.where(has_initial_state[:, None, None, None], states[rows.long()], 0)
 
 
 def overwriting(x, *others, **named):

@@ -62,7 +62,7 @@ def packed_decode(
 
 
 def convolved(x: torch.Tensor, weight: torch.Tensor, history: torch.Tensor) -> torch.Tensor:
-    """Of inputs ``[channels, tokens]``; the last ones before them go with them."""
+    """The convolution of inputs ``[channels, tokens]`` behind the last inputs before them, which it replaces."""
     known = torch.cat([history, x], 1)
     history.copy_(known[:, x.shape[1] :])
     return silu(torch.einsum("cnw,cw->cn", known.unfold(1, weight.shape[1], 1), weight))

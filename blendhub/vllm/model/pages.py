@@ -1,6 +1,7 @@
 """How vLLM's attention backends lay out their pages, and the tokens of a page as plain tensors."""
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -151,11 +152,15 @@ def clear_pages(model: EngineModel, layers: Sequence[LayerPages], tables: Sequen
     attention layer. An attention kernel may multiply what stands behind the tokens by 0, and then nothing is a number.
     vLLM clears blocks that it fills itself, and not those that a connector loads.
     """
-    for layer in layers:
-        table = model.tables[layer.name]
+
+    @cache
+    def pages_of_table(table: int, page_size: int) -> torch.Tensor:
         size = model.block_sizes[table]
         blocks = tables[table][span.start // size : -(-span.end // size)]
-        pages = model.to_device(pages_in(blocks, size // layer.page_size))
+        return model.to_device(pages_in(blocks, size // page_size))
+
+    for layer in layers:
+        pages = pages_of_table(model.tables[layer.name], layer.page_size)
         for tensor in layer.paged.tensors:
             # Torch cannot fill numbers of 8 bits by index, and ``tensor[pages] = 0`` would wait for the device.
             (tensor.view(torch.uint8) if tensor.dtype.itemsize == 1 else tensor).index_fill_(0, pages, 0)

@@ -36,7 +36,7 @@ class GatedDelta(HeadStates):
         self._heads, self._width = heads, width
         self._is_on_cpu = layer.kv_cache[1].device.type == "cpu"
         self._rows_are_keys = self._is_on_cpu
-        """Of a state; kernels for GPUs have values in its rows."""
+        """Whether a state has a row for each number of a key; kernels for GPUs have one for each of a value."""
 
     def stand_in(self, compute: Callable[[Inputs], None]) -> Any:
         own: Any = copy(self._layer)

@@ -27,7 +27,7 @@ class HeadStates(RecurrentLayer):
     def __init__(self, name: str, layer: Any) -> None:
         super().__init__(name, layer)
         self.map_dtype: torch.dtype = layer.kv_cache[0].dtype
-        """Of the matrices in maps: the model's own."""
+        """The dtype of the matrices in maps: the model's own."""
 
     @property
     def _states(self) -> torch.Tensor:

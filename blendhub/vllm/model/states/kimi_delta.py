@@ -30,7 +30,7 @@ class KimiDelta(GatedDelta):
         given = _inputs_of(layer)
         (values,) = (name for name in given if name in VALUES)
         self._names = [values, *(name for name in given if name not in (values, OUTPUT)), OUTPUT]
-        """Of the inputs, in the order in which maps are made with them."""
+        """The names of the inputs, in the order in which maps are made with them."""
 
     @contextmanager
     def computing(self, compute: Callable[[Inputs], None]) -> Iterator[None]:
