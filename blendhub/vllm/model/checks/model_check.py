@@ -58,13 +58,17 @@ def groups_and_rotations(model: EngineModel, chunk_tokens: int) -> tuple[tuple[L
     """
     _refuse_to_reuse(model)
     groups = layer_groups(model, chunk_tokens)
+    can_move = all(group.layout.dtype != BYTES for group in groups)
+    return groups, possible_rotations(model, groups) if can_move else []
+
+
+def possible_rotations(model: EngineModel, groups: Sequence[LayerGroup]) -> list[Rotation]:
+    """The rotations that keys of these widths may have in the model."""
     n_positions, rotations = model.config.model_config.max_model_len, dict[str, Rotation]()
-    if any(group.layout.dtype == BYTES for group in groups):  # nothing is moved
-        return groups, []
-    for width in {group.layout.key_dim for group in groups}:
+    for width in {group.layout.key_dim: None for group in groups}:
         for module in model.modules:
             rotations |= {digest(rotation): rotation for rotation in rotations_of(module, width, n_positions)}
-    return groups, list(rotations.values())
+    return list(rotations.values())
 
 
 def check_model(
