@@ -91,6 +91,16 @@ def test_pages_that_only_the_model_s_own_forward_writes_are_refused():
         groups_and_rotations(model, 32)
 
 
+@pytest.mark.parametrize("width, in_tiles", [(132, True), (68, False)])
+def test_keys_of_an_indexer_in_another_order_are_refused(width, in_tiles):
+    """In tiles on AMD's GPUs, and with scales for 32 values, as of 4 bits."""
+    model = StandInModel()
+    pages = torch.zeros(BLOCKS, BLOCK, width, dtype=torch.uint8)
+    model._layers[model.layer_names[1]] = StandIn(kv_cache=pages, uses_shuffled_layout=in_tiles)
+    with pytest.raises(Unsupported, match=rf"layers\.1\.attn keeps the keys of an indexer in .*, {width}\], or in til"):
+        groups_and_rotations(model, 32)
+
+
 class OnCpus(StandInModel):
     """A layer of vLLM's CPU backend, with its own kernel for these instructions."""
 

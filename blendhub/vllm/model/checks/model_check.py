@@ -169,6 +169,11 @@ def _refuse_to_reuse(model: EngineModel) -> None:
 def _refuse_to_blend(model: EngineModel) -> None:
     """Raise Unsupported if the model or its configuration rules out forwards over chosen tokens."""
     parallel = model.config.parallel_config
+    if model.has_indexer:
+        raise Unsupported(
+            "attention reads the tokens that an indexer picks by keys of 8 bits, which cannot be turned to other "
+            "positions without computing them anew"
+        )
     if model.why_no_drafts:
         raise Unsupported(model.why_no_drafts)
     if parallel.data_parallel_size > 1 and parallel.is_moe_model is not False:
