@@ -46,10 +46,9 @@ MODELS: Mapping[str, Claim] = MappingProxyType(
             "exact prefixes",
             "",
         ),
-        "keys of an indexer or compressed keys (DeepSeek V3.2 and V4, GLM-5); recurrent layers alone (Mamba)": (
-            "nothing",
-            "",
-        ),
+        "keys of an indexer (DeepSeek V3.2, GLM-5): their pages as vLLM's kernel writes them, in Triton's interpreter; "
+        "no engine": ("exact prefixes", ""),
+        "compressed keys (DeepSeek V4); recurrent layers alone (Mamba)": ("nothing", ""),
         "LoRA adapters": ("exact prefixes", "adapters"),
         "learned positions (OPT)": ("exact prefixes", "models.*learned positions"),
     }

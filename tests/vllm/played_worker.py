@@ -20,6 +20,7 @@ from blendhub.contracts import PageSegment, Segment, Transfer
 from blendhub.testing.devices.deferred import DeferredRuntime, Task
 from blendhub.vllm.model.layer_groups import attach
 from blendhub.vllm.worker.connector_worker import ConnectorWorker
+from harness.waiting import wait_until
 from tests.vllm.blending import context_of
 from tests.vllm.played_engine import BLOCK, HOST, LAYOUT, NAMESPACE, SETTINGS, PlayedEngine, played_engine
 from tests.vllm.stand_in_model import StandInModel
@@ -78,12 +79,12 @@ class SideDevice(CpuDevice):
 
 
 class PlayedWorker:
-    """A worker with a separate session and a model of one layer, and vLLM's runner around it."""
+    """A worker with a separate session and a model, by default of one layer, and vLLM's runner around it."""
 
-    def __init__(self, engine: PlayedEngine, device: SideDevice) -> None:
+    def __init__(self, engine: PlayedEngine, device: SideDevice, model: Any = None) -> None:
         self.engine = engine
         self.device = device
-        self.model = StandInModel(n_layers=1, heads=LAYOUT.kv_heads, width=LAYOUT.key_dim, n_blocks=64)
+        self.model = model or StandInModel(n_layers=1, heads=LAYOUT.kv_heads, width=LAYOUT.key_dim, n_blocks=64)
         self.forwards: list[int] = []
         """The steps whose forwards have run."""
         self.steps = 0
@@ -95,6 +96,19 @@ class PlayedWorker:
     def kv(self) -> Any:
         """The pages that requests may have."""
         return self.model.pages[0][1:]
+
+    def store(self, name: str, prompt: list[int]) -> None:
+        """A request that vLLM computes in one step and that has ended then, until all of it is in the hub."""
+        request, output = self.engine.arrived(name, prompt), SchedulerOutput.make_empty()
+        self.engine.turn(request)
+        blocks = (self.engine.blocks.blocks,)
+        self.engine.side.allocated(request, blocks, 0)
+        output.num_scheduled_tokens[name] = output.total_num_scheduled_tokens = len(prompt)
+        self.step(output=output)
+        request.num_computed_tokens = len(prompt)
+        request.append_output_token_ids(1)
+        self.engine.side.ended(request, blocks)
+        wait_until(lambda: not self.step() and len(self.engine.found(prompt, exact=True)) == len(prompt), 30, 1e-3)
 
     def arrive(self, name: str, prompt: list[int], first_block: int = 1, local: int = 0) -> Request:
         """A request whose load is in the next step's plan. ``local``: so many of its first tokens vLLM has cached."""
@@ -109,7 +123,12 @@ class PlayedWorker:
         return request
 
     def step(
-        self, after_forward: Callable[[], None] = lambda: None, *, hub_answers: bool = True, computes: bool = True
+        self,
+        after_forward: Callable[[], None] = lambda: None,
+        *,
+        hub_answers: bool = True,
+        computes: bool = True,
+        output: SchedulerOutput | None = None,
     ) -> set[str]:
         """A step, with a forward if it ``computes``, in the order of vLLM's runners; returns whose KV has arrived.
 
@@ -117,7 +136,7 @@ class PlayedWorker:
         """
         self.steps += 1
         self.device.runtime.synchronize(self.device.runtime.record_event())  # the machine has done the steps before
-        plan = self.engine.side.plan(SchedulerOutput.make_empty())
+        plan = self.engine.side.plan(output or SchedulerOutput.make_empty())
         plan.computes = computes
         self.worker.begin_step(plan)
         number = self.steps
@@ -175,9 +194,9 @@ def played_worker(device: SideDevice, stored: list[int], **config: Any) -> Itera
 
 
 @contextmanager
-def worker_of(engine: PlayedEngine, device: SideDevice) -> Iterator[PlayedWorker]:
+def worker_of(engine: PlayedEngine, device: SideDevice, model: Any = None) -> Iterator[PlayedWorker]:
     """The only worker of this engine, after its first steps."""
-    worker = PlayedWorker(engine, device)
+    worker = PlayedWorker(engine, device, model)
     worker.start()
     yield worker
     worker.worker.close()

@@ -39,7 +39,7 @@ class StandInModel(Anything):
 
     max_tokens, max_spans = 4096, 64
     device = torch.device("cpu")
-    frees_blocks_early = samples_last = False
+    frees_blocks_early = samples_last = has_indexer = False
     adapters, attention, why_no_drafts = None, (), ""
     dtype = torch.float32
     block_size = BLOCK

@@ -9,7 +9,8 @@ from vllm import _custom_ops as ops
 from blendhub.core.errors import Unsupported
 from blendhub.vllm.model.checks.model_check import _check_layout, check_model, groups_and_rotations
 from blendhub.vllm.model.engine_model import EngineModel
-from blendhub.vllm.model.layer_groups import attach, pages_of
+from blendhub.vllm.model.layer_groups import pages_of
+from blendhub.vllm.worker.start.worker_start import compile_kernels
 from tests.stand_in import StandIn
 from tests.vllm.stand_in_model import BLOCK, BLOCKS, HEADS, WIDTH, StandInModel
 from tests.vllm.two_ranks import ALONE
@@ -75,9 +76,7 @@ def test_kv_that_only_the_backend_can_read_is_copied_if_each_token_s_is_its_own_
     model = InBytes()
     groups, candidates = groups_and_rotations(model, 32)
     assert (groups[0].layout.dtype, groups[0].layout.key_dim, groups[0].layout.value_dim) == ("int8", WIDTH + 4, 0)
-    device = CpuDevice(CpuOptions())
-    attach(device, groups, pages_of(model, groups))
-    device.close()
+    compile_kernels(lambda: CpuDevice(CpuOptions()), model, groups, candidates)
     support = check_model(model, groups, candidates, StandIn(probe_layer=0, attended_layers=()), ALONE).support
     assert support.layouts and not support.blends
     assert "keys cannot be moved; exact prefixes are reused" in support.reasons[0]
@@ -89,6 +88,16 @@ def test_pages_that_only_the_model_s_own_forward_writes_are_refused():
     model = StandInModel()
     model._layers[model.layer_names[1]] = StandIn(kv_cache=torch.zeros(BLOCKS, BLOCK, 132, dtype=torch.uint8))
     with pytest.raises(Unsupported, match=r"layers\.1\.attn is a StandIn, whose KV only the model's own"):
+        groups_and_rotations(model, 32)
+
+
+@pytest.mark.parametrize("width, in_tiles", [(132, True), (68, False)])
+def test_keys_of_an_indexer_in_another_order_are_refused(width, in_tiles):
+    """In tiles on AMD's GPUs, and with scales for 32 values, as of 4 bits."""
+    model = StandInModel()
+    pages = torch.zeros(BLOCKS, BLOCK, width, dtype=torch.uint8)
+    model._layers[model.layer_names[1]] = StandIn(kv_cache=pages, uses_shuffled_layout=in_tiles)
+    with pytest.raises(Unsupported, match=rf"layers\.1\.attn keeps the keys of an indexer in .*, {width}\], or in til"):
         groups_and_rotations(model, 32)
 
 

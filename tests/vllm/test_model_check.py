@@ -138,10 +138,11 @@ IMAGES.language.deepstack_input_embeds = []
         ({"module": IMAGES}, "a forward of BlendHub in between would take them"),
         ({"data_parallel_size": 2}, ""),
         ({"why_no_drafts": "the drafter is of another kind"}, "the drafter is of another kind"),
+        ({"has_indexer": True, "why_no_drafts": "it has one, too"}, "an indexer picks by keys of 8 bits"),
     ],
 )
 def test_configurations_in_which_nothing_is_stored_or_text_is_not_moved(changed, words):
-    usual: dict[str, Any] = {"module": torch.nn.Module(), "why_no_drafts": "", "recurrent": {}}
+    usual: dict[str, Any] = {"module": torch.nn.Module(), "why_no_drafts": "", "recurrent": {}, "has_indexer": False}
     model = StandIn(config=config_of(**changed), **usual | {name: changed[name] for name in usual.keys() & changed})
     with pytest.raises(Unsupported, match=words) if words else nullcontext():
         model_check._refuse_to_reuse(model)

@@ -10,6 +10,7 @@ import torch
 
 from blendhub.core.errors import InvalidInput, Unsupported
 from blendhub.core.plugin_choice import PluginChoice
+from blendhub.vllm.model.checks import model_check
 from blendhub.vllm.model_support import Neighbours
 from blendhub.vllm.settings import Settings
 from blendhub.vllm.worker.start import worker_start
@@ -100,6 +101,16 @@ def test_text_is_moved_beside_connectors_that_take_no_blended_kv_for_exact(monke
     assert worker._context.is_beside_others and worker_alone and not worker_alone._context.is_beside_others
     # Engines that differ in their neighbours share what is stored.
     assert (alone.support.layouts, alone.rotary) == (beside.support.layouts, beside.rotary) and alone.rotary
+
+
+def test_a_model_that_moves_no_text_shares_none_with_one_whose_keys_are_rotated_otherwise(monkeypatch):
+    def refuse(model):
+        raise Unsupported("a rank of another engine would have to step")
+
+    monkeypatch.setattr(model_check, "_refuse_to_blend", refuse)
+    proofs = [Start(monkeypatch, *rotaries).started()[0] for rotaries in ((), (), (rotary(base=500.0),))]
+    assert all(proof.support.layouts and not proof.support.blends for proof in proofs)
+    assert proofs[0].rotary == proofs[1].rotary != proofs[2].rotary
 
 
 @pytest.mark.parametrize("at", [1, 2, 3], ids=["no rotation", "rotation", "serving"])

@@ -19,7 +19,7 @@ from blendhub.core.spans import Span
 from blendhub.vllm.model.attention_metadata import AttentionMetadata
 from blendhub.vllm.model.drafter import Drafter
 from blendhub.vllm.model.own_layers import Attend, own_attention, rules_of
-from blendhub.vllm.model.platform import Platform, Tensors, keeps_latent
+from blendhub.vllm.model.platform import Platform, Tensors, keeps_index_keys, keeps_latent
 from blendhub.vllm.model.recompute_set import RecomputeSet, pages_in
 from blendhub.vllm.model.runner import Graphs, Inputs, Runner
 from blendhub.vllm.model.sampling import Look
@@ -68,9 +68,12 @@ class EngineModel:
         }
         self.block_sizes = tuple(int(group.kv_cache_spec.block_size) for group in self._runner.block_groups)
         """The tokens of a block in each of the block tables that vLLM keeps for a request."""
+        self.has_indexer = any(keeps_index_keys(self.layer(name)) for name in layers)
+        """Whether attention reads the tokens that an indexer picks. Such a model computes no forwards of BlendHub's."""
         self._only_metadata, self._why_no_metadata = None, ""
         try:
-            self._only_metadata = AttentionMetadata(self._runner, self._platform, config)
+            if not self.has_indexer:
+                self._only_metadata = AttentionMetadata(self._runner, self._platform, config)
         except Exception as error:  # a backend of a new kind: exact prefixes are reused without forwards
             self._why_no_metadata = f"the attention backend's builder failed: {type(error).__name__}: {error}"
         self.device = self._runner.device
@@ -417,6 +420,6 @@ class EngineModel:
                 manager.set_adapter_mapping(before)
 
 
-def _layer_order(name: str) -> tuple[int, ...]:
-    """Layers by their numbers: groups list them in another order."""
-    return tuple(int(part) for part in name.split(".") if part.isdigit())
+def _layer_order(name: str) -> tuple[tuple[int, ...], str]:
+    """Layers by their numbers, because groups list them in another order, and in all processes in the same one."""
+    return tuple(int(part) for part in name.split(".") if part.isdigit()), name

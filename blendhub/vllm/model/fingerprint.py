@@ -5,14 +5,21 @@ from hashlib import blake2b
 from typing import Any
 
 import torch
+from vllm.platforms import current_platform
+from vllm.utils import deep_gemm
+
+from blendhub.vllm.model.platform import keeps_index_keys
 
 
 def fingerprint(*models: torch.nn.Module) -> str:
-    """Names the weights as loaded: a sample of each parameter's bytes, and by what quantised KV is divided."""
+    """Names the weights as loaded: a sample of each parameter's bytes, by what quantised KV is divided, and how the
+    keys of an indexer are written."""
     parameters: list[tuple[str, Any]] = []
     for model in models:
         scales = [pair for pair in model.named_buffers() if pair[0].endswith(("._k_scale", "._v_scale"))]
         parameters += sorted([*model.named_parameters(), *scales], key=lambda pair: pair[0])
+        if any(map(keeps_index_keys, model.modules())):
+            parameters.append((_form_of_index_keys(), torch.empty(0)))
     return _digest(parameters)
 
 
@@ -23,6 +30,12 @@ def adapter_fingerprint(adapter: Any) -> str:
         for name, layer in sorted(adapter.loras.items())
         for part in _tensors([layer.lora_a, layer.lora_b])
     )
+
+
+def _form_of_index_keys() -> str:
+    # Since 0.33 vLLM writes their scales as exponents where a GPU's kernels want these: in as many bytes.
+    as_exponents = getattr(deep_gemm, "mqa_logits_use_mx_scales", lambda: False)()
+    return f"index keys of {current_platform.fp8_dtype()} with scales as {'exponents' if as_exponents else 'numbers'}"
 
 
 def _digest(tensors: Iterable[tuple[str, Any]]) -> str:

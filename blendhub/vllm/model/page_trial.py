@@ -1,9 +1,11 @@
 """Where a layer keeps its KV: some is written as the layer writes it, and read back."""
 
 import torch
+from vllm import _custom_ops as ops
 
 from blendhub.vllm.model.engine_model import EngineModel
 from blendhub.vllm.model.pages import BYTES, LayerPages, read, read_as_computed, value_width
+from blendhub.vllm.model.platform import keeps_index_keys
 
 COARSE = 2e-1
 """The largest error of 8-bit floats, relative to the largest number."""
@@ -12,6 +14,8 @@ COARSE = 2e-1
 def misplaced(model: EngineModel, index: int, layer: LayerPages) -> str:
     """What is not where ``layer`` says after the layer at ``index`` has written into the first block, which vLLM never
     gives to a request; empty if all is there."""
+    if keeps_index_keys(model.layer(layer.name)):
+        return _misplaced_index_keys(model, layer)
     if layer.layout.dtype == BYTES:
         return _misplaced_bytes(model, index, layer)
     layout, slots = layer.layout, torch.arange(layer.page_size, device=model.device)
@@ -37,6 +41,20 @@ def _misplaced_bytes(model: EngineModel, index: int, layer: LayerPages) -> str:
         model.write(index, keys, values, order)
         kept.append(read(layer, order)[0])
     return "" if torch.equal(*kept) else "bytes"
+
+
+def _misplaced_index_keys(model: EngineModel, layer: LayerPages) -> str:
+    """vLLM's own kernel must gather for each token the bytes that BlendHub reads, whatever they are: only a forward of
+    the model could write keys."""
+    pages, n = model.layer(layer.name).kv_cache, layer.page_size
+    with torch.inference_mode():
+        pages[0] = torch.arange(pages[0].numel(), device=model.device).remainder(251).view(pages[0].shape)
+        expected = [part[:, 0] for part in read(layer, torch.arange(n, device=model.device))]
+        keys, scales = map(torch.empty_like, expected)
+        table, ends = (torch.tensor(of, dtype=torch.int32, device=model.device) for of in ([[0]], [0, n]))
+        ops.cp_gather_indexer_k_quant_cache(pages, keys, scales, table, ends)
+        pages[0] = 0
+    return "" if all(map(torch.equal, (keys, scales), expected)) else "index keys"
 
 
 def _drawn(model: EngineModel, layer: LayerPages, heads: int, *widths: int) -> list[torch.Tensor]:

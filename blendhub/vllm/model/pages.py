@@ -12,7 +12,7 @@ from blendhub.core.layout import KVLayout
 from blendhub.core.spans import Span
 from blendhub.devices import planes_of, rows_at
 from blendhub.vllm.model.engine_model import EngineModel
-from blendhub.vllm.model.platform import Tensors, keeps_latent
+from blendhub.vllm.model.platform import Tensors, keeps_index_keys, keeps_latent
 from blendhub.vllm.model.recompute_set import Blocks, pages_in
 
 DTYPES = {
@@ -29,6 +29,8 @@ FORMATS_OF_CPUS: tuple[PageFormat, ...] = ("packed_transposed", "packed_tiles")
 """What pages ``[blocks, heads, tokens, keys and values]`` may be on CPUs, which have another order within a head."""
 BYTES = "int8"
 """The dtype of KV in a form that only the backend knows: it is copied, and not moved."""
+INDEX_VALUES, INDEX_SCALE = 128, 4
+"""So many values of an index key, of a byte each, have a scale of so many bytes."""
 
 
 class LayerPages(NamedTuple):
@@ -56,6 +58,8 @@ def possible_pages(model: EngineModel, index: int) -> dict[PageFormat, PagedLaye
     name = model.layer_names[index]
     layer = model.layer(name)
     pages = layer.kv_cache
+    if keeps_index_keys(layer):
+        return {"split": PagedLayer(name, "split", _index_pages(name, layer))}
     if not hasattr(layer, "impl"):
         raise Unsupported(f"{name} is a {type(layer).__name__}, whose KV only the model's own forward writes")
     if isinstance(pages, tuple | list):
@@ -95,17 +99,33 @@ def _split_pages(model: EngineModel, index: int, pages: Sequence[Any]) -> Tensor
     return keys, values
 
 
+def _index_pages(name: str, layer: Any) -> Tensors:
+    """The values of index keys ``[blocks, tokens, 1, width]``, and their scales: a page has the values of all of its
+    tokens, and behind them the scales. So the bytes of a token are copied as those of a key and of a value."""
+    pages = layer.kv_cache
+    n_scales, rest = divmod(pages.shape[-1], INDEX_VALUES + INDEX_SCALE)
+    if layer.uses_shuffled_layout or pages.dtype is not torch.uint8 or pages.ndim != 3 or rest:
+        raise Unsupported(
+            f"{name} keeps the keys of an indexer in pages of {pages.dtype} and of the shape {list(pages.shape)}, or "
+            "in tiles, which BlendHub does not know"
+        )
+    n_blocks, n_tokens, _ = pages.shape
+    widths = n_scales * INDEX_VALUES, n_scales * INDEX_SCALE
+    values, scales = pages.view(n_blocks, -1).split_with_sizes([n_tokens * width for width in widths], -1)
+    return values.unflatten(1, (n_tokens, 1, widths[0])), scales.unflatten(1, (n_tokens, 1, widths[1]))
+
+
 def shape_of(model: EngineModel, index: int) -> tuple[int, int, int, str]:
     """The heads of a layer's KV, the widths of their keys and values, and the dtype."""
     layer, pages = model.layer(model.layer_names[index]), next(iter(possible_pages(model, index).values()))
     dtype, first = DTYPES[pages.tensors[0].dtype], pages.tensors[0]
     if pages.format == "latent":
         return 1, first.shape[-1], 0, dtype
-    if dtype == BYTES:
-        return first.shape[1], first.shape[-1], 0, dtype
     if pages.format == "split":
         keys, values = pages.tensors
         return *keys.shape[2:], values.shape[-1], dtype
+    if dtype == BYTES:
+        return first.shape[1], first.shape[-1], 0, dtype
     return layer.num_kv_heads, layer.head_size, value_width(layer), dtype
 
 

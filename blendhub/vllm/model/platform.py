@@ -66,3 +66,9 @@ def keeps_latent(attention: Any) -> bool:
     """Whether the layer keeps one vector a token that serves as key and value (MLA)."""
     # Not asked of the backend: those of vllm-ascend do not say.
     return isinstance(getattr(attention, "impl", None), MLAAttentionImpl)
+
+
+def keeps_index_keys(attention: Any) -> bool:
+    """Whether the layer keeps the keys of an indexer, which picks the tokens that attention reads (DeepSeek V3.2)."""
+    # The one property that vLLM's class of such layers, from which models derive their own, has and no other layer.
+    return hasattr(attention, "uses_shuffled_layout")

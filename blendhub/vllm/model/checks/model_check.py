@@ -58,11 +58,17 @@ def groups_and_rotations(model: EngineModel, chunk_tokens: int) -> tuple[tuple[L
     """
     _refuse_to_reuse(model)
     groups = layer_groups(model, chunk_tokens)
+    can_move = all(group.layout.dtype != BYTES for group in groups)
+    return groups, possible_rotations(model, groups) if can_move else []
+
+
+def possible_rotations(model: EngineModel, groups: Sequence[LayerGroup]) -> list[Rotation]:
+    """The rotations that keys of these widths may have in the model."""
     n_positions, rotations = model.config.model_config.max_model_len, dict[str, Rotation]()
-    for width in {group.layout.key_dim for group in groups}:
+    for width in {group.layout.key_dim: None for group in groups}:
         for module in model.modules:
             rotations |= {digest(rotation): rotation for rotation in rotations_of(module, width, n_positions)}
-    return groups, list(rotations.values())
+    return list(rotations.values())
 
 
 def check_model(
@@ -163,6 +169,11 @@ def _refuse_to_reuse(model: EngineModel) -> None:
 def _refuse_to_blend(model: EngineModel) -> None:
     """Raise Unsupported if the model or its configuration rules out forwards over chosen tokens."""
     parallel = model.config.parallel_config
+    if model.has_indexer:
+        raise Unsupported(
+            "attention reads the tokens that an indexer picks by keys of 8 bits, which cannot be turned to other "
+            "positions without computing them anew"
+        )
     if model.why_no_drafts:
         raise Unsupported(model.why_no_drafts)
     if parallel.data_parallel_size > 1 and parallel.is_moe_model is not False:

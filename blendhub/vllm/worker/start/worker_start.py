@@ -21,6 +21,7 @@ from blendhub.vllm.model.checks.model_check import (
     ModelCheck,
     check_model,
     groups_and_rotations,
+    possible_rotations,
 )
 from blendhub.vllm.model.checks.parts_check import tolerance
 from blendhub.vllm.model.engine_model import EngineModel
@@ -98,11 +99,13 @@ class WorkerStart:
             model = ranks.together(self._registered)
             with self._memory.counted(model.device):
                 check, worker = self._examined(model, ranks, neighbours)
+                # KV that is not moved depends on its rotation all the same.
+                rotations = check.rotations or possible_rotations(model, self._groups)
         except Exception as error:
             return WorkerProof(ranks.number, unsupported(_sentence(error))), None
         if worker:
             self._memory.log_how_much(model)
-        rotary = " ".join(dict.fromkeys(map(digest, check.rotations)))
+        rotary = " ".join(dict.fromkeys(map(digest, rotations)))
         return WorkerProof(ranks.number, check.support, worker.weights if worker else "", rotary), worker
 
     def _registered(self) -> EngineModel:
