@@ -131,7 +131,7 @@ class Namespace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """KV that may be mixed. Namespaces that differ in any field share nothing.
 
     What an engine does not have stays empty. ``weights`` is a fingerprint of the weights as loaded, so that a
-    fine-tune at the same path has another digest.
+    fine-tune at the same path has another digest, and of the model's configuration.
     """
 
     model: Text

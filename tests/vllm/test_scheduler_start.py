@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from huggingface_hub import ResolvedRevision
+from transformers import LlamaConfig
 from vllm import SamplingParams
 from vllm.config import CacheConfig, KVTransferConfig, VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
@@ -36,11 +37,14 @@ OURS = {
 }
 
 
-def config_of(transfer):
+def config_of(transfer, **configured):
     config = VllmConfig(kv_transfer_config=KVTransferConfig(**transfer), cache_config=CacheConfig(block_size=16))
     # What vLLM finds out about a model that is named as on the Hugging Face Hub.
     revision = ResolvedRevision("0" * 40)
-    config.model_config = StandIn(model="m", revision=revision, max_model_len=512, dtype="float32", is_hybrid=False)
+    config.model_config = StandIn(
+        model="m", revision=revision, max_model_len=512, dtype="float32", is_hybrid=False,
+        hf_text_config=LlamaConfig(**configured),
+    )  # fmt: skip
     return config
 
 
@@ -95,6 +99,18 @@ def test_requests_wait_for_the_workers_first_report_and_for_the_hub_and_then_all
     assert connector.get_num_new_matched_tokens(early, 0) == (0, False)
     namespace = step(connector).hub.namespace
     assert namespace.layout == LAYOUT and namespace.weights and namespace.revision == "main"
+
+
+def test_the_same_weights_under_another_configuration_share_no_kv():
+    """As with ``--hf-overrides``. Another version of transformers says the same."""
+    digests = []
+    for configured in ({}, {"transformers_version": "0"}, {"rms_norm_eps": 1.0}):
+        made = made_in_scheduler(config_of(OURS, **configured))
+        report(made, WorkerReport(proofs={0: PROOF}))
+        steps_until_served(made)
+        digests.append(step(made).hub.namespace.digest)
+        made.shutdown()
+    assert digests[0] == digests[1] != digests[2]
 
 
 def test_alone_workers_show_their_proof_before_vllm_is_ready_and_the_first_request_waits_for_no_start(
