@@ -188,7 +188,7 @@ class StepPlan(KVConnectorMetadata):
     pause_s: float = 0.0
     """How long the step may be held for tokens in doubt."""
     cancelled: set[str] = field(default_factory=set)
-    """Requests that were aborted while they were loading, or before a step has computed what follows."""
+    """Requests that have ended while they were loading, or with nothing to store."""
     preempted: set[str] = field(default_factory=set)
     """Requests whose blocks vLLM has freed for other requests in this step."""
     ending: set[str] = field(default_factory=set)

@@ -13,7 +13,7 @@ from blendhub.client.hub_client import HubClient
 from blendhub.client.wire import Slot
 from blendhub.client.write_rights import WriteRight
 from blendhub.core.plugin_choice import PluginChoice
-from blendhub.vllm.messages import Adapter, HubAddress, LoadResult, SaveJob, StepPlan
+from blendhub.vllm.messages import Adapter, HubAddress, SaveJob, StepPlan
 from blendhub.vllm.worker import connector_worker, forwards
 from blendhub.vllm.worker.load_task import LoadProgress
 from blendhub.vllm.worker.recompute import HostCopy
@@ -135,12 +135,11 @@ def test_maps_that_a_load_has_made_for_a_request_that_is_aborted_are_not_kept(wo
     request = worker.arrive("r", PROMPT)
     device.is_held = is_loading
     worker.step() if is_loading else worker.until_loaded("r")
-    worker.worker._saves.keep_maps("r", {Span(32, 96): HostCopy(torch.zeros(1))})
-    reuse = worker.engine.side.requests.known["r"].reuse
-    reuse.result = LoadResult(segments=((Span(32, 96), 4),))
+    record = worker.worker._requests["r"] if is_loading else worker.worker._record("r")
+    worker.worker._saves.keep_maps(record, {Span(32, 96): HostCopy(torch.zeros(1))})
     assert worker.engine.side.ended(request, ([1, 2, 3, 4, 5, 6],))[0] is False
     worker.step()
-    assert not worker.worker._saves._maps
+    assert not record.maps
     device.is_held = False
 
 

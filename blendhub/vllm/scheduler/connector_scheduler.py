@@ -177,8 +177,8 @@ class ConnectorScheduler(SchedulerSide):
             return True, response
         self.reports.tell(request)
         is_saving = self._ends_saving(request, tables)
-        if not is_saving and request.reuse.result and request.reuse.result.segments:
-            self._plan.cancelled.add(request.id)  # workers have maps that nothing will store
+        if not is_saving:
+            self._plan.cancelled.add(request.id)  # workers may have maps that nothing will store
         return is_saving, response
 
     @property

@@ -155,8 +155,7 @@ class ConnectorWorker(WorkerSide):
                 repaired[record.name], record.repair = result, None
             if record.ending is Ending.COMMITTING and not record.saves:
                 report.committed_ranks[record.name] = 1
-                record.ending, record.failed_rights = None, set()
-                self._saves.drop_maps(record.name)
+                record.ending, record.failed_rights, record.maps = None, set(), {}
             if record.is_over:  # another request may have the same name by now
                 del self._requests[record.name]
         report.repairs = repaired if self._ranks.number == 0 else {}
@@ -211,9 +210,10 @@ class ConnectorWorker(WorkerSide):
         if plan.loads or self._loads:
             self._device.begin_step()
         for name in plan.cancelled:
-            self._saves.drop_maps(name)
-            if (record := self._requests.get(name)) and record.load:
-                record.load.cancel()
+            if record := self._requests.get(name):
+                record.maps = {}
+                if record.load:
+                    record.load.cancel()
         is_first = self._ranks.number == 0
         for job in plan.loads:
             load = LoadTask(job, self._open, self._copies, self._adapters, self._timeout_s, releases=is_first)
@@ -274,7 +274,7 @@ class ConnectorWorker(WorkerSide):
             load.blend = load.blend or Blend(self._context, load.job, load.maps)
             load.blend.is_loaded = progress != LoadProgress.PROBEABLE
             if progress == LoadProgress.PROVEN and load.blend.result:
-                self._saves.keep_maps(load.job.request, load.blend.made)
+                self._saves.keep_maps(self._record(load.job.request), load.blend.made)
                 self._finish(load, replace(load.blend.result, load_seconds=load.seconds))
         return least
 

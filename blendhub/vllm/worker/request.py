@@ -33,6 +33,8 @@ class WorkerRequest:
         """The chunks that are not committed yet, in order."""
         self.failed_rights: set[WriteRight] = set()
         """The rights of failed saves: nothing else is committed under these, which would vouch for what failed."""
+        self.maps: dict[int, HostCopy] = {}
+        """The maps that its load has made and that are not stored yet, by the ends of their segments."""
         self.repair: Repair | None = None
         self.repaired: HostCopy | None = None
         """Some number that the device computes last of its repair; None if it has."""
@@ -55,5 +57,5 @@ class WorkerRequest:
     @property
     def is_over(self) -> bool:
         """Whether nothing is left to do."""
-        is_idle = not (self.load or self.saves or self.repair or self.watch or self.is_repairing)
+        is_idle = not (self.load or self.saves or self.maps or self.repair or self.watch or self.is_repairing)
         return is_idle and self.ending is None and not self.failed_rights

@@ -16,7 +16,6 @@ from blendhub.client.hub_client import HubClient
 from blendhub.client.wire import Done
 from blendhub.client.write_rights import WriteRight
 from blendhub.contracts import Segment, Transfer
-from blendhub.core.bounded import put_last
 from blendhub.core.errors import DeadlineExceeded, HubError
 from blendhub.core.spans import Span
 from blendhub.system.recurring import RecurringWarnings
@@ -29,6 +28,7 @@ from blendhub.vllm.worker.request import WorkerRequest
 
 log = logging.getLogger(__name__)
 MAX_MAPS = 16
+"""The most maps that wait for their slots; few, because each is large."""
 PARTS, PART_TOKENS = 16, 128
 """Where copies take the engine's time, a step copies one part in so many of what waits, and at least so many tokens."""
 
@@ -115,8 +115,6 @@ class Saves:
         self._copies = copies
         self._adapters = adapters
         self._timeout_s = timeout_s
-        self._maps: dict[tuple[str, int], HostCopy] = {}
-        """Maps that were made, by request and by the end of their segment; few of them, because each is large."""
         self._saved_tokens = 0
         self._seconds: list[float] = []
         self._failures: Counter[str] = Counter()
@@ -136,14 +134,13 @@ class Saves:
         if self._copies.overlaps_compute:
             self._copy(self._requests.values())
 
-    def keep_maps(self, request: str, made: Mapping[Span, HostCopy]) -> None:
-        """Keep maps until their segments are stored, which a later plan says. Of too many, the oldest are dropped."""
-        for span, map in made.items():
-            put_last(self._maps, (request, span.end), map, MAX_MAPS)
-
-    def drop_maps(self, request: str) -> None:
-        """No segment of a request is stored any more."""
-        self._maps = {key: map for key, map in self._maps.items() if key[0] != request}
+    def keep_maps(self, record: WorkerRequest, made: Mapping[Span, HostCopy]) -> None:
+        """Keep maps until their segments are stored, which a later plan says. Of too many, those of the oldest load are
+        dropped."""
+        record.maps |= {span.end: map for span, map in made.items()}
+        keeping = sorted((kept for kept in self._requests.values() if kept.maps), key=lambda kept: kept.load_number)
+        if sum(len(kept.maps) for kept in keeping) > MAX_MAPS:
+            keeping[0].maps.clear()
 
     def free_blocks(self, requests: Collection[str] | None) -> None:
         """Let vLLM reuse the blocks of these requests, after their reads; None: of all requests. The blocks of states
@@ -216,19 +213,13 @@ class Saves:
                     if arena := self._open():
                         save.client = arena.client  # which ends the right if the save fails
                         self._adapters.check(save.job.adapter, is_loaded=False)
-                        n_tokens -= save.copy_part(arena, self._copies, n_tokens, self._map_of(save.job))
+                        n_tokens -= save.copy_part(arena, self._copies, n_tokens, _map_of(save.job, record))
                         if save.job.map_bytes and not save.left:
-                            del self._maps[record.name, save.job.slot.span.end]
+                            del record.maps[save.job.slot.span.end]
                     elif time.monotonic() > save.until:
                         raise DeadlineExceeded("the session with the hub was not open for too long")
                 except Exception as error:  # the accelerator may fail, and the request does not need its save
                     self._fail(record, save, error)
-
-    def _map_of(self, job: SaveJob) -> npt.NDArray[np.uint8] | None:
-        map = self._maps.get((job.request, job.slot.span.end)) if job.map_bytes else None
-        if map:
-            map.wait()
-        return map.numbers() if map else None
 
     def _fail(self, record: WorkerRequest, save: Save, error: Exception) -> None:
         """End a save and its right, so that nothing of the lease is committed behind it."""
@@ -242,3 +233,10 @@ class Saves:
                 other.is_over = True
         if save.client:
             save.client.abort(right)
+
+
+def _map_of(job: SaveJob, record: WorkerRequest) -> npt.NDArray[np.uint8] | None:
+    map = record.maps.get(job.slot.span.end) if job.map_bytes else None
+    if map:
+        map.wait()
+    return map.numbers() if map else None
