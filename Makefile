@@ -211,10 +211,6 @@ bench: setup ## Run all benchmarks; results go to build/bench
 	for name in matchers hub ttft overhead load service; do \
 		$(BIN)/python -m benchmarks.$$name --json build/bench/$$name.json || exit 1; \
 	done
-	@# The published rows of other projects need a large model: benchmarks/holes/README.md names their presets.
-	for where in first middle last; do \
-		$(BIN)/python -m benchmarks.holes --preset $$where --json build/bench/holes_$$where.json || exit 1; \
-	done
 
 quality: setup $(filter build/$(MODEL),$(ASKED_FOR)) ## What reuse costs a real model, with MODEL=gemma, qwen-0.5b or qwen-1.5b another one, and what selectors win back; results go to build/quality
 	$(BIN)/python -m benchmarks.quality $(if $(MODEL),--model $(MODEL))
