@@ -153,7 +153,7 @@ $(LMCACHE): PARTS := lmcache tests
 
 test-clients: setup $(CLIENTS)/.installed ## Ask vLLM's server as OpenAI's client, LangChain, LlamaIndex and others' benchmarks do, with BlendHub and without
 	$(BIN)/python -m pytest -m clients tests/clients
-	$(BIN)/python -m benchmarks.clients --json build/clients.json $(if $(PEER_PYTHON),--peer-python $(PEER_PYTHON)) $(if $(QUICK),--quick)
+	$(BIN)/python -m research.clients --json build/clients.json $(if $(PEER_PYTHON),--peer-python $(PEER_PYTHON)) $(if $(QUICK),--quick)
 
 $(CLIENTS)/.installed: pyproject.toml | $(STAMP)
 	@rm -rf $(CLIENTS)

@@ -9,9 +9,9 @@ import httpx
 import openai
 import pytest
 
-from benchmarks.clients.servers import Servers
 from benchmarks.quality.people import people
 from harness.waiting import wait_until
+from research.clients.servers import Servers
 
 pytestmark = [pytest.mark.clients, pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(1800)]
 

@@ -108,12 +108,16 @@ class Machine:
                 self.kill(process)
 
 
-@pytest.fixture
-def machine(tmp_path: Path) -> Iterator[Machine]:
-    skip_unless_permitted([*OWN, "sh", "-c", 'ip link set lo up && setpriv --reuid 1 "$0"'])
-    home = tmp_path / "home"
-    home.mkdir()
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    home = tmp_path_factory.mktemp("home")
     home.chmod(0o777)
+    return home
+
+
+@pytest.fixture
+def machine(home: Path) -> Iterator[Machine]:
+    skip_unless_permitted([*OWN, "sh", "-c", 'ip link set lo up && setpriv --reuid 1 "$0"'])
     with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="volume-") as volume:
         Path(volume).chmod(0o1777)
         made = Machine(home, Path(volume))
