@@ -45,7 +45,7 @@ assert store.remove_all(True) >= 0
 """
 
 
-class TestMooncake(InRedis, MovingTests, FollowingTests):
+class OnMooncake(InRedis):
     cluster: Cluster
 
     @pytest.fixture(autouse=True, scope="class")
@@ -69,6 +69,15 @@ class TestMooncake(InRedis, MovingTests, FollowingTests):
     def flip_bytes(self, place: Path) -> bool:
         self.cluster.flip_a_byte_of_every_page()
         return True
+
+
+class TestMooncake(OnMooncake, MovingTests):
+    test_a_killed_writer = FollowingTests.test_a_killed_writer_leaves_chunks_whole_or_absent
+
+
+@pytest.mark.long
+class TestCatalogue(OnMooncake, FollowingTests):
+    """About the catalogue, which the shared directory has as well."""
 
 
 def test_what_one_hub_stores_another_reads_at_any_place_of_a_prompt_also_when_it_was_killed(
