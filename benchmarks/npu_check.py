@@ -15,7 +15,7 @@ import blendhub_ascend
 from benchmarks.hardware_check import check, engine_of_the_checkout, rows
 from benchmarks.report import Row, version_of
 
-BEYOND = "to repeat what others published of an NPU, see docs/ascend.md"
+BEYOND = "to repeat what others published of an NPU, see research/holes/README.md"
 PACKAGES = ("torch", "torch_npu", "vllm", "vllm-ascend", "triton-ascend")
 
 
