@@ -52,8 +52,7 @@ def test_the_check_of_an_npu_finds_all_that_it_imports():
     pytest.importorskip("torch", reason="the check needs torch, which vllm-ascend installs; here `make setup` does")
     packages = {"torch", "numpy", *named_under("Check it and tell us")}
     assert "pytest-timeout" in packages
-    done = run_with(packages, "import benchmarks.device, benchmarks.npu_check; print(benchmarks.npu_check.BEYOND)")
-    assert "research/holes" in done.stdout, done.stderr
-    collect = "import pytest; sys.exit(pytest.main(['--collect-only', '-q', '-p', 'pytest_timeout', *sys.argv[1:]]))"
-    done = run_with(packages, collect, "plugins/ascend/tests")
+    collect = "pytest.main(['--collect-only', '-q', '-p', 'pytest_timeout', *sys.argv[1:]])"
+    code = f"import benchmarks.device, benchmarks.npu_check, pytest; sys.exit({collect})"
+    done = run_with(packages, code, "plugins/ascend/tests")
     assert done.returncode == 0, done.stdout + done.stderr
