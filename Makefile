@@ -113,7 +113,7 @@ test: ## Run every check and all tests but the long ones, and print how long tha
 	@$(call TIMED,test,lint imported,not long and not alone,not long and alone)
 
 test-long: ## Run the long tests: demos, servers that stand still, the rest of wide grids
-	@$(call TIMED,test-long,setup,long and not alone and not clients and not bench,long and alone)
+	@$(call TIMED,test-long,setup,long and not alone and not bench,long and alone)
 
 test-bench: setup ## Run each benchmark that starts engines with --quick, one after the other: some take minutes
 	$(BIN)/python -m pytest -m bench tests/test_benchmarks.py
@@ -152,7 +152,7 @@ $(LMCACHE): SOURCE := lmcache==0.5.6
 $(LMCACHE): PARTS := lmcache tests
 
 test-clients: setup $(CLIENTS)/.installed ## Ask vLLM's server as OpenAI's client, LangChain, LlamaIndex and others' benchmarks do, with BlendHub and without
-	$(BIN)/python -m pytest -m clients tests/clients
+	$(BIN)/python -m pytest research/clients
 	$(BIN)/python -m research.clients --json build/clients.json $(if $(PEER_PYTHON),--peer-python $(PEER_PYTHON)) $(if $(QUICK),--quick)
 
 $(CLIENTS)/.installed: pyproject.toml | $(STAMP)
