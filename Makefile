@@ -113,7 +113,7 @@ test: ## Run every check and all tests but the long ones, and print how long tha
 	@$(call TIMED,test,lint imported,not long and not alone,not long and alone)
 
 test-long: ## Run the long tests: demos, servers that stand still, the rest of wide grids
-	@$(call TIMED,test-long,setup,long and not alone and not clients and not bench,long and alone)
+	@$(call TIMED,test-long,setup,long and not alone and not bench,long and alone)
 
 test-bench: setup ## Run each benchmark that starts engines with --quick, one after the other: some take minutes
 	$(BIN)/python -m pytest -m bench tests/test_benchmarks.py
@@ -152,8 +152,8 @@ $(LMCACHE): SOURCE := lmcache==0.5.6
 $(LMCACHE): PARTS := lmcache tests
 
 test-clients: setup $(CLIENTS)/.installed ## Ask vLLM's server as OpenAI's client, LangChain, LlamaIndex and others' benchmarks do, with BlendHub and without
-	$(BIN)/python -m pytest -m clients tests/clients
-	$(BIN)/python -m benchmarks.clients --json build/clients.json $(if $(PEER_PYTHON),--peer-python $(PEER_PYTHON)) $(if $(QUICK),--quick)
+	$(BIN)/python -m pytest research/clients
+	$(BIN)/python -m research.clients --json build/clients.json $(if $(PEER_PYTHON),--peer-python $(PEER_PYTHON)) $(if $(QUICK),--quick)
 
 $(CLIENTS)/.installed: pyproject.toml | $(STAMP)
 	@rm -rf $(CLIENTS)
@@ -210,10 +210,6 @@ bench: setup ## Run all benchmarks; results go to build/bench
 	@mkdir -p build/bench
 	for name in matchers hub ttft overhead load service; do \
 		$(BIN)/python -m benchmarks.$$name --json build/bench/$$name.json || exit 1; \
-	done
-	@# The published rows of other projects need a large model: benchmarks/holes/README.md names their presets.
-	for where in first middle last; do \
-		$(BIN)/python -m benchmarks.holes --preset $$where --json build/bench/holes_$$where.json || exit 1; \
 	done
 
 quality: setup $(filter build/$(MODEL),$(ASKED_FOR)) ## What reuse costs a real model, with MODEL=gemma, qwen-0.5b or qwen-1.5b another one, and what selectors win back; results go to build/quality

@@ -1,4 +1,4 @@
-"""How far the hub is from what its parts cost alone: round trips, lookups, growth.
+"""How far the hub is from what its parts cost alone: lookups, growth.
 
 The floor of a request is a bare ZeroMQ echo, without protocol, state or checks. The hub and the echo run in processes
 of their own; every ratio is taken in turn.
@@ -6,7 +6,6 @@ of their own; every ratio is taken in turn.
 
 import contextlib
 import multiprocessing
-import statistics
 import tempfile
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -18,11 +17,9 @@ import zmq
 
 from benchmarks.report import Row, finish, parser, row
 from benchmarks.stored import random_tokens, store
-from benchmarks.timing import in_turn, progress, ratios, seconds
+from benchmarks.timing import in_turn, progress, ratios
 from blendhub import PluginHost, Span
-from blendhub.client import wire
 from blendhub.client.hub_client import HubClient
-from blendhub.contracts import Envelope
 from blendhub.core.layout import DEFAULT_MATCHERS, KVLayout, Namespace
 from blendhub.hub.config import HubConfig
 from blendhub.hub.embedded import HubInProcess
@@ -39,20 +36,9 @@ def main() -> None:
     scale = 20 if options.quick else 1
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as folder, _hub(1000) as client, _echo(Path(folder, "echo")) as echo:
-        rows += round_trips(client, echo, blocks=40 // scale)
         rows += lookups(client, echo, repeats=200 // scale)
     rows += growth(10_000 // scale, MAX_SLOTS_OF_AN_ARENA // (10 * scale if options.quick else 1))
     finish("hub", rows, "numpy pyzmq msgspec blendhub-transports", options.json)
-
-
-def round_trips(client: HubClient, echo: Callable[..., object], blocks: int) -> Iterator[Row]:
-    """A small request and its reply, in blocks of 300, in turn with the echo."""
-    ping = Envelope(wire.Ping(session=client.registered.session, epoch=client.epoch))
-    jobs = {"echo": lambda: echo(SMALL), "ping": lambda: client._connection.submit(ping, 5.0).result()}
-    taken = in_turn(jobs, blocks, lambda job: statistics.median(seconds(job) for _ in range(300)), warm_up=2)
-    what = "round trip of a small request, relative to a bare echo"
-    yield row("rtt_vs_echo", what, "x", ratios(taken["ping"], taken["echo"]), 2.0, "lower")
-    yield row("rtt_p50_us", "the same in microseconds", "us", [1e6 * s for s in taken["ping"]], better="lower")
 
 
 def lookups(client: HubClient, echo: Callable[..., object], repeats: int) -> Iterator[Row]:
@@ -71,7 +57,6 @@ def lookups(client: HubClient, echo: Callable[..., object], repeats: int) -> Ite
     taken = in_turn(jobs, repeats)
     what = "lookup of 32,768 tokens, half of them stored, relative to an echo of its bytes and the matchers alone"
     yield row("lookup_32k_vs_floor", what, "x", ratios(taken["lookup"], taken["floor"]), 1.3, "lower")
-    yield row("lookup_32k_us", "the same in microseconds", "us", [1e6 * s for s in taken["lookup"]], better="lower")
 
 
 def growth(few: int, many: int) -> Iterator[Row]:

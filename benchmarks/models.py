@@ -56,12 +56,12 @@ def started(folder: Path, shape: dict[str, Any], settings: dict[str, Any] | None
     return Engine(folder, settings, dtype=shape["torch_dtype"], **OPTIONS)
 
 
-def errors(documents: list[list[int]], width: str) -> dict[str, Any]:
+def errors(documents: list[list[int]]) -> dict[str, float]:
     """In an engine's process: how far the state behind a prompt of documents is off, relative to the one of a forward
     over all of it: where the maps of all but the seams take the state along, and where the documents are computed one
-    by one. And what the maps take.
+    by one.
 
-    The maps are made of the same prompt, so that nothing but rounding differs. ``width``: of the numbers in maps.
+    The maps are made of the same prompt, so that nothing but rounding differs. Their numbers are of 32 bits.
     """
     import torch
     from vllm.distributed.kv_transfer import get_kv_transfer_group
@@ -75,7 +75,7 @@ def errors(documents: list[list[int]], width: str) -> dict[str, Any]:
     model = connector._worker._context.model
     layers = model.recurrent_layers
     for layer in layers:
-        layer.map_dtype = getattr(torch, width)
+        layer.map_dtype = torch.float32
     tokens = np.array([token for document in documents for token in document], np.uint32)
     tables = [np.arange(1, 2 + len(tokens) // size) for size in model.block_sizes]
     for table in {table for table, _ in model.recurrent.values()}:
@@ -101,27 +101,20 @@ def errors(documents: list[list[int]], width: str) -> dict[str, Any]:
     parts = error(states(sorted([*seams, *texts]), StatePath(0, n, (), making)))
     maps = [packed(each, layers).cpu() for each in making]
     placed = [PlacedMap(text, unpacked(map, layers)) for text, map in zip(texts, maps, strict=True)]
-    state_bytes = sum(part[0].nbytes for layer in layers for part in model.layer(layer.name).kv_cache)
-    composed = error(states(seams, StatePath(0, n, placed)))
-    return {"composed": composed, "parts": parts, "bytes": [len(map) for map in maps], "state_bytes": state_bytes}
+    return {"composed": error(states(seams, StatePath(0, n, placed))), "parts": parts}
 
 
 def rounding(place: Path, rounds: int) -> Iterator[Row]:
     for name, shape in KINDS.items():
-        measured: dict[str, list[dict[str, Any]]] = {"float32": [], "bfloat16": []}
+        measured: list[dict[str, float]] = []
         with started(place, shape | {"max_position_embeddings": 8192}, MOVING) as engine:
             for seed in range(rounds):
                 texts = Texts(seed, Sizes(DOCUMENTS, DOCUMENT_TOKENS, vocabulary=1000))
-                for width, found in measured.items():
-                    found.append(engine.call("inside", "benchmarks.models:errors", texts.documents, width))
+                measured.append(engine.call("inside", "benchmarks.models:errors", texts.documents))
         of = f"state behind {DOCUMENTS} documents of {DOCUMENT_TOKENS} tokens, relative error"
-        for width, found in measured.items():
-            errors_of_maps, bar = [each["composed"] for each in found], 1e-4 if width == "float32" else None
-            yield row(f"maps_{name}_{width}", f"{of}: maps in {width}", "", errors_of_maps, bar, "lower")
-        parts = [each["parts"] for each in measured["float32"]]
+        maps, parts = ([each[way] for each in measured] for way in ("composed", "parts"))
+        yield row(f"maps_{name}_float32", f"{of}: maps in float32", "", maps, 1e-4, "lower")
         yield row(f"parts_{name}", f"{of}: each document computed behind the one before", "", parts)
-        shares = [n / each["state_bytes"] for each in measured[shape["torch_dtype"]] for n in each["bytes"]]
-        yield row(f"bytes_{name}", "a map, relative to a state, which here has numbers of the same width", "x", shares)
 
 
 def time_to_first_token(place: Path, rounds: int) -> Iterator[Row]:

@@ -13,10 +13,9 @@ from pathlib import Path
 import blendhub_ascend
 
 from benchmarks.hardware_check import check, engine_of_the_checkout, rows
-from benchmarks.holes.presets import PUBLISHED
 from benchmarks.report import Row, version_of
 
-BEYOND = "to repeat what others published of an NPU, see docs/ascend.md: python -m benchmarks.holes --preset NAME, of"
+BEYOND = "to repeat what others published of an NPU, see research/holes/README.md"
 PACKAGES = ("torch", "torch_npu", "vllm", "vllm-ascend", "triton-ascend")
 
 
@@ -42,5 +41,5 @@ if __name__ == "__main__":
     code = check(
         "npu", plugin, machine, tests_in="plugins/ascend", benchmark=["benchmarks.device", "--on", "npu"], engine=engine
     )
-    print(f"{BEYOND}: {', '.join(PUBLISHED)}")
+    print(BEYOND)
     sys.exit(code)

@@ -5,13 +5,14 @@ Each of the two machines, of which this one plays both, has a hub and an engine;
 
 import tempfile
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from blendhub.hub.config import HubConfig, Listen, StoreChoice
+from blendhub.hub.embedded import embedded_hub
 from examples.demo import Engines, run, start_engine
 from harness.servers.mooncake_cluster import Cluster
 from harness.servers.redis_server import RedisServer
-from harness.servers.served_hub import START_S, ServedHub
 from harness.waiting import wait_until
 
 ARENAS_GIB = 1.0, 0.15
@@ -28,17 +29,20 @@ def two_machines(model: Path) -> Iterator[Engines]:
         cluster.start_master()
         cluster.start_node(2**31)
         # Engines, hubs and servers share the cores of one machine.
-        fleet = {"master": cluster.address, "catalogue": redis.url, "deadline_s": "20", "transfer_deadline_s": "20"}
+        deadlines = {"deadline_s": 20.0, "transfer_deadline_s": 20.0}
+        store = StoreChoice("mooncake", {"master": cluster.address, "catalogue": redis.url, **deadlines})
+        listens = [Listen(endpoint=f"ipc://{folder}/hub-{number}.sock") for number in range(2)]
         hubs = [
-            stack.enter_context(closing(ServedHub(folder, f"hub-{number}", arena_gib, fleet)))
-            for number, arena_gib in enumerate(ARENAS_GIB)
+            stack.enter_context(
+                embedded_hub(HubConfig(listen=(listen,), arena_gib=arena_gib, store=store, metrics=""), "process")
+            )
+            for listen, arena_gib in zip(listens, ARENAS_GIB, strict=True)
         ]
-        for hub in hubs:
-            wait_until(hub.stats, START_S)
-        writer, reader = (stack.enter_context(start_engine(model, {"endpoint": hub.endpoint})) for hub in hubs)
+        clients = [stack.enter_context(hub.connect()) for hub in hubs]
+        writer, reader = (stack.enter_context(start_engine(model, {"endpoint": one.endpoint})) for one in listens)
 
         def has_followed() -> bool:
-            here, there = (hub.stats().gauges for hub in hubs)
+            here, there = (client.stats().result().gauges for client in clients)
             return not here["store_waiting_chunks"] and 0 < here["chunks"] == there["chunks"]
 
         yield writer, reader, lambda: wait_until(has_followed, FOLLOWED_S)

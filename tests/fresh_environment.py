@@ -5,6 +5,7 @@ What the metadata leaves out is therefore missing there, and nothing is download
 """
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -14,6 +15,8 @@ from zipfile import Path as ZipPath
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+
+KERNELS = Path(__file__).parents[1] / "plugins/matchers/blendhub_matchers/rolling_kernels.py"
 
 
 def with_needs(wanted: Iterable[str], wheels: Path | None = None) -> dict[str, Distribution]:
@@ -59,12 +62,14 @@ class FreshEnvironment:
         alone = ["--no-index", "--find-links", str(wheels), "--no-compile", "--disable-pip-version-check"]
         done = subprocess.run([*install, *alone, wanted], env=self._variables, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
+        _take_compiled(site)
 
     @property
     def _variables(self) -> dict[str, str]:
         """Those of a person who has activated this environment."""
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "PIP_"))}
-        return kept | {"PATH": f"{self.bin}:{os.environ['PATH']}", "VLLM_CPU_KVCACHE_SPACE": "1"}
+        engine = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}  # one process imports less
+        return kept | {"PATH": f"{self.bin}:{os.environ['PATH']}", **engine}
 
     def begin(self, *command: str, place: Path) -> "subprocess.Popen[str]":
         return subprocess.Popen(
@@ -83,3 +88,14 @@ def _link(of: Distribution, site: Path) -> None:
         link, target = site / top, Path(str(of.locate_file(top)))
         if not link.exists() and target.exists():
             link.symlink_to(target)
+
+
+def _take_compiled(site: Path) -> None:
+    """Take over the kernels that are compiled here. Numba compiles again what has other sources, and knows the file of
+    the kernels by its time and size."""
+    installed = site / "blendhub_matchers" / KERNELS.name
+    if installed.exists() and (KERNELS.parent / "__pycache__").exists():
+        shutil.copystat(KERNELS, installed)
+        (installed.parent / "__pycache__").mkdir(exist_ok=True)
+        for compiled in (KERNELS.parent / "__pycache__").glob("*.nb[ci]"):
+            shutil.copy(compiled, installed.parent / "__pycache__")

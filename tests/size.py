@@ -12,7 +12,7 @@ BOUNDS = {
     "blendhub/, plugins/": 35_900,
     "blendhub/testing/": 5_450,
     "tests/, plugins/*/tests/": 29_150,
-    "benchmarks/, harness/, examples/": 7_500,
+    "benchmarks/, harness/, examples/": 6_300,
 }
 """The most lines of Python in these folders: at most 4% more than there are. A folder's files count in the row that
 names it most closely; ``research/`` counts in none."""

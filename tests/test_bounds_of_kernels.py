@@ -16,9 +16,9 @@ NAIVE = "test_the_tag_of_every_window_is_that_of_the_naive_polynomial"
 OUTSIDE = "import numba, numpy; numba.njit(lambda items: items[items.size])(numpy.zeros(4))"
 
 
-def test_the_matcher_suite_stays_within_the_arrays(tmp_path):
-    """The kernels are compiled for it, into a place of their own."""
-    environment = os.environ | {"NUMBA_BOUNDSCHECK": "1", "NUMBA_CACHE_DIR": str(tmp_path)}
+def test_the_matcher_suite_stays_within_the_arrays():
+    """The kernels are compiled for it, into a place of their own, where they stay until their sources change."""
+    environment = os.environ | {"NUMBA_BOUNDSCHECK": "1", "NUMBA_CACHE_DIR": str(ROOT / "build" / "kernels")}
 
     def run(*arguments):
         command = [sys.executable, *arguments]

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from blendhub import API_VERSION
+from blendhub.cli.checks import versions
 from blendhub.client.hub_client import HubClient
 from blendhub.client.wire import Request
 from blendhub.contracts import Codec
@@ -40,6 +41,14 @@ ABSENT = f"""
         probe = lambda: Unavailable("no such card", "pip install a-card")
         return [PluginSpec(name="odd", api={API_VERSION}, summary="a device", factory=object, probe=probe)]
 """
+
+
+FITTING_TORCH = """
+from types import SimpleNamespace
+
+__version__, version = "2.13.0", SimpleNamespace(cuda=None, hip=None)
+"""
+"""What the check asks of a torch for CPUs. It is imported in no time."""
 
 
 class Report(NamedTuple):
@@ -205,20 +214,23 @@ def test_only_what_is_named_must_run_here_and_what_is_broken_always_fails(check,
     ids=["another", "crashing", "torchvision", "torch"],
 )
 def test_a_torch_or_a_vllm_that_does_not_fit_fails(check, tmp_path, name, source, sentence, command):
-    (tmp_path / name).mkdir()
-    (tmp_path / name / "__init__.py").write_text(source)
+    for module, code in {"torch": FITTING_TORCH, name: source}.items():
+        (tmp_path / module).mkdir()
+        (tmp_path / module / "__init__.py").write_text(code)
     finding = check("versions", path=tmp_path).only("fail")
     assert sentence in finding["sentence"] and command in (None, finding["command"])
 
 
 @pytest.mark.timeout(600)
-def test_the_installed_versions_fit_unless_vllm_is_told_not_to_load_our_plugin(check):
+def test_the_installed_versions_fit_unless_vllm_is_told_not_to_load_our_plugin(check, monkeypatch):
     pytest.importorskip("vllm", reason="vLLM is not installed; `make setup` installs it")
     report = check("versions")
     assert report.code == 0
     assert report.findings[-1]["sentence"].endswith(f" can run BlendHub; its server starts with: {server_command()}")
-    finding = check("versions", VLLM_PLUGINS="lora_resolver").only("fail")
-    assert finding["command"] == "unset VLLM_PLUGINS" and "VLLM_PLUGINS is 'lora_resolver'" in finding["sentence"]
+    monkeypatch.setenv("VLLM_PLUGINS", "lora_resolver")
+    *_, finding = versions.imported()
+    assert finding.verdict == "fail" and finding.command == "unset VLLM_PLUGINS"
+    assert "VLLM_PLUGINS is 'lora_resolver'" in finding.sentence
 
 
 @pytest.mark.timeout(600)

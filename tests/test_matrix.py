@@ -21,7 +21,8 @@ def run(device: str = "CPU", **outcomes: str) -> matrix.Run:
 
 @pytest.mark.slow
 def test_the_outcome_of_each_test_is_noted_once_also_where_what_it_needs_cannot_be_put_up(tmp_path):
-    pytest.importorskip("vllm", reason="results are of a vLLM; `make setup` installs it")
+    (tmp_path / "torch.py").write_text("__version__ = '2.13.0'\nclass cuda: is_available = bool")
+    (tmp_path / "vllm.py").write_text("__version__ = '0.32.0'")
     (tmp_path / "test_some.py").write_text(
         "import pytest\n"
         "@pytest.fixture\ndef broken(): raise OSError\n"
@@ -37,8 +38,9 @@ def test_the_outcome_of_each_test_is_noted_once_also_where_what_it_needs_cannot_
         "pytest.main(['-p', 'tests.matrix', '-p', 'no:cacheprovider', '--rootdir', folder, '-c', '/dev/null', folder])"
     )
     note = [sys.executable, str(tmp_path / "note.py"), str(noted), str(tmp_path)]
-    subprocess.run(note, env=os.environ | {"PYTHONPATH": str(ROOT)}, check=True, capture_output=True)
+    subprocess.run(note, env=os.environ | {"PYTHONPATH": f"{ROOT}:{tmp_path}"}, check=True, capture_output=True)
     (read,) = matrix.read(noted)
+    assert (read.vllm, read.torch, read.device) == ("0.32.0", "2.13.0", "CPU")
     assert {name.partition("::test_")[2]: result.outcome for name, result in read.tests.items()} == {
         "good": "passed",
         "bad": "failed",

@@ -62,6 +62,9 @@ class Machine:
 
     def __init__(self, home: Path, volume: Path) -> None:
         self._home = home  # keeps compiled matchers from one test to the next
+        # By its silence alone the hub knows that a process of another container has ended.
+        self._config = home / "hub.toml"
+        self._config.write_text(f"silence_s = 4.0\n{CONFIG.read_text()}")
         self.volume = volume
         """Memory that containers share, as a volume does that is a tmpfs."""
         self._begun: list[subprocess.Popen] = []
@@ -83,7 +86,7 @@ class Machine:
         """The hub of the image with this environment's program, a small arena and without a store."""
         program, *arguments = entrypoint("hub")
         assert program == "blendhub"
-        arguments = [str(CONFIG) if argument == "/etc/blendhub/hub.toml" else argument for argument in arguments]
+        arguments = [str(self._config) if argument == "/etc/blendhub/hub.toml" else argument for argument in arguments]
         own = [argument for argument in HUB.arguments if not argument.startswith(("--arena-gib", "--store"))]
         command = [sys.executable, "-m", "blendhub.cli", *arguments, *own, "--arena-gib=0.05", *more]
         process = self.begin(command, HUB.user, self.volume)
@@ -108,12 +111,16 @@ class Machine:
                 self.kill(process)
 
 
-@pytest.fixture
-def machine(tmp_path: Path) -> Iterator[Machine]:
-    skip_unless_permitted([*OWN, "sh", "-c", 'ip link set lo up && setpriv --reuid 1 "$0"'])
-    home = tmp_path / "home"
-    home.mkdir()
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    home = tmp_path_factory.mktemp("home")
     home.chmod(0o777)
+    return home
+
+
+@pytest.fixture
+def machine(home: Path) -> Iterator[Machine]:
+    skip_unless_permitted([*OWN, "sh", "-c", 'ip link set lo up && setpriv --reuid 1 "$0"'])
     with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="volume-") as volume:
         Path(volume).chmod(0o1777)
         made = Machine(home, Path(volume))

@@ -280,6 +280,13 @@ def check(worker: Process, shards: list[tuple[Segment, np.ndarray]], prompt: np.
         assert np.array_equal(rows, expected), "a piece holds other KV than was stored"
 
 
-TestAnyHistory: Any = HubMachine.TestCase
-TestAnyHistory.settings = settings(max_examples=150, stateful_step_count=60, suppress_health_check=list(HealthCheck))
-TestAnyHistory.pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+def histories(n: int, *marks: pytest.MarkDecorator) -> Any:
+    """A test of so many histories, each time others."""
+    case: Any = type("Histories", (HubMachine.TestCase,), {})
+    case.settings = settings(max_examples=n, stateful_step_count=60, suppress_health_check=list(HealthCheck))
+    case.pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), *marks]
+    return case
+
+
+TestAnyHistory = histories(75)
+TestMoreHistories = histories(300, pytest.mark.long)

@@ -12,7 +12,7 @@ from blendhub import Span
 from blendhub.client.hub_client import HubClient
 from blendhub.client.wire import FIRST_RATIO as FIRST
 from blendhub.core.layout import KVLayout, Namespace
-from blendhub.hub.config import HubConfig
+from blendhub.hub.config import HubConfig, Listen
 from blendhub.hub.embedded import HubInThread
 from blendhub.hub.ratios import LEAST, MOST, STEP, TOKENS, FoundRatio
 from blendhub.outcome.report import AuditOutcome, Outcome, RepairOutcome
@@ -69,16 +69,17 @@ def test_it_does_not_learn_that_answers_differ_from(outcome):
     assert found.ratio <= FIRST
 
 
-def test_a_hub_that_is_restarted_hears_from_its_engines_how_far_it_had_come(hub_process):
-    hub = hub_process(arena_gib=0.01)
-    with HubClient(hub.endpoint) as engine:
-        engine.register("engine", NAMESPACE)
-        engine.report([repaired(FIRST, TOKENS, 1, 2, 3)] * 2).result()
-        assert engine.lookup(np.arange(9, dtype=np.uint32)).result().ratio == pytest.approx(FIRST / STEP)
-        hub.kill()
-        hub.start()
-        until(lambda: engine.registrations == 2)
-        assert engine.lookup(np.arange(9, dtype=np.uint32)).result().ratio == pytest.approx(FIRST / STEP)
+def test_a_hub_that_is_restarted_hears_from_its_engines_how_far_it_had_come(tmp_path):
+    listen = Listen(endpoint=f"ipc://{tmp_path}/hub.sock")
+    config = HubConfig(arena_gib=0.01, metrics="", silence_s=1.0, listen=(listen,))
+    with HubClient(listen.endpoint) as engine:
+        with HubInThread(config):
+            engine.register("engine", NAMESPACE)
+            engine.report([repaired(FIRST, TOKENS, 1, 2, 3)] * 2).result()
+            assert engine.lookup(np.arange(9, dtype=np.uint32)).result().ratio == pytest.approx(FIRST / STEP)
+        with HubInThread(config):
+            until(lambda: engine.registrations == 2)
+            assert engine.lookup(np.arange(9, dtype=np.uint32)).result().ratio == pytest.approx(FIRST / STEP)
 
 
 @pytest.mark.parametrize("compared, n_answers", [(0, 27), (5, 30), (TOKENS, 27)])

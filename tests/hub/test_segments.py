@@ -113,14 +113,6 @@ def test_the_segments_that_cover_most_of_a_prompt_are_found_whole(make_hub, data
     hub.state.check_integrity()
 
 
-def test_segments_that_overlap_do_not_hide_each_other(member):
-    for start, end in ((20, 40), (20, 110), (100, 130), (130, 180), (150, 190)):
-        store_segment(member, prompt_of(B, C[start:end]), len(B), len(B) + end - start)
-    assert moved(member, C) == [Span(20, 110), Span(130, 180)]
-    assert moved(member, C[:140]) == [Span(20, 110)]
-    assert moved(member, C[60:]) == [Span(40, 70), Span(90, 130)]
-
-
 def test_a_segment_is_of_use_behind_a_seam_and_whole(member):
     store_segment(member, prompt_of(C, A), len(C), len(C) + len(A))
     for n_before in (0, SEAM - 1, SEAM, 1000):

@@ -98,6 +98,7 @@ class SmallServer(ThreadingHTTPServer):
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    wbufsize = -1  # headers and body in one packet: the second one would wait until the first is acknowledged
     server: SmallServer
 
     def do_GET(self) -> None:

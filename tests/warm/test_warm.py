@@ -108,7 +108,7 @@ def test_a_stopped_command_goes_on_where_it_was(server, warm, tmp_path):
         said, _ = stopped.communicate(timeout=30)
     assert stopped.returncode == 130 and "Stopped: the same command goes on from here." in said
     assert 30 <= len(server.computed) < 47 and not server.refused
-    warm(data)
+    warm(data, "--concurrency", "2")
     computed = Counter(map(str, server.computed))
     assert len(server.computed) == 47 and set(computed.values()) == {1}, "nothing is computed twice"
 

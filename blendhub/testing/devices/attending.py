@@ -195,7 +195,7 @@ class AttentionTests(DeviceTests):
     def test_keys_that_are_not_readable_are_left_out(self) -> None:
         """Some tokens see none of the 90 keys that may be readable, and some stand behind all of these."""
         for rules in (RULES, *OTHER_RULES):
-            self._check([spread_out(20, 200), [0, 1, 150]], rules, n_readable=90)
+            self._check([spread_out(9, 150), [0, 1, 130]], rules, n_readable=90)
         if "latent" in self.formats:
             latent = AttentionRules(16, 0.04, latent=512)
             self._check([spread_out(3, 70)], latent, AttentionPages(LATENT, "latent"), n_readable=60)

@@ -17,10 +17,11 @@ class FormatTests(DeviceTests):
     def test_every_bit_is_copied_and_moved_keys_are_rotated(
         self, make_harness: MakeHarness, format: PageFormat
     ) -> None:
-        """NaN payloads and signed zeros are copied too, where no key is rotated."""
-        for dtype, strided, rotary in product(self.dtypes, (False, True), (None, Rotary())):
-            if rotary and dtype not in self.rotatable_dtypes:
-                continue
+        """NaN payloads and signed zeros are copied too, where no key is rotated. Each dtype is in strided pages and in
+        others, with a rotation in one of the two."""
+        for (number, dtype), rotates in product(enumerate(self.dtypes), (False, True)):
+            rotary = Rotary() if rotates and dtype in self.rotatable_dtypes else None
+            strided = rotates == bool(number % 2)
             harness = make_harness(DeviceSetup(format=format, dtype=dtype, strided=strided, rotations=(rotary, None)))
             segments = [harness.segment(3, 20, row=5, source=90), harness.segment(31, 50, shard=1, source=31)]
             harness.load(segments, skip_prefix_n_tokens=4)

@@ -8,6 +8,7 @@ import tempfile
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeAlias
@@ -196,5 +197,5 @@ class FleetTests(ABC):
             return members[-1]
 
         yield open_one_more
-        for member in members:
-            member.close()
+        with ThreadPoolExecutor() as pool:  # a store may wait for a process that ends
+            list(pool.map(Member.close, members))

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
+from multiprocessing.synchronize import Event
 from pathlib import Path
 
 import pytest
@@ -32,12 +33,13 @@ def _chunk_bytes(name: int, index: int, version: int) -> bytes:
     return name.to_bytes(8) + _random_bytes(2 * index + version)
 
 
-def _write_for_ever(store: Store, first: int) -> None:
+def _write_for_ever(store: Store, first: int, has_saved: Event) -> None:
     for name in range(first, first + MANY):
         store.save_run(run(name))
         for index in range(4):
             for version in range(2):
                 store.save(key(name), chunk(index), [_chunk_bytes(name, index, version), b""])
+                has_saved.set()
         store.discard(key(name), chunk(0))
 
 
@@ -45,17 +47,22 @@ def _write_for_ever(store: Store, first: int) -> None:
 class CrashTests(StoreTests):
     @pytest.mark.slow
     def test_a_killed_writer_leaves_chunks_whole_or_absent(self, open: Open, path: Path) -> None:
+        fork = multiprocessing.get_context("fork")
+        has_saved = fork.Event()
+
         def write(first: int) -> None:
-            _write_for_ever(self.create(path, CRASH_CAPACITY), first)
+            _write_for_ever(self.create(path, CRASH_CAPACITY), first, has_saved)
 
         for seed in range(8):
             _random_bytes(seed)  # before the fork, so that no writer has to make them
         n_loaded = 0
         for kill in range(KILLS):
-            writer = multiprocessing.get_context("fork").Process(target=write, args=(kill * MANY,))
+            has_saved.clear()
+            writer = fork.Process(target=write, args=(kill * MANY,))
             writer.start()
             assert writer.pid
-            time.sleep(0.3 + 0.037 * kill)
+            assert has_saved.wait(60)
+            time.sleep(0.037 * kill)
             os.kill(writer.pid, signal.SIGKILL)
             writer.join()
             store = open(CRASH_CAPACITY)

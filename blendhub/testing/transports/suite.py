@@ -132,7 +132,7 @@ class AnsweringTests(TransportTests):
         pending, n_busy, started = [], 0, time.monotonic()
         for _ in range(self.max_pending + 20):
             try:
-                pending.append(submit_slow(connection, 3.0))
+                pending.append(submit_slow(connection, 2.0))
             except Busy:
                 n_busy += 1
         for request in pending[self.max_pending :]:

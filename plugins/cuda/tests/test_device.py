@@ -82,7 +82,7 @@ def test_readable_keys_are_cut_in_parts(monkeypatch):
     monkeypatch.setattr(attention, "PART_KEYS", 64)
     sinks = torch.tensor([0.5, -1.0, 2.0, 9.0])
     for rules in (RULES, RULES._replace(window=37, sinks=sinks)):
-        check([spread_out(9, 700), [3, 690]], rules, AttentionPages(), n_readable=500)
+        check([spread_out(9, 300), [3, 290]], rules, AttentionPages(), n_readable=200)
 
 
 @pytest.mark.slow

@@ -18,6 +18,6 @@ class InRedis(FleetTests):
 
     @contextmanager
     def silence(self, place: Path) -> Iterator[None]:
-        self.deadline_s = 1.0
+        self.deadline_s = 0.5
         with self.redis.stopped():
             yield

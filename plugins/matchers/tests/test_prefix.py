@@ -1,51 +1,25 @@
-"""The prefix matcher against what can be said of every position by itself."""
+"""What only the prefix matcher can get wrong: nodes that runs share, speed, and memory."""
 
 import time
 
 import numpy as np
 import pytest
 from blendhub_matchers.prefix import PrefixMatcher
-from hypothesis import given
-from hypothesis import strategies as st
 
 from blendhub import Span
+from blendhub.contracts import Matcher
 from blendhub.core.errors import InvalidInput
-from blendhub.core.spans import check_tiling
+from blendhub.testing.matchers.machine import MatcherHistoryTests
 
 CHUNK = 4
-"""The most tokens of a node: few, so that runs end in all of its places."""
-
-Stored = tuple[list[int], int, list[tuple[int, int]]]
-"""A sequence, the position from which its KV is stored, and what of that is discarded again."""
+"""The most tokens of a node, in which runs that share it part and end."""
 
 
-@st.composite
-def stored(draw: st.DrawFn) -> Stored:
-    sequence = draw(st.lists(st.integers(0, 1), min_size=1, max_size=3 * CHUNK))
-    start = draw(st.integers(0, len(sequence) - 1))
-    borders = draw(st.lists(st.integers(start, len(sequence)), max_size=6))
-    ordered = sorted(set(borders))
-    return sequence, start, list(zip(ordered[::2], ordered[1::2], strict=False))
+class TestWithShortNodes(MatcherHistoryTests):
+    """Runs end in all places of their nodes."""
 
-
-@given(st.lists(stored(), max_size=6), st.lists(st.integers(0, 1), min_size=1, max_size=3 * CHUNK))
-def test_every_position_that_a_run_holds_after_the_same_tokens_is_found(runs: list[Stored], prompt: list[int]) -> None:
-    matcher = PrefixMatcher(node_tokens=CHUNK)
-    held: set[tuple[int, int]] = set()
-    for run, (sequence, start, discarded) in enumerate(runs):
-        matcher.add(run, np.array(sequence, np.uint32), Span(start, len(sequence)))
-        held |= {(run, at) for at in range(start, len(sequence))}
-        for first, end in discarded:
-            matcher.discard(run, Span(first, end))
-            held -= {(run, at) for at in range(first, end)}
-
-    matches = matcher.match(np.array(prompt, np.uint32))
-
-    check_tiling(len(prompt), matches)
-    found = {(match.run, at) for match in matches for at in range(match.span.start, match.span.end)}
-    right = {(run, at) for run, at in held if runs[run][0][: at + 1] == prompt[: at + 1]}
-    assert found <= right and {at for _, at in found} == {at for _, at in right}
-    assert all(match.exact and match.source_start == match.span.start for match in matches)
+    def create(self) -> Matcher:
+        return PrefixMatcher(node_tokens=CHUNK)
 
 
 def a_matcher_with_a_long_run() -> tuple[PrefixMatcher, np.ndarray]:

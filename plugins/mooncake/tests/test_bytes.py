@@ -25,7 +25,7 @@ from plugins.mooncake.tests.members import child_of
 pytestmark = [pytest.mark.slow, pytest.mark.alone]
 MIB = 2**20
 DONE, ABSENT, FAILED, ADRIFT = CodeMeaning
-DEADLINE_S = 3.0
+DEADLINE_S = 2.0
 SLACK_S = 1.0
 RECOVERY_S = 60.0
 

@@ -20,16 +20,16 @@ import pytest
 from blendhub import PluginHost
 from blendhub.client.hub_client import HubClient
 from blendhub.contracts import SharedStore
+from blendhub.hub.config import StoreChoice
 from blendhub.testing.shared_stores.following import FollowingTests
 from blendhub.testing.shared_stores.moving import MovingTests
 from harness.servers.mooncake_cluster import Cluster
 from harness.servers.redis_server import RedisServer, needs_redis
-from harness.servers.served_hub import ServedHub
 from harness.waiting import wait_until
 from plugins.fleet.tests.in_redis import InRedis
 from plugins.mooncake.tests.members import child_of
 from tests.hub.hub_direct import CHUNK, namespace, tokens
-from tests.hub.processes import check, store
+from tests.hub.processes import HubProcess, check, store
 
 pytestmark = [pytest.mark.slow, needs_redis]
 HOST = PluginHost.discover()
@@ -45,7 +45,7 @@ assert store.remove_all(True) >= 0
 """
 
 
-class TestMooncake(InRedis, MovingTests, FollowingTests):
+class OnMooncake(InRedis):
     cluster: Cluster
 
     @pytest.fixture(autouse=True, scope="class")
@@ -71,16 +71,29 @@ class TestMooncake(InRedis, MovingTests, FollowingTests):
         return True
 
 
+class TestMooncake(OnMooncake, MovingTests):
+    test_a_killed_writer = FollowingTests.test_a_killed_writer_leaves_chunks_whole_or_absent
+
+
+@pytest.mark.long
+class TestCatalogue(OnMooncake, FollowingTests):
+    """About the catalogue, which the shared directory has as well."""
+
+
 def test_what_one_hub_stores_another_reads_at_any_place_of_a_prompt_also_when_it_was_killed(
     tmp_path: Path, lasting_cluster: Cluster
 ) -> None:
     with contextlib.ExitStack() as closing:
         redis = closing.enter_context(RedisServer())
-        settings = {"catalogue": redis.url, "master": lasting_cluster.address, "transfer_deadline_s": "10"}
+        settings = {"catalogue": redis.url, "master": lasting_cluster.address, "transfer_deadline_s": 10.0}
 
-        def join(name: str) -> tuple[ServedHub, HubClient]:
-            hub = closing.enter_context(contextlib.closing(ServedHub(tmp_path, name, 0.02, settings)))
-            return hub, closing.enter_context(hub.client(namespace()))
+        def join(name: str) -> tuple[HubProcess, HubClient]:
+            (folder := tmp_path / name).mkdir()
+            hub = HubProcess(folder, arena_gib=0.02, store=StoreChoice("mooncake", settings))
+            closing.callback(hub.stop)
+            client = closing.enter_context(HubClient(hub.endpoint))
+            client.register(name, namespace(), rank=0)
+            return hub, client
 
         def find(client: HubClient, text: np.ndarray) -> None:
             wait_until(lambda: check(client, text, wait_s=5.0) == len(text), FOUND_S)
@@ -100,7 +113,6 @@ def test_what_one_hub_stores_another_reads_at_any_place_of_a_prompt_also_when_it
         # The process that moves the bytes dies with its hub, even if it stands still.
         mover = child_of(hub.process.pid)
         os.kill(mover, signal.SIGSTOP)
-        hub.process.kill()
-        hub.process.wait()
+        hub.kill()
         wait_until(lambda: not Path(f"/proc/{mover}").exists(), 5)
         find(join("third")[1], text)

@@ -9,11 +9,11 @@ import httpx
 import openai
 import pytest
 
-from benchmarks.clients.servers import Servers
 from benchmarks.quality.people import people
 from harness.waiting import wait_until
+from research.clients.servers import Servers
 
-pytestmark = [pytest.mark.clients, pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(1800)]
+pytestmark = pytest.mark.timeout(1800)
 
 LIVES = [person.text for person in islice(people(random.Random("openai")), 10)]
 TEXT = "\n\n".join(LIVES[:4])

@@ -1,4 +1,4 @@
-"""What other people's clients say of vLLM's server with BlendHub, beside vLLM alone: ``python -m benchmarks.clients``.
+"""What other people's clients say of vLLM's server with BlendHub, beside vLLM alone: ``python -m research.clients``.
 
 RAG applications of LangChain and LlamaIndex, and the benchmarks of vLLM, LMCache and GuideLLM. Both servers are up, and
 are asked in turn; `make test-clients` installs the clients.
@@ -12,11 +12,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.clients.servers import Servers
-from benchmarks.clients.tools import CLIENTS, COMMANDS, QUICK, SIZES, Figures, measure
 from benchmarks.memory import own_bytes
 from benchmarks.report import Row, finish, parser, row, share_row
 from benchmarks.timing import progress
+from research.clients.servers import Servers
+from research.clients.tools import CLIENTS, COMMANDS, QUICK, SIZES, Figures, measure
 
 FRAMEWORKS = {"langchain": "LangChain", "llama_index": "LlamaIndex"}
 QUESTIONS, QUICK_QUESTIONS = 42, 6
@@ -28,7 +28,7 @@ def answers(servers: Servers, framework: str, n_questions: int) -> list[list[dic
     """Those of both servers to the questions that are measured."""
     asks = ["--model", servers.model, "--questions", str(n_questions), *(server.url for server in servers.both)]
     with subprocess.Popen(
-        [str(CLIENTS), "-m", f"benchmarks.clients.{framework}_rag", *asks],
+        [str(CLIENTS), "-m", f"research.clients.{framework}_rag", *asks],
         stdout=subprocess.PIPE,
         text=True,
         env=os.environ | {"PYTHONWARNINGS": "ignore"},

@@ -9,7 +9,7 @@ from langchain_core.vectorstores import InMemoryVectorStore
 from langchain_openai import ChatOpenAI
 from langchain_text_splitters import RecursiveCharacterTextSplitter
 
-from benchmarks.clients.rag import ANSWER_TOKENS, Application, Reply, main, vector
+from research.clients.rag import ANSWER_TOKENS, Application, Reply, main, vector
 
 
 class Words:

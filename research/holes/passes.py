@@ -7,12 +7,12 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 
-from benchmarks.holes.figures import PHASES, Answered, Measured, Pass, Results
-from benchmarks.holes.prompts import Prompt, Writer, before
-from benchmarks.holes.scores import f1, rouge_l
 from benchmarks.quality.serving import reported
 from benchmarks.timing import progress
 from harness.engines import Answer, Engine
+from research.holes.figures import PHASES, Answered, Measured, Pass, Results
+from research.holes.prompts import Prompt, Writer, before
+from research.holes.scores import f1, rouge_l
 
 ANSWER_TOKENS = 10
 """The most tokens of an answer, as in the published benchmark."""
