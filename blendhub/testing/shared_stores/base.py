@@ -1,10 +1,8 @@
 """What all parts of the suite share: members of a fleet, each a store object with an arena and what it knows."""
 
-import contextlib
 import hashlib
 import mmap
 import os
-import tempfile
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
@@ -36,12 +34,13 @@ class Member:
 
     def __init__(self, store: SharedStore) -> None:
         self.store = store
-        fd, self._path = tempfile.mkstemp(dir="/dev/shm", prefix="conformance-")
+        # A file that ends with this process, which tests kill.
+        self._file = os.fdopen(os.memfd_create("conformance"), "wb")
         size = SLOTS * SHARD_BYTES
-        os.truncate(fd, PAGE + size)
-        self.memory = mmap.mmap(fd, PAGE + size)
-        os.close(fd)
-        store.attach(ArenaFile(self._path, PAGE, size), memoryview(self.memory)[PAGE:])
+        self._file.truncate(PAGE + size)
+        self.memory = mmap.mmap(self._file.fileno(), PAGE + size)
+        file = ArenaFile(f"/proc/{os.getpid()}/fd/{self._file.fileno()}", PAGE, size)
+        store.attach(file, memoryview(self.memory)[PAGE:])
         self.catalogue: Catalogue = {}
         self.deleted: list[Deleted] = []
         """What others have announced."""
@@ -107,8 +106,7 @@ class Member:
 
     def close(self) -> None:
         self.store.close()
-        with contextlib.suppress(FileNotFoundError):  # closed before
-            os.unlink(self._path)
+        self._file.close()
 
     def _take_snapshot(self) -> bytes:
         runs, cursor = self.store.snapshot()
