@@ -31,7 +31,6 @@ WINDOWS_ONLY = SHAPE | {
 ARRANGED = arrange(draw_wide_weights)
 MODELS: dict[str, tuple[dict[str, Any], list[str]]] = {
     "gemma3": (GEMMA3, ARRANGED),
-    "gpt_oss": (GPT_OSS, ARRANGED),
     "gpt_oss, by the device": (GPT_OSS, [*ARRANGED, "by device"]),
     # vLLM frees the blocks of a chunk when the next one begins.
     "chunks of local attention": (LLAMA4, ARRANGED),
