@@ -13,8 +13,9 @@ STATE_BLOCK = 24
 
 
 class SummingModel(StandInModel):
-    """A token's KV is the sum of all tokens up to it, and a prediction the sum's remainders. A state is such a sum, which
-    goes from span to span."""
+    """A token's KV is the sum of all tokens up to it, and a prediction the sum's remainders.
+
+    A state is such a sum, which goes from span to span."""
 
     def __init__(self, n_blocks: int, stale: int) -> None:
         """``stale``: what blocks hold before anything is computed."""
