@@ -11,7 +11,7 @@ ROOT = Path(__file__).parent.parent
 BOUNDS = {
     "blendhub/, plugins/": 35_900,
     "blendhub/testing/": 5_450,
-    "tests/, plugins/*/tests/": 29_000,
+    "tests/, plugins/*/tests/": 28_700,
     "benchmarks/, harness/, examples/": 7_500,
 }
 """The most lines of Python in these folders: at most 4% more than there are. A folder's files count in the row that

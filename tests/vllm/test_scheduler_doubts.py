@@ -37,10 +37,10 @@ def engine(settings):
         yield engine
 
 
-def arrived(engine, name: str = "a", temperature: float = 0.0, **asked):
+def arrived(engine):
     """A blended request whose prompt is to be computed behind what was loaded; returns where that ends, too."""
-    request = engine.request(name, PROMPT, **asked)
-    request.sampling_params.temperature = temperature
+    request = engine.request("a", PROMPT)
+    request.sampling_params.temperature = 0.0
     engine.side.arrived(request)
     return request, engine.load(request)
 
@@ -82,15 +82,6 @@ def test_the_first_token_is_looked_at_and_each_job_brings_what_the_workers_do_no
     engine.blocks.blocks.append(500)
     job = step(engine, request, request.num_tokens - 1)
     assert job.blocks[0].tolist() == [500] and len(job.tokens) == BLOCK - 1
-
-
-@pytest.mark.parametrize(
-    ("asked", "margin"), [({"temperature": 0.7}, None), ({"doubt": 0}, None), ({"doubt": 2.0}, 2.0), ({}, DOUBT)]
-)
-def test_a_request_may_say_how_sure_the_model_must_be_and_where_chance_decides_no_token_waits(engine, asked, margin):
-    request, there = arrived(engine, **asked)
-    job = step(engine, request, there, N - there)
-    assert (job and job.margin) == margin
 
 
 def test_what_was_held_before_a_preemption_says_nothing_of_what_was_loaded_after_it(engine):
