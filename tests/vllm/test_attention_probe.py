@@ -76,9 +76,6 @@ class Model(Anything):
     def to_device(self, numbers):
         return torch.from_numpy(numbers)
 
-    def unscaled(self, name, keys, values):
-        return keys, values
-
     def __init__(self, rules: AttentionRules, layout: KVLayout) -> None:
         shape = (9, 16, 576) if rules.latent else (9, layout.kv_heads, 16, 128)
         format: Any = "latent" if rules.latent else "packed_heads"
