@@ -11,7 +11,7 @@ ROOT = Path(__file__).parent.parent
 BOUNDS = {
     "blendhub/, plugins/": 35_900,
     "blendhub/testing/": 5_450,
-    "tests/, plugins/*/tests/": 29_150,
+    "tests/, plugins/*/tests/": 28_900,
     "benchmarks/, harness/, examples/": 6_300,
 }
 """The most lines of Python in these folders: at most 4% more than there are. A folder's files count in the row that

@@ -101,16 +101,19 @@ def spoil_arena() -> None:
     arena.bytes[: arena.progress().reserved] = 0xFF
 
 
-def fail_repairs() -> None:
-    """Have every forward of a repair fail from now on."""
+def fail_repairs(fails: bool) -> None:
+    """Whether every forward of a repair fails from now on."""
     from blendhub.vllm.worker.doubts import Doubts
     from blendhub.vllm.worker.repairs import Repairs
+
+    kept = KEPT.setdefault("repairs", (Repairs._hidden, Doubts._compute))
 
     def fail(*arguments: Any) -> None:
         raise RuntimeError("no memory is left")
 
-    setattr(Repairs, "_hidden", fail)  # noqa: B010
-    setattr(Doubts, "_compute", fail)  # noqa: B010
+    hidden, compute = (fail, fail) if fails else kept
+    setattr(Repairs, "_hidden", hidden)  # noqa: B010
+    setattr(Doubts, "_compute", compute)  # noqa: B010
 
 
 def unfinished_repairs() -> int:
@@ -233,7 +236,7 @@ def spoil_states() -> None:
     """
     from blendhub.vllm.worker.connector_worker import ConnectorWorker
 
-    finish: Any = ConnectorWorker._finish
+    finish: Any = KEPT.setdefault("finish", ConnectorWorker._finish)
 
     def spoiled(self: Any, load: Any, result: Any) -> None:
         model = self._context.model

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness.engines import Answer, Engine, largest_difference
+from harness.engines import KV, Answer, Engine, largest_difference
 from harness.engines.tiny_model import make_tiny_model
 
 SETTINGS: dict[str, Any] = {
@@ -114,6 +114,34 @@ def blended_prompt(engine: Engine, texts: Texts) -> list[int]:
     first, second = texts.new(250), texts.new(250)
     store(engine, [*first, *second])
     return [*texts.new(BEFORE), *second, *texts.new(20), *first, *texts.new(30)]
+
+
+class MovingPrompt:
+    """A prompt that moves two documents, and the one that had them before."""
+
+    def __init__(self, texts: Texts, n: int = 250) -> None:
+        first, second = texts.new(n), texts.new(n)
+        self.before = [*first, *second, *texts.new(40)]
+        self.moving = [*texts.new(40), *second, *texts.new(20), *first, *texts.new(30)]
+
+    def kv(self, answer: Answer) -> KV:
+        return answer.kv(len(self.moving) - 1)
+
+
+def moved(engine: Engine, prompts: MovingPrompt) -> Answer:
+    """The answer to a prompt that is moved as it was stored."""
+    return engine.one(prompts.moving, recompute_ratio=0.0, store=False)
+
+
+def from_the_arena(engine: Engine, prompts: MovingPrompt) -> KV:
+    """The KV of a prompt when vLLM has none of its donors, as after this."""
+    engine.one(prompts.before)
+    engine.forget()
+    answer = moved(engine, prompts)
+    assert answer.report["moved_tokens"] >= 500 and answer.report["copied_tokens"] == 0
+    kv = prompts.kv(answer)
+    engine.forget()
+    return kv
 
 
 def exactly(answer: Answer, plain: Engine, prompt: list[int]) -> bool:

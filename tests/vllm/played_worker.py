@@ -5,7 +5,7 @@ whether a copy waits for the step's forward.
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -122,14 +122,7 @@ class PlayedWorker:
         self.engine.side.allocated(request, (blocks,), n_external)
         return request
 
-    def step(
-        self,
-        after_forward: Callable[[], None] = lambda: None,
-        *,
-        hub_answers: bool = True,
-        computes: bool = True,
-        output: SchedulerOutput | None = None,
-    ) -> set[str]:
+    def step(self, *, computes: bool = True, output: SchedulerOutput | None = None) -> set[str]:
         """A step, with a forward if it ``computes``, in the order of vLLM's runners; returns whose KV has arrived.
 
         The hub answers between the hooks.
@@ -141,20 +134,19 @@ class PlayedWorker:
         self.worker.begin_step(plan)
         number = self.steps
         self.device.runtime.engine.submit(lambda: self.forwards.append(number))
-        self._let_the_hub_answer(hub_answers)
+        self._let_the_hub_answer()
         self.worker.load(plan)
-        after_forward()
-        self._let_the_hub_answer(hub_answers)
+        self._let_the_hub_answer()
         self.worker.save(plan)
         _, loaded = self.worker.finished()
         if report := self.worker.take_report():
             self.engine.side.process_report(report)
         return loaded
 
-    def until_loaded(self, name: str, **options: Any) -> None:
+    def until_loaded(self, name: str) -> None:
         """Steps until the load of a request has ended, however long the hub takes."""
         until = time.monotonic() + 30
-        while name not in self.step(**options):
+        while name not in self.step():
             assert time.monotonic() < until
             time.sleep(1e-3)
 
@@ -162,10 +154,10 @@ class PlayedWorker:
         """The requests whose loads have failed."""
         return [job.request for job in self.worker.take_failed()]
 
-    def _let_the_hub_answer(self, hub_answers: bool) -> None:
+    def _let_the_hub_answer(self) -> None:
         """Replies of a connection come in order: behind this one, all are there."""
         for client in (self.engine.client, self.worker._client):
-            if hub_answers and client and client.is_up:
+            if client and client.is_up:
                 client.stats().result()
 
     def start(self) -> None:

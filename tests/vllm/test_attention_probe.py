@@ -1,4 +1,4 @@
-"""What a probe finds, by the device and in plain torch, and the operators that it launches in a layer of a GPU."""
+"""The operators that a probe launches in a layer of a GPU; what it finds, ``test_engine_models`` has."""
 
 from typing import Any, NamedTuple
 
@@ -10,12 +10,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from blendhub import Span
 from blendhub.contracts import AttentionRules, PagedLayer
 from blendhub.core.layout import KVLayout
-from blendhub.testing.attention_reference import ReferenceAttention
 from blendhub.testing.devices.deferred import DeferredRuntime
 from blendhub.vllm.model.attention_probe import AttentionProbe, AttentionQuery, ProbeAttention
 from blendhub.vllm.model.engine_model import EngineModel, GroupAttention
 from blendhub.vllm.model.own_layers import OwnAttention, _attend_to_latent
-from blendhub.vllm.model.pages import LayerPages
 from blendhub.vllm.model.recompute_set import RequestTokens
 from tests.stand_in import Anything, StandIn
 from tests.vllm.interpreted_kernels import CudaDevice, CudaOptions, attention, kernels
@@ -30,9 +28,6 @@ MLA = (
     AttentionRules(16, 0.1, latent=512),
     KVLayout(layers=1, kv_heads=1, key_dim=576, value_dim=0, dtype="bfloat16"),
 )
-
-
-LAYOUT = KVLayout(layers=1, kv_heads=2, key_dim=8, value_dim=8, dtype="float32", chunk_tokens=16)
 
 
 class Launches(TorchDispatchMode):
@@ -81,9 +76,6 @@ class Model(Anything):
     def to_device(self, numbers):
         return torch.from_numpy(numbers)
 
-    def unscaled(self, name, keys, values):
-        return keys, values
-
     def __init__(self, rules: AttentionRules, layout: KVLayout) -> None:
         shape = (9, 16, 576) if rules.latent else (9, layout.kv_heads, 16, 128)
         format: Any = "latent" if rules.latent else "packed_heads"
@@ -125,30 +117,3 @@ def test_a_layer_with_mla_launches_few_operators(launches):
     with launches:
         _attend_to_latent(layer, probe, query, latent, rotated, None, None, output)
     assert "add_received" in launches.names and len(launches.names) <= MOST, launches.names
-
-
-def test_the_device_and_plain_torch_tell_the_same():
-    """Of two prompts, whose blocks stand in any order."""
-    rules, layout, random = AttentionRules(4, 0.3), LAYOUT, torch.Generator().manual_seed(1)
-
-    def numbers(*shape):
-        return torch.randn(*shape, generator=random)
-
-    paged = PagedLayer("layer", "packed_heads", (numbers(30, 2, 16, 16),))
-    asked = []
-    for first, spans in ((0, [Span(0, 40)]), (12, [Span(3, 9), Span(20, 70)])):
-        asking = Span(spans[-1].end + 5, spans[-1].end + 5 + N_ASKING)
-        blocks = (first + np.arange(10)[::-1].copy(),)
-        asked.append(AttentionQuery(RequestTokens(np.arange(asking.end, dtype=np.uint32), blocks, [asking]), spans))
-    queries, keys, values = numbers(2 * N_ASKING, 4, 8), numbers(2 * N_ASKING, 2, 8), numbers(2 * N_ASKING, 2, 8)
-    told = []
-    for by in ((), [GroupAttention(["layer"], ReferenceAttention([paged], 16, layout, [rules]))]):
-        probe: Any = object.__new__(AttentionProbe)
-        probe.model, probe.last, probe.counted, probe.rules = object.__new__(Model), 1, {"layer"}, {"layer": rules}
-        probe.model.layer_names, probe.model.attention = ["layer", "the last one"], by
-        probe.layers = {"layer": LayerPages(paged, layout, 16)}
-        attending, output = ProbeAttention(probe, asked), torch.zeros(2 * N_ASKING, 4, 8)
-        attending(StandIn(layer_name="layer"), queries, keys, values, output)
-        told.append([output, *attending.received])
-    for by_torch, by_device in zip(*told, strict=True):
-        torch.testing.assert_close(by_torch, by_device)

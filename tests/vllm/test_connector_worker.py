@@ -51,18 +51,6 @@ def test_a_copy_runs_beside_the_forward_of_the_step_that_plans_it(worker):
     assert worker.steps not in worker.forwards, "the copy waited for a forward that came after it"
 
 
-def test_a_copy_that_ends_while_a_forward_is_launched_is_reported_in_that_step(worker, device):
-    worker.arrive("r", PROMPT)
-    device.is_held = True
-    assert worker.step() == set()
-
-    def release() -> None:
-        device.is_held = False
-
-    assert worker.step(after_forward=release) == set(), "the lease is not proven yet"
-    assert worker.step() == {"r"}
-
-
 class Busy:
     """What a transfer's polls are held by: the copy takes so many of them."""
 

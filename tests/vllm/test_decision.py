@@ -174,23 +174,6 @@ def test_a_request_that_wants_more_recomputed_than_usual_is_not_refused_for_it()
     assert timed(whole, ratio=1.0).decision and not timed(whole, ratio=1.0, usual=1.0).decision
 
 
-@pytest.mark.parametrize("is_exact", [False, True])
-def test_text_that_is_sooner_computed_does_not_keep_exact_text_from_being_reused(is_exact):
-    exact, behind = Match(Span(0, 600), 1, 0, True), Match(Span(995, 1000), 2, 995 if is_exact else 0, is_exact)
-    choice = timed([exact, behind])
-    assert choice.decision.matches == (exact,) and choice.decision.end == 600
-    # It is the 400 tokens behind the exact ones that would be computed.
-    assert "with reuse up to token 1000, and 417.2 ms with reuse up to token 600" in choice.refusal.message
-    assert choice.unused[-1] == NotReused(behind.span, Why.TOO_SLOW)
-
-
-def test_exact_text_is_not_loaded_where_computing_it_is_sooner_done():
-    exact = [Match(Span(0, 10), 1, 0, True)]
-    choice = timed(exact)
-    assert choice.decision is None and choice.refusal.code == choice.unused[0].code == "too_slow"
-    assert timed([Match(Span(0, 40), 1, 0, True)]).decision
-
-
 lengths = st.lists(st.integers(2, 5000), min_size=3, max_size=5, unique=True).map(sorted)
 
 

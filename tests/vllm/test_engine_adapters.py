@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from harness.engines import Engine, largest_difference
+from harness.engines import Engine, disagreement, largest_difference
 from tests.vllm.adapters import make_adapter
-from tests.vllm.conftest import ROUNDING, SETTINGS, reused
+from tests.vllm.conftest import ROUNDING, SETTINGS, TOLERANCE, blended_prompt, reused
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -99,3 +99,12 @@ def test_an_adapter_that_is_loaded_in_place_before_a_request_is_noticed_before_i
     assert reused(asked(engine, longer, adapter)) == 0, "that request had begun with other weights"
     again = asked(engine, longer, adapter)
     assert reused(again) == 499 and largest_difference(again.kv(499), new) < ROUNDING
+
+
+def test_a_request_with_an_adapter_is_answered_as_without_reuse(engine, texts, tmp_path):
+    """vLLM sets up its own forwards alone for adapters, so nothing is blended, and nothing repaired."""
+    prompt, lora = blended_prompt(engine, texts), make(tmp_path / "one", 3)
+    expected = asked(engine, prompt, lora, tokens=40, mode="off", store=False)
+    answer = asked(engine, prompt, lora, tokens=40, repair="always", audit=True, store=False)
+    assert not {"repair", "audit", "approximate_from"} & set(answer.report)
+    assert disagreement([answer], [expected]) < TOLERANCE

@@ -5,21 +5,9 @@ import pytest
 from harness.engines import Engine, disagreement
 from harness.engines.shapes import GPT_OSS
 from tests.vllm.arrangements import fail_loads, inside, spoil_arena
-from tests.vllm.conftest import SETTINGS, TOLERANCE, drawn
+from tests.vllm.conftest import SETTINGS, TOLERANCE, MovingPrompt, drawn, from_the_arena, moved
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
-
-
-class Prompts:
-    """A prompt that moves two documents, and the one that had them before."""
-
-    def __init__(self, texts, n=250):
-        first, second = texts.new(n), texts.new(n)
-        self.before = [*first, *second, *texts.new(40)]
-        self.moving = [*texts.new(40), *second, *texts.new(20), *first, *texts.new(30)]
-
-    def kv(self, answer):
-        return answer.kv(len(self.moving) - 1)
 
 
 @pytest.fixture(scope="module")
@@ -28,24 +16,8 @@ def engine(model):
         yield engine
 
 
-def moved(engine, prompts):
-    """The answer to a prompt that is moved as it was stored."""
-    return engine.one(prompts.moving, recompute_ratio=0.0, store=False)
-
-
-def from_the_arena(engine, prompts):
-    """The KV of a prompt when vLLM has none of its donors, as after this."""
-    engine.one(prompts.before)
-    engine.forget()
-    answer = moved(engine, prompts)
-    assert answer.report["moved_tokens"] >= 500 and answer.report["copied_tokens"] == 0
-    kv = prompts.kv(answer)
-    engine.forget()
-    return kv
-
-
 def test_a_prompt_whose_donors_vllm_has_reads_nothing_of_the_arena(engine, texts):
-    prompts = Prompts(texts)
+    prompts = MovingPrompt(texts)
     expected = from_the_arena(engine, prompts)
     engine.one(prompts.before)  # what is loaded exactly is in vLLM's cache again
     inside(engine, spoil_arena)
@@ -59,7 +31,7 @@ def test_a_prompt_whose_donors_vllm_has_reads_nothing_of_the_arena(engine, texts
 
 
 def test_when_a_copy_fails_vllm_computes_the_prompt_and_has_all_blocks_again(engine, plain, texts):
-    prompts = Prompts(texts)
+    prompts = MovingPrompt(texts)
     engine.one(prompts.before)
     inside(engine, fail_loads, True)
     answer = engine.one(prompts.moving, tokens=6, store=False)
@@ -76,31 +48,8 @@ def test_when_a_copy_fails_vllm_computes_the_prompt_and_has_all_blocks_again(eng
     engine.forget()
 
 
-def test_what_vllm_evicts_for_the_prompt_itself_comes_from_the_arena(model, texts):
-    prompts = Prompts(texts)
-    with Engine(model, SETTINGS, num_gpu_blocks_override=34, max_model_len=1024) as engine:
-        expected = from_the_arena(engine, prompts)
-        engine.one(prompts.before)
-        answer = moved(engine, prompts)
-        assert 100 < answer.report["copied_tokens"] < answer.report["moved_tokens"]
-        assert (prompts.kv(answer) == expected).all()
-
-
-def test_requests_that_are_preempted_and_whose_donors_are(model, plain, texts):
-    shared = texts.new(300)
-    prompts = [[*texts.new(20), *shared, *texts.new(20)] for _ in range(8)]
-    with Engine(model, SETTINGS, num_gpu_blocks_override=60, max_model_len=1024) as engine:
-        donor = [*shared, *texts.new(60)]
-        engine.one(donor)
-        answers = engine.ask(donor, *prompts, tokens=100, recompute_ratio=1.0)[1:]
-        assert engine.call("preemptions") > 0
-        assert any(answer.report["copied_tokens"] for answer in answers)
-        assert disagreement(answers, plain.ask(*prompts, tokens=100)) < TOLERANCE
-        engine.forget()
-
-
 def test_layers_with_a_window_read_the_arena_where_vllm_keeps_the_others_blocks_only(texts, tmp_path):
-    prompts = Prompts(texts)
+    prompts = MovingPrompt(texts)
     with Engine(drawn(tmp_path, GPT_OSS), SETTINGS, load_format="dummy", async_scheduling=False) as engine:
         expected = from_the_arena(engine, prompts)
         engine.one(prompts.before)

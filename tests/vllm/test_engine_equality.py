@@ -125,16 +125,6 @@ def test_ordinary_requests_never_see_what_was_blended(engine, plain, texts):
     assert deviation(blended_kv, expected.kv(len(prompt) - 1)) > 0.1
 
 
-def test_answers_are_reused_in_the_next_turn(engine, plain, texts):
-    question = texts.new(200)
-    answer = engine.one(question, tokens=60)
-    engine.forget()
-    prompt = [*question, *answer.tokens, *texts.new(30)]
-    turn = engine.one(prompt)
-    assert turn.report["exact_tokens"] == 259, engine.log[-3000:]
-    assert difference(turn, plain, prompt, len(prompt) - 1) < ROUNDING
-
-
 def test_aborted_while_blending(engine, texts):
     first, second = texts.new(700), texts.new(700)
     store(engine, [*first, *second])

@@ -31,7 +31,6 @@ WINDOWS_ONLY = SHAPE | {
 ARRANGED = arrange(draw_wide_weights)
 MODELS: dict[str, tuple[dict[str, Any], list[str]]] = {
     "gemma3": (GEMMA3, ARRANGED),
-    "gpt_oss": (GPT_OSS, ARRANGED),
     "gpt_oss, by the device": (GPT_OSS, [*ARRANGED, "by device"]),
     # vLLM frees the blocks of a chunk when the next one begins.
     "chunks of local attention": (LLAMA4, ARRANGED),
@@ -123,8 +122,8 @@ def test_a_repair_holds_the_blocks_that_leave_a_window_and_the_next_turn_goes_on
     engine, documents, prompts
 ):
     store(engine, *documents)
-    for tokens in (1, 90):
-        for prompt in prompts:
+    for tokens, asked in ((1, prompts[:1]), (90, prompts)):
+        for prompt in asked:
             repaired = engine.one(prompt, tokens=tokens, recompute_ratio=0.0, repair="always", audit=True, store=False)
             assert tokens == 1 or repaired.report["repair"]["exact_from"] < 60
             turn = [*prompt, *repaired.tokens, 5, 6, 7]

@@ -36,8 +36,6 @@ KINDS = [
 ]
 MODELS = {
     "stretched rotation": (LLAMA, [], "text is reused anywhere"),
-    "two rotations and a window": (GEMMA3, BY_DEVICE, OURS),
-    "chunks": (LLAMA4, BY_DEVICE, OURS),
     "two rotations and a window, by both": (GEMMA3, BY_BOTH, LONG_BY_ENGINE),
     "chunks, by both": (LLAMA4, BY_BOTH, LONG_BY_ENGINE),
     "one vector for key and value": (DEEPSEEK, [], "text is reused anywhere"),

@@ -33,7 +33,10 @@ def beside(*connectors) -> dict[str, Any]:
 
 
 # vLLM keeps its hybrid allocator on if all connectors support it.
-@pytest.fixture(scope="module", params=[SHAPE, GPT_OSS], ids=["one table", "windows"])
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(SHAPE, id="one table", marks=pytest.mark.long), pytest.param(GPT_OSS, id="windows")],
+)
 def arranged(request, tmp_path_factory):
     """What starts engines of a model, and vLLM without connectors."""
     path = drawn(tmp_path_factory.mktemp("model"), request.param)

@@ -121,11 +121,6 @@ def test_the_selector_picks_the_device_turns_and_the_observer_sees_every_request
     assert last["spans"]["moved"] == blended.report["spans"]["moved"]
 
 
-def test_a_wrong_name_ends_the_start_with_the_right_ones(model, environment):
-    with pytest.raises(RuntimeError, match=r"no selector 'edge' \(did you mean 'edges'\?\); installed: att"):
-        Engine(model, CHOSEN | {"selector": {"name": "edge"}}, variables=environment)
-
-
 def test_a_selector_s_fault_is_the_selector_s_and_the_request_is_served(model, plain, texts, environment):
     document = texts.new(200)
     with Engine(model, SETTINGS | {"selector": {"name": "faulty"}}, variables=environment) as engine:

@@ -132,7 +132,7 @@ def test_two_ranks_blend_a_model_with_windows(texts, tmp_path):
 @pytest.mark.parametrize(
     "shape, token_bytes",
     [
-        pytest.param(DEEPSEEK, 3 * 576 * 4, id="latent", marks=NO_AMX),
+        pytest.param(DEEPSEEK, 3 * 576 * 4, id="latent", marks=[NO_AMX, pytest.mark.long]),
         pytest.param(QWEN3 | {"num_key_value_heads": 1}, 3 * 64 * 4, id="head"),
     ],
 )

@@ -14,19 +14,19 @@ from harness.engines import Engine, disagreement
 from harness.engines.shapes import GRANITE4, LFM2, QWEN3_NEXT
 from harness.waiting import wait_until
 from tests.hub.processes import HubProcess
-from tests.vllm.arrangements import arrange, fail_loads, inside, ranks, stored_states
+from tests.vllm.arrangements import fail_loads, inside, stored_states
 from tests.vllm.conftest import SETTINGS, TOLERANCE, drawn
 from tests.vllm.shapes import KIMI_LINEAR
-from tests.vllm.test_engine_ranks import RANKS
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
-SHAPES = {
-    "short convolutions": LFM2,
-    "gated delta rule": QWEN3_NEXT,
-    "Mamba 2": GRANITE4,
-    "Kimi delta attention": KIMI_LINEAR,
-}
+SHAPES = [
+    pytest.param(LFM2, id="short convolutions"),
+    pytest.param(QWEN3_NEXT, id="gated delta rule"),
+    pytest.param(GRANITE4, id="Mamba 2", marks=pytest.mark.long),
+    pytest.param(KIMI_LINEAR, id="Kimi delta attention", marks=pytest.mark.long),
+]
+"""``test_engine_segments`` loads states of all of them."""
 
 
 def start(folder, shape, settings=SETTINGS, **options):
@@ -53,8 +53,8 @@ def failures(engine):
     return [name for name in engine.call("counts") if re.match("(saves|loads|reservations)_failed", name)]
 
 
-@pytest.mark.parametrize("kind", SHAPES)
-def test_prefixes_come_back_into_another_engine_after_eviction_and_from_disk(kind, texts, tmp_path):
+@pytest.mark.parametrize("shape", SHAPES)
+def test_prefixes_come_back_into_another_engine_after_eviction_and_from_disk(shape, texts, tmp_path):
     store = StoreChoice(options={"path": str(tmp_path / "store"), "capacity_gib": 1.0})
     hub = HubProcess(tmp_path, arena_gib=0.25, store=store)
     settings = SETTINGS | {"endpoint": hub.endpoint, "hub": {}}
@@ -66,7 +66,7 @@ def test_prefixes_come_back_into_another_engine_after_eviction_and_from_disk(kin
         return first.one(prompts[0], tokens=40, store=False)
 
     try:
-        with start(tmp_path, SHAPES[kind], settings) as first, start(tmp_path, SHAPES[kind], settings) as second:
+        with start(tmp_path, shape, settings) as first, start(tmp_path, shape, settings) as second:
             assert first.log.count("exact prefixes only") == 1
             size = state_tokens(first)
             first.one(document)
@@ -117,28 +117,6 @@ def test_states_are_stored_where_prompts_end_where_they_part_and_behind_answers(
         inside(engine, fail_loads, True)
         assert len(engine.one(prompts[0], tokens=20, store=False).tokens) == 20
         assert failures(engine) == ["loads_failed"]
-
-
-def test_a_text_whose_state_is_not_stored_says_so(texts, tmp_path):
-    document = texts.new(200)
-    with start(tmp_path, LFM2) as engine:
-        engine.one(document)
-        engine.forget()
-        answer = engine.one([*document[:100], *texts.new(9)], store=False, explain=True)
-        assert answer.report["reason"].startswith("100 tokens are not reused: it is stored, and behind it no state")
-
-
-def test_each_rank_has_its_own_shard_of_the_state(texts, tmp_path):
-    document = texts.new(550)
-    prompt = [*document, *texts.new(9)]  # it ends soon behind the state, which it forgets
-    with start(tmp_path, QWEN3_NEXT, **RANKS, arrange=arrange(ranks, "", "250")) as engine:
-        engine.one(document)
-        own = engine.one(prompt, tokens=10, mode="off", store=False)
-        engine.forget()
-        # Blocks that others have used hold no state that could be taken for the loaded one.
-        engine.ask(*(texts.new(600) for _ in range(8)), mode="off", store=False)
-        engine.forget()
-        check_as_in_vllms_own_cache(engine.one(prompt, tokens=10, store=False), own)
 
 
 def test_without_vllms_prefix_cache_there_are_no_states_and_one_line_says_why_nothing_is_reused(texts, tmp_path):

@@ -1,20 +1,27 @@
-"""Repair: an answer begins behind blended KV, and goes on from exact KV."""
+"""Repair and doubt: an answer begins behind blended KV, and goes on from exact KV.
+
+With doubt, a token of which the model is unsure waits for that.
+"""
+
+from typing import Any
 
 import pytest
 
 from harness.engines import Engine, disagreement, largest_difference
-from tests.vllm.adapters import make_adapter
-from tests.vllm.arrangements import fail_repairs, inside, unfinished_repairs
-from tests.vllm.conftest import BEFORE, ROUNDING, SETTINGS, TOLERANCE, blended_prompt, exactly, store
+from tests.vllm.arrangements import inside, unfinished_repairs
+from tests.vllm.conftest import BEFORE, ROUNDING, SETTINGS, TOLERANCE, blended_prompt, exactly
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 TOKENS, BLOCK = 40, 32
+ALWAYS = 1e6
+"""A margin that no token of the model reaches."""
+BLENDED: dict[str, Any] = {"recompute_ratio": 0.0, "store": False}
 
 
 @pytest.fixture(scope="module")
 def engine(model):
-    with Engine(model, SETTINGS, enable_lora=True, max_lora_rank=8) as engine:
+    with Engine(model, SETTINGS) as engine:
         yield engine
         assert not [name for name in engine.call("counts") if "failed" in name]
         assert inside(engine, unfinished_repairs) == 0
@@ -97,28 +104,90 @@ def test_of_requests_that_share_blocks_each_is_repaired_and_the_others_are_answe
     engine.forget()
 
 
-def test_a_request_with_an_adapter_is_answered_as_without_reuse(engine, texts, tmp_path):
-    """vLLM sets up its own forwards alone for adapters, so nothing is blended, and nothing repaired."""
-    prompt, lora = blended_prompt(engine, texts), ("adapter", str(make_adapter(tmp_path / "lora", seed=3)))
-    expected = engine.one(prompt, TOKENS, mode="off", lora=lora, store=False)
-    answer = engine.one(prompt, TOKENS, repair="always", audit=True, lora=lora, store=False)
-    assert not {"repair", "audit", "approximate_from"} & set(answer.report)
-    assert disagreement([answer], [expected]) < TOLERANCE
+# Doubt.
+
+
+@pytest.mark.versions
+def test_an_answer_in_doubt_from_the_start_is_the_models_own_and_is_found_as_exact(engine, plain, texts):
+    assert engine.call("batches_in_flight") == 2
+    prompt, repaired = blended_prompt(engine, texts), engine.call("counts").get("requests_repaired", 0)
+    answer = engine.one(prompt, TOKENS, doubt=ALWAYS, recompute_ratio=0.0)
+    report = answer.report
+    assert report["moved_tokens"] == 500 and "approximate_from" not in report
+    assert disagreement([answer], [plain.one(prompt, TOKENS)]) < TOLERANCE
+    doubt, repair = report["doubt"], report["repair"]
+    assert doubt["token"] == repair["exact_from"] == 1 and doubt["passed"] == 0
+    assert doubt["kl"] > 1e-4 and doubt["seconds"] > 0 and repair["tokens"] == len(prompt) - BEFORE
+    assert exactly(answer, plain, prompt)
+    engine.forget()  # from here on the hub alone has it
+    turn = [*prompt, *answer.tokens, *texts.new(50)]
+    assert engine.one(turn, mode="exact", store=False).report["exact_tokens"] == len(prompt) + TOKENS - 1
+    counts = engine.call("counts")
+    assert counts["answers_held"] == 1 and counts["requests_repaired"] == repaired + 1
     engine.forget()
 
 
-def test_a_repair_that_fails_or_is_preempted_ends_without_harm(model, plain, texts):
-    """vLLM has few blocks: it takes those of requests that are answered, and that have ended and are kept."""
-    documents = [texts.new(250) for _ in range(2)]
-    prompts = [[*texts.new(BEFORE), *documents[1], *texts.new(20), *documents[0], *texts.new(9)] for _ in range(3)]
-    with Engine(model, SETTINGS, num_gpu_blocks_override=58, max_model_len=1024) as engine:
-        store(engine, [*documents[0], *documents[1]])
-        answers = engine.ask(*prompts, tokens=100, repair="always", recompute_ratio=1.0, store=False)
-        assert engine.call("preemptions") > 0
-        assert disagreement(answers, plain.ask(*prompts, tokens=100)) < TOLERANCE
-        engine.forget()
-        inside(engine, fail_repairs)
-        answer = engine.one(prompts[0], 20, repair="always", recompute_ratio=0.0, store=False)
-        assert "repair" not in answer.report and answer.report["approximate_from"] == BEFORE
-        counts = engine.call("counts")
-        assert counts["repairs_ended_failed"] == 1 and "request-" in engine.log and "is not repaired" in engine.log
+def margins(answer) -> list[float]:
+    """By how much the second token was less likely than the first one."""
+    best = [sorted(likely.values(), reverse=True) for likely in answer.logprobs]
+    return [first - second for first, second, *_ in best]
+
+
+def test_the_first_token_with_a_smaller_margin_is_held_and_those_before_it_are_as_they_were(engine, plain, texts):
+    prompt = blended_prompt(engine, texts)
+    before = engine.one(prompt, TOKENS, doubt=0.0, **BLENDED)
+    assert "doubt" not in before.report and before.report["approximate_from"] == BEFORE
+    engine.forget()
+    least, next_least, *_ = sorted(margins(before))
+    number = margins(before).index(least)
+    answer = engine.one(prompt, TOKENS, doubt=(least + next_least) / 2, **BLENDED)
+    doubt = answer.report["doubt"]
+    assert doubt["token"] == number + 1 and doubt["margin"] == pytest.approx(least, abs=1e-4)
+    assert answer.tokens[:number] == before.tokens[:number]
+    assert doubt["agrees"] == (answer.tokens[number] == before.tokens[number])
+    own = plain.one([*prompt, *answer.tokens[:number]], TOKENS - number)
+    assert answer.tokens[number:] == own.tokens and exactly(answer, plain, prompt)
+    engine.forget()
+
+
+def test_requests_in_doubt_at_once_share_forwards_and_each_is_exact_also_where_they_share_blocks(engine, plain, texts):
+    prompt = blended_prompt(engine, texts)
+    engine.one(prompt, 1, **BLENDED)
+    prompts = [[*prompt, *texts.new(20 + number)] for number in range(3)]
+    held = engine.call("counts").get("answers_held", 0)
+    answers = engine.ask(*prompts, tokens=TOKENS, each=[{"doubt": ALWAYS, **BLENDED}] * 2 + [{"doubt": 0.0, **BLENDED}])
+    assert engine.call("counts")["answers_held"] == held + 2
+    assert disagreement(answers[:2], plain.ask(*prompts[:2], tokens=TOKENS)) < TOLERANCE
+    assert exactly(answers[0], plain, prompts[0]) and exactly(answers[1], plain, prompts[1])
+    assert "doubt" not in answers[2].report and answers[2].report["approximate_from"] == BEFORE
+    engine.forget()
+
+
+@pytest.mark.parametrize(
+    ("sampling", "is_held"),
+    [
+        ({"logit_bias": {7: 100.0}}, False),
+        ({"allowed_token_ids": [7]}, False),
+        ({"allowed_token_ids": [7, 8, 9]}, True),
+        ({"frequency_penalty": 1.0, "presence_penalty": 1.0}, True),
+        ({"temperature": 0.5, "seed": 1}, False),
+    ],
+)
+def test_the_margin_is_that_of_what_is_sampled(engine, plain, texts, sampling, is_held):
+    """A bias of 100 leaves no doubt, nor does a single token that is allowed; and chance decides of no token."""
+    prompt = blended_prompt(engine, texts)
+    answer = engine.one(prompt, TOKENS, doubt=50.0, sampling=sampling, **BLENDED)
+    assert ("doubt" in answer.report) == is_held
+    if is_held:
+        assert disagreement([answer], [plain.one(prompt, TOKENS, sampling=sampling)]) < TOLERANCE
+        assert exactly(answer, plain, prompt)
+    engine.forget()
+
+
+def test_an_answer_that_ends_with_the_held_token_is_exact_in_the_next_turn(engine, plain, texts):
+    prompt = blended_prompt(engine, texts)
+    answer = engine.one(prompt, 1, doubt=ALWAYS, recompute_ratio=0.0)
+    assert disagreement([answer], [plain.one(prompt)]) < TOLERANCE
+    turn = [*prompt, *answer.tokens, *texts.new(50)]
+    assert engine.one(turn, mode="exact", store=False).report["engine_tokens"] == len(prompt) // BLOCK * BLOCK
+    engine.forget()

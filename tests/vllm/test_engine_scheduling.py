@@ -1,4 +1,4 @@
-"""Blending beside what vLLM's scheduler does: its order and preemptions."""
+"""Blending beside what vLLM's scheduler does: its order. ``test_engine_preempted`` has preemptions."""
 
 import pytest
 
@@ -23,19 +23,3 @@ def test_first_come_first_served_with_steps_that_are_shorter_than_prompts(model,
         engine.forget()
         answers = engine.ask(long, blended, tokens=2, recompute_ratio=0.5, store=False)
         assert answers[0].first_token_s < answers[1].first_token_s
-
-
-@pytest.mark.versions
-def test_preempted_requests_at_first_and_with_settled_blocks(model, plain, texts):
-    """Few blocks for many answers: vLLM takes blocks away from requests, and computes them again."""
-    shared = texts.new(300)
-    prompts = [[*texts.new(20), *shared, *texts.new(20)] for _ in range(8)]
-    with Engine(model, SETTINGS, num_gpu_blocks_override=60, max_model_len=1024) as engine:
-        store(engine, [*shared, *texts.new(5)])
-        rounds = [engine.ask(*prompts, tokens=100, recompute_ratio=1.0) for _ in range(2)]
-        assert engine.call("preemptions") > 0
-        assert any(answer.report["settled_tokens"] for answer in rounds[1])
-        engine.forget()
-    expected = plain.ask(*prompts, tokens=100)
-    for answers in rounds:
-        assert disagreement(answers, expected) < TOLERANCE

@@ -1,6 +1,5 @@
 """The blocks with states of a repair: vLLM's own manager lends them, and its prefix cache gets no approximate state."""
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -198,12 +197,3 @@ def test_the_next_turn_finds_the_last_state_of_the_prompt_or_a_later_one(n_promp
     expected = {last, *(end for end in ends if end > max(last, exact_end - (not lag)))}
     assert set(engine.found(request)) == expected
     engine.check([request])
-
-
-def test_without_moved_text_or_free_blocks_nothing_is_borrowed():
-    engine = Engine(60)
-    n_free = engine.n_free
-    short = engine.load(40, 9, 30, least_free=n_free)
-    assert short and short.blocks.exact_state is None
-    unmoved: Any = SimpleNamespace(reuse=SimpleNamespace(decision=Decision(0, 9, (), 0.0)), blocks=short.blocks)
-    assert engine.states.borrow(unmoved, 0) == {}

@@ -6,14 +6,27 @@ import pytest
 
 pytest.importorskip("vllm", reason="the engines need vLLM; `make setup` installs it")
 
-from benchmarks import gpu_check, gpu_engine, gpu_questions
+from benchmarks import gpu_check, gpu_engine, gpu_questions, hardware_check
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
+SMALL = {"num_hidden_layers": 2, "num_key_value_heads": 2}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_interpreter(tmp_path_factory):
+    """Engines share an interpreter if they find the checkout's packages in the same place."""
+    found = hardware_check.paths_of_the_checkout(tmp_path_factory.mktemp("metadata"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(hardware_check, "paths_of_the_checkout", lambda metadata: found)
+        yield
+
 
 def rows_of(part, place, monkeypatch):
-    """The rows of a quick run, by their ids."""
+    """The rows of a quick run of a model as small as may be, by their ids."""
     monkeypatch.setenv("OUT", str(place))
+    monkeypatch.setattr(gpu_check, "QUICK", gpu_check.QUICK._replace(model=SMALL))
+    monkeypatch.setattr(gpu_questions, "STEP", 1024)
     gpu_check.run(part, quick=True)
     report = json.loads((place / f"gpu-{part}-check" / "report.json").read_text())
     return {row["id"]: row for row in report["engine"]}

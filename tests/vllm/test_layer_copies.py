@@ -1,7 +1,6 @@
 """Loads and saves of models with several block tables, against copies made token by token."""
 
 from itertools import product
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,7 +15,7 @@ from blendhub.contracts import PagedLayer, PageSegment, Segment
 from blendhub.core.errors import Unsupported
 from blendhub.core.layout import KVLayout, section_starts, shard_bytes_of
 from blendhub.vllm.model import layer_groups
-from blendhub.vllm.model.layer_groups import LayerGroup, attach, split, state_groups
+from blendhub.vllm.model.layer_groups import LayerGroup, split
 from blendhub.vllm.model.pages import state_bytes
 from blendhub.vllm.worker.layer_copies import LayerCopies, Transfers
 from tests.stand_in import Anything, StandIn
@@ -134,41 +133,12 @@ def row_of(arena, group, shard_bytes, start, layer, position):
     return np.concatenate(both, -1)
 
 
-def states_of_layers(n_blocks):
-    """Two layers with a state of two parts in each block, as vLLM lays them out: with room behind them."""
-    raw = torch.from_numpy(np.random.default_rng(1).integers(0, 255, (2, n_blocks, 200), np.uint8))
-    parts = [(0, 48, torch.bfloat16, (3, 8)), (48, 64, torch.float32, (4, 4))]
-    layers = [
-        SimpleNamespace(
-            kv_cache=[of_layer[:, at : at + n].view(dtype).unflatten(1, shape) for at, n, dtype, shape in parts]
-        )
-        for of_layer in raw
-    ]
-    return raw, layers, tuple(shape for *_, shape in parts)
-
-
-def test_states_are_copied_bit_for_bit_and_to_no_other_block():
-    raw, layers, shapes = states_of_layers(N_BLOCKS)
-    recurrent = {"0": (0, StandIn(shapes=shapes)), "1": (1, StandIn(shapes=shapes))}
-    model = StandIn(recurrent=recurrent, layer=lambda name: layers[int(name)])
-    states = state_groups(model, CHUNK)
-    assert [(state.table, state.layout.shard_bytes) for state in states] == [(0, 112), (1, 112)]
-    device, before = CpuDevice(CpuOptions()), raw.clone()
-    attach(device, [], [], states)
-    copies = LayerCopies(device, [], states)
-    device.pin(np.zeros(2048, np.uint8))
-    copies.save([], [np.array([7]), np.array([9])], 512).wait()
-    assert raw.equal(before), "a save changed the pages"
-    copies.load([], [np.array([3]), np.array([5])], 0, 512).all.wait()
-    for layer, source, target in ((0, 7, 3), (1, 9, 5)):
-        before[layer, target, :112] = before[layer, source, :112]
-    assert raw.equal(before)
-
-
 def test_states_that_lie_otherwise_are_refused():
-    raw, (layer, _), shapes = states_of_layers(4)
-    first, second = layer.kv_cache
-    behind_a_gap = raw[0, :, 64:128].view(torch.float32).unflatten(1, second.shape[1:])
+    """In blocks of vLLM, the two parts of a state follow each other, with room behind them."""
+    raw, shapes = torch.zeros(4, 200, dtype=torch.uint8), ((3, 8), (4, 4))
+    first = raw[:, :48].view(torch.bfloat16).unflatten(1, shapes[0])
+    second, behind_a_gap = (raw[:, at : at + 64].view(torch.float32).unflatten(1, shapes[1]) for at in (48, 64))
+    state_bytes("a", [first, second], shapes)
     refused = [
         ([second, first], "of the shapes"),
         ([first, behind_a_gap], "do not follow"),

@@ -207,7 +207,7 @@ def check_parts_of(model):
 
 
 def test_near_ties_between_experts_are_no_reason_to_refuse_and_hide_no_attention_that_misses_tokens():
-    for seed in range(20):
+    for seed in range(5):
         check_parts_of(Routed(seed))
         with pytest.raises(Unsupported, match="tokens computed in parts are off by"):
             check_parts_of(Routed(seed, misses=True))

@@ -8,7 +8,7 @@ import pytest
 from vllm.v1.core.sched.output import SchedulerOutput
 
 from blendhub import Span
-from blendhub.vllm.messages import HeldToken, LoadResult, RepairResult, WorkerReport
+from blendhub.vllm.messages import LoadResult, RepairResult, WorkerReport
 from blendhub.vllm.scheduler import repair_pace
 from blendhub.vllm.scheduler.blocks.block_tables import BlockTables
 from blendhub.vllm.scheduler.repair_pace import ON_CPUS
@@ -134,37 +134,3 @@ def test_blocks_go_back_if_nothing_is_repaired_or_the_load_fails_and_without_the
     engine.blocks.n_free = 26  # a quarter of all are left to vLLM
     request = answering(engine, "short", repair="always")
     assert step(engine, request) is None and engine.counters["repairs_ended_no_state"] == 1
-
-
-def test_a_token_that_is_held_brings_the_states_and_what_is_exact_behind_it_is_shown(start):
-    engine = start(msgspec.structs.replace(SETTINGS, doubt=0.25))
-    shown = []
-    engine.blocks.cache_anew = lambda request, tables, first, end: shown.append(list(tables[1]))
-    request = engine.request("a", PROMPT)
-    request.sampling_params.temperature = 0.0
-    engine.side.arrived(request)
-    there = engine.load(request)
-    engine.step(a=(there, N - there))
-    (job,) = engine.doubts
-    assert job.span == Span(FIRST, N) and job.states.running and job.states.shown_end == SHOWN_END
-    number = engine.side._n_steps
-    request.append_output_token_ids([7])
-    request.num_computed_tokens = N
-    told(engine, tokens=N - FIRST, held=HeldToken(number, N, 0.1, True, 0.0, 0.0))
-    (table,) = shown
-    assert table[0] == 0 and table[1] not in (0, 302) and table[2] == 303, "the last one is exact now"
-    assert engine.blocks.n_lent == 0
-
-
-def test_an_audit_sees_what_the_engine_predicts_of_the_first_token_and_nothing_is_held_for_it(start):
-    engine = start()
-    request = engine.request("a", PROMPT, audit=True, doubt=0)
-    request.sampling_params.temperature = 0.0
-    engine.side.arrived(request)
-    there = engine.load(request)
-    engine.step(a=(there, N - there))
-    (job,) = engine.doubts
-    assert job.is_audited and job.margin == 0.0 and job.span.end == job.prompt_tokens
-    request.append_output_token_ids([7])
-    engine.step(a=(N, 1))
-    assert not engine.doubts

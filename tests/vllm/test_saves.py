@@ -115,8 +115,7 @@ def scene():
         scene.copies_end.set()
 
 
-@pytest.mark.parametrize("failing", [0, 1, 3])
-@pytest.mark.parametrize("fails", ["the copy", "the commit"])
+@pytest.mark.parametrize(("fails", "failing"), [("the copy", 0), ("the copy", 1), ("the commit", 1), ("nothing", 3)])
 def test_what_is_copied_can_be_read_but_nothing_at_or_behind_a_save_that_failed(scene, monkeypatch, fails, failing):
     commit, asked = scene.client.commit, []
 

@@ -80,15 +80,6 @@ def test_blocks_of_an_aborted_request_are_held_until_the_workers_have_stopped(en
     assert not held(engine)
 
 
-def test_what_vllm_has_not_got_comes_from_the_arena(engine):
-    evicted = list(engine.blocks.kept)[2]
-    del engine.blocks.kept[evicted]
-    job = begin(engine)
-    assert copied(job) == [(Span(40, 72), [201, 202], 0, 0), (Span(88, 136), [204, 205, 206], 0, 48)]
-    end(engine, job)
-    assert (engine.counters["tokens_loaded_engine"], engine.counters["tokens_loaded_memory"]) == (80, 16)
-
-
 def test_blocks_that_the_step_itself_computes_hold_no_kv_yet(engine):
     """Another request repeats the document: vLLM caches its blocks before any of it is computed."""
     engine.serve("other", text(5, 64))

@@ -37,10 +37,10 @@ def engine(settings):
         yield engine
 
 
-def arrived(engine, name: str = "a", temperature: float = 0.0, **asked):
+def arrived(engine):
     """A blended request whose prompt is to be computed behind what was loaded; returns where that ends, too."""
-    request = engine.request(name, PROMPT, **asked)
-    request.sampling_params.temperature = temperature
+    request = engine.request("a", PROMPT)
+    request.sampling_params.temperature = 0.0
     engine.side.arrived(request)
     return request, engine.load(request)
 
@@ -58,8 +58,8 @@ def report(engine, name: str = "a", **result) -> None:
     engine.side.process_report(WorkerReport(repairs={name: RepairResult(**result)}))
 
 
-def held(step: int, position: int, agrees: bool = False) -> HeldToken:
-    return HeldToken(step, position, 0.125, agrees, 0.5, 1.5)
+def held(step: int, position: int) -> HeldToken:
+    return HeldToken(step, position, 0.125, False, 0.5, 1.5)
 
 
 def test_the_first_token_is_looked_at_and_each_job_brings_what_the_workers_do_not_know(engine):
@@ -82,38 +82,6 @@ def test_the_first_token_is_looked_at_and_each_job_brings_what_the_workers_do_no
     engine.blocks.blocks.append(500)
     job = step(engine, request, request.num_tokens - 1)
     assert job.blocks[0].tolist() == [500] and len(job.tokens) == BLOCK - 1
-
-
-@pytest.mark.parametrize(
-    ("asked", "margin"), [({"temperature": 0.7}, None), ({"doubt": 0}, None), ({"doubt": 2.0}, 2.0), ({}, DOUBT)]
-)
-def test_a_request_may_say_how_sure_the_model_must_be_and_where_chance_decides_no_token_waits(engine, asked, margin):
-    request, there = arrived(engine, **asked)
-    job = step(engine, request, there, N - there)
-    assert (job and job.margin) == margin
-
-
-def test_behind_a_held_token_all_is_exact_and_is_found_and_reported_as_such(engine):
-    request, there = arrived(engine)
-    job = step(engine, request, there, N - there)
-    said(request)
-    number = engine.side._n_steps
-    job = step(engine, request, N)
-    said(request)
-    request.num_computed_tokens = N + 1
-    report(engine, tokens=len(job.span), compared=1, differing=(0,), held=held(number + 1, N + 1))
-    assert step(engine, request, N + 1) is None
-    twin = engine.request("twin", PROMPT)
-    assert request.block_hashes[: len(twin.block_hashes)] == twin.block_hashes
-    assert engine.blocks.cached_anew == {"a": Span(FIRST, N + 1)}
-    outcome = engine.report("a")
-    assert outcome["doubt"] == {
-        "token": 2, "margin": 0.125, "agrees": False, "kl": 0.5, "seconds": 1.5, "passed": 0
-    }  # fmt: skip
-    assert outcome["repair"]["exact_from"] == 2 and "approximate_from" not in outcome
-    assert engine.counters["answers_held"] == engine.counters["answers_held_differing"] == 1
-    engine.end(request, N + 2)
-    assert engine.found(PROMPT, exact=True) >= set(range(FIRST, N // BLOCK * BLOCK))
 
 
 def test_what_was_held_before_a_preemption_says_nothing_of_what_was_loaded_after_it(engine):

@@ -203,61 +203,24 @@ STATE_ROWS = KVLayout(layers=1, kv_heads=1, key_dim=99, value_dim=0, dtype="int8
 
 @pytest.fixture
 def recurrent():
-    """An engine whose second block table is of recurrent layers, and the states that vLLM's cache has."""
+    """An engine whose second block table is of recurrent layers, and whose cache has no state any more."""
     tables, space = BlockTables((BLOCK, 64), (None, None), (1,)), replace(NAMESPACE, state_layouts=(STATE_ROWS,))
     with played_engine(tables=tables, namespace=space, blends=False) as engine:
-        kept = {64, 128, 192}
         engine.blocks.of = lambda request: (list(range(1, 101)), [0] * 20)
-        engine.blocks.states = lambda request, end: {1: 70 + end // 64} if end in kept else {}
-        yield engine, kept
-
-
-def compute(engine, name, prompt, answer=1):
-    """A request in two steps, of which the first ends with its last state, and its end."""
-    request = engine.arrived(name, prompt)
-    there = engine.load(request)
-    border = (len(prompt) - 1) // 64 * 64
-    jobs = engine.step(**{name: (there, border - there)}) if there < border else []
-    jobs += engine.step(**{name: (border, len(prompt) - border)})
-    request.append_output_token_ids(text(9, answer))
-    engine.end(request, len(prompt) + answer - 1)
-    return there, jobs
-
-
-def test_states_are_stored_with_the_chunks_that_they_end_and_a_prompt_goes_on_from_the_last_one(recurrent):
-    engine, kept = recurrent
-    _, jobs = compute(engine, "a", text(0, 150), answer=60)
-    assert [job.slot.span for job in jobs if job.has_state] == [Span(96, 128)]
-    assert [job.blocks[1].tolist() for job in jobs] == [[72] if job.has_state else [] for job in jobs]
-    ends = [job.slot.span.end for job in engine.saved if job.has_state]
-    assert ends == [128, 192], "that of the answer's end, too"
-    assert [job.slot.span.end for job in engine.saved if not job.has_state] == [32, 64, 96, 150, 160, 209]
-    answered = text(0, 150) + text(9, 60)
-    # vLLM computes the last token: it cannot go on from the state behind that.
-    for n, there in ((150, 128), (129, 128), (128, 0), (210, 192)):
-        request = engine.arrived(f"of {n}", answered[:n])
-        assert engine.load(request) == there
-        if there:
-            (job,) = engine.loads
-            assert job.source.state is not None and job.blocks[1].tolist() == [there // 64]
-        engine.side.ended(request, ([], []))
-    # Where prompts part, vLLM ends a step, and the next one finds a state.
-    prompt = text(0, 100) + text(3, 60)
-    kept.add(64)
-    request = engine.arrived("parts", prompt)
-    assert engine.load(request) == 0 and request.shared_prefix_boundary == 64
-    engine.step(parts=(0, 64))
-    engine.step(parts=(64, 96))
-    engine.end(request, 160)
-    assert compute(engine, "next", text(0, 100) + text(4, 60))[0] == 64
+        engine.blocks.states = lambda request, end: {}
+        yield engine
 
 
 def test_where_vllm_has_a_state_no_more_its_chunk_is_stored_without(recurrent):
-    engine, kept = recurrent
-    kept.clear()
-    asked, ask = [], engine.side.saves._client.reserve
+    engine, prompt, asked = recurrent, text(0, 150), []
+    ask = engine.side.saves._client.reserve
     engine.side.saves._client.reserve = lambda *given: (asked.append(given[3]), ask(*given))[1]
-    compute(engine, "a", text(0, 150), answer=60)
+    request = engine.arrived("a", prompt)
+    assert engine.load(request) == 0
+    engine.step(a=(0, 128))
+    engine.step(a=(128, 22))
+    request.append_output_token_ids(text(9, 60))
+    engine.end(request, 209)
     assert sum(provenance.has_state for provenance in asked) == 1, "no slot is reserved for what is gone already"
     assert not any(job.has_state for job in engine.saved)
     found = engine.client.lookup(np.asarray(text(0, 150) + text(9, 59), np.uint32), acquire=False).result()
@@ -269,7 +232,7 @@ def test_where_vllm_has_a_state_no_more_its_chunk_is_stored_without(recurrent):
 
 
 def test_where_states_may_be_gone_in_the_next_step_a_request_waits_for_the_workers_sessions(recurrent, engine):
-    for played, waits in ((recurrent[0], True), (engine, False)):
+    for played, waits in ((recurrent, True), (engine, False)):
         played.arrived("a", text(0, 150))
         request = played.side.requests.known["a"]
         assert played.side.saves.prepare(request, True, 0.0) is not waits

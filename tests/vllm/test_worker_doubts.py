@@ -16,60 +16,13 @@ from blendhub.vllm.worker.audit import compared
 from blendhub.vllm.worker.doubts import Doubts, Watch
 from blendhub.vllm.worker.repairs import Repair, Repairs
 from tests.vllm.blending import context_of
-from tests.vllm.stand_in_model import BLOCK, StandInModel
+from tests.vllm.stand_in_model import BLOCK
+from tests.vllm.summing_model import STATE_BLOCK, VOCABULARY, SummingModel, predictions
 
 MARGIN = 0.5
-VOCABULARY = 6
 STALE = -1000
-STATE_BLOCK, RUNNING, SHOWN, LIVE = 24, 100, 200, 300
-"""The tokens of a block of recurrent layers, and the numbers of the blocks of the first request."""
-
-
-class SummingModel(StandInModel):
-    """A token's KV is the sum of all tokens up to it, and a prediction the sum's remainders."""
-
-    max_tokens, max_spans = 16, 2
-
-    def __init__(self, n_blocks: int) -> None:
-        super().__init__()
-        self.kv = np.full(n_blocks * BLOCK, STALE)
-        self.forwards: list[int] = []
-        self.fails = False
-        self.block_sizes = (BLOCK, STATE_BLOCK)
-        self.states: dict[int, tuple[int, int]] = {}
-        """By block of recurrent layers: behind how many tokens its state stands, and the sum of these."""
-
-    def forward(self, chosen, *, positions=None, replays=True):
-        if self.fails:
-            raise RuntimeError("no memory is left")
-        assert len(chosen) <= self.max_tokens and len(chosen.spans) <= self.max_spans
-        self.forwards.append(len(chosen))
-        slots = chosen.slots(BLOCK)
-        for part, of_part in enumerate(chosen.parts):
-            for place in sorted(chosen.places(part), key=lambda place: chosen.positions[place]):
-                at = chosen.positions[place]
-                before = self.kv[of_part.tables[0][(at - 1) // BLOCK] * BLOCK + (at - 1) % BLOCK] if at else 0
-                self.kv[slots[place]] = of_part.tokens[at] + before
-            if of_part.path:
-                (span,), block = of_part.spans, int(of_part.tables[1][0])
-                behind, total = self.states[block]
-                assert behind == span.start == of_part.path.at and span.end == of_part.path.until
-                self.states[block] = span.end, total + int(of_part.tokens[span.start : span.end].sum())
-        return torch.from_numpy(self.kv[slots].astype(float)).reshape(-1, 1)
-
-    def logits(self, hidden):
-        return predictions(hidden[:, 0])
-
-    def copy_states(self, blocks, sources):
-        self.states[blocks[1]] = self.states[sources[1]]
-
-    def to_device(self, numbers):
-        return torch.from_numpy(np.asarray(numbers))
-
-
-def predictions(sums: Any) -> torch.Tensor:
-    sums = torch.as_tensor(sums)
-    return torch.stack([sums % (3 + token) for token in range(VOCABULARY)], 1).float()
+RUNNING, SHOWN, LIVE = 100, 200, 300
+"""The numbers of the blocks with states of the first request."""
 
 
 class Rows(Sampling):
@@ -97,7 +50,8 @@ class Worker:
     def __init__(self, lengths: list[int], exact: int = 3, *, is_recurrent: bool = False) -> None:
         n_blocks = [-(-length // BLOCK) for length in lengths]
         ends = np.cumsum(n_blocks)
-        self.model = SummingModel(int(ends[-1]))
+        self.model = SummingModel(int(ends[-1]), STALE)
+        self.model.max_tokens, self.model.max_spans = 16, 2
         self.blocks = [np.arange(end - n, end) for end, n in zip(ends, n_blocks, strict=True)]
         self.tokens = [np.arange(1, n + 1, dtype=np.uint32) * (3 + number) for number, n in enumerate(lengths)]
         self.sums = [np.cumsum(tokens).astype(np.int64) for tokens in self.tokens]
@@ -244,7 +198,7 @@ def test_a_forward_that_fails_lets_the_tokens_go_and_is_reported(is_recurrent):
     worker = Worker([20], is_recurrent=is_recurrent)
     worker.doubts.begin_step(1, pause_s=1.0)
     worker.watch(0)
-    worker.model.fails = True
+    worker.model.fails_behind = 0
     rows = worker.rows([0.1])
     before = rows.logits.clone()
     assert set(worker.doubts.look(rows)) == {"0"}

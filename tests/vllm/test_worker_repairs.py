@@ -20,7 +20,8 @@ from blendhub.vllm.worker.repairs import Repairs
 from blendhub.vllm.worker.request import WorkerRequest
 from blendhub.vllm.worker.start.worker_start import with_audits
 from tests.vllm.blending import context_of
-from tests.vllm.stand_in_model import StandInModel
+from tests.vllm.stand_in_model import BLOCK
+from tests.vllm.summing_model import STATE_BLOCK, VOCABULARY, SummingModel, predictions
 from tests.vllm.two_ranks import ALONE
 
 N, EXACT, ANSWER = 60, 10, 9
@@ -29,56 +30,18 @@ TOKENS = np.arange(1, N + ANSWER + 1, dtype=np.uint32)
 SUMS = np.cumsum(TOKENS)
 
 
-class SummingModel(StandInModel):
-    """A token's KV is the sum of all tokens up to it: it depends on the whole context, and shows what is stale."""
-
-    def __init__(self, says: bool = True, stale: int = -1) -> None:
-        super().__init__()
-        self.kv = np.full(N + ANSWER, stale)
-        self.kv[:EXACT] = SUMS[:EXACT]
-        self._says = says
-
-    def forward(self, chosen, *, positions=None):
-        (part,) = chosen.parts
-        for position in sorted(chosen.positions):
-            self.kv[position] = part.tokens[position] + (self.kv[position - 1] if position else 0)
-        return torch.from_numpy(self.kv[chosen.positions].astype(float)).reshape(-1, 1)
-
-    def logits(self, hidden):
-        return torch.stack([hidden[:, 0] % 7, hidden[:, 0] % 5], 1) if self._says else None
-
-    def to_device(self, numbers):
-        return torch.from_numpy(numbers)
-
-
 RUNNING, SHOWN, LIVE = 5, 6, 7
-"""The blocks with states of recurrent layers, which are in table 1."""
+"""The blocks with states of recurrent layers."""
 STALE = N + ANSWER, -1
 
 
-class RecurrentModel(SummingModel):
-    """Its only layer is recurrent, too: the sum of all tokens is a state, which goes from span to span."""
-
-    def __init__(self, fails_at: int = N + ANSWER) -> None:
-        super().__init__()
-        self.block_sizes = (16, 32)
-        self.states = {RUNNING: (EXACT, int(SUMS[EXACT - 1])), SHOWN: STALE, LIVE: STALE}
-        """By block: behind how many tokens, and what it is."""
-        self._fails_at = fails_at
-
-    def forward(self, chosen, *, positions=None):
-        (part,), (span,) = chosen.parts, chosen.spans
-        block, path = int(part.tables[1][0]), part.path
-        at, total = self.states[block]
-        assert (path.at, path.until) == (span.start, span.end) and at == span.start
-        if span.end > self._fails_at:
-            raise RuntimeError("no memory is left")
-        sums = total + np.cumsum(part.tokens[span.start : span.end].astype(np.int64))
-        self.states[block] = span.end, int(sums[-1])
-        return torch.from_numpy(sums.astype(float)).reshape(-1, 1)
-
-    def copy_states(self, blocks, sources):
-        self.states[blocks[1]] = self.states[sources[1]]
+def model_of(fails_behind: int = N + ANSWER) -> SummingModel:
+    """A model that has computed the exact beginning."""
+    model = SummingModel(-(-(N + ANSWER) // BLOCK), stale=-1)
+    model.kv[:EXACT] = SUMS[:EXACT]
+    model.states = {RUNNING: (EXACT, int(SUMS[EXACT - 1])), SHOWN: STALE, LIVE: STALE}
+    model.fails_behind = fails_behind
+    return model
 
 
 class Worker:
@@ -100,15 +63,15 @@ class Worker:
         return result
 
 
-def jobs(answer, spans, compares: bool = True, asks: int | None = None, states: RepairStates | None = None):
+def jobs(answer, spans, states: RepairStates | None = None):
     """A repair in these spans, of which the last one ends with the tokens that are known and computed."""
-    of_states = [0] * ((N + ANSWER - 1) // 32) + [LIVE]
+    of_states = [0] * ((N + ANSWER - 1) // STATE_BLOCK) + [LIVE]
     blocks = (np.arange(5), np.array(of_states)) if states else (np.arange(5),)
     tokens = np.append(TOKENS[:N], answer).astype(np.uint32)
     for number, span in enumerate(spans):
         yield RepairJob(
             request="r", span=span, tokens=tokens[span.start : span.end + 1], blocks=blocks, prompt_tokens=N,
-            compares=compares, is_first=number == 0, asks=asks if number == 0 else None, is_last=span is spans[-1],
+            compares=True, is_first=number == 0, asks=None, is_last=span is spans[-1],
             states=states,
         )  # fmt: skip
 
@@ -120,9 +83,9 @@ def parts(draw):
     return [Span(start, end) for start, end in zip([EXACT, *ends], ends, strict=False)]
 
 
-@given(parts(), st.lists(st.integers(0, 1), min_size=ANSWER, max_size=ANSWER), st.integers(1, 4))
+@given(parts(), st.lists(st.integers(0, VOCABULARY - 1), min_size=ANSWER, max_size=ANSWER), st.integers(1, 4))
 def test_a_repair_leaves_exact_kv_and_tells_which_tokens_of_the_answer_the_model_would_not_say(spans, answer, rows):
-    worker = Worker(model := SummingModel())
+    worker = Worker(model := model_of())
     tokens = np.append(TOKENS[:N], answer)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(repairs, "ROWS", rows)
@@ -130,8 +93,8 @@ def test_a_repair_leaves_exact_kv_and_tells_which_tokens_of_the_answer_the_model
             assert not worker.take_result()
             worker.step(job)
     exact = np.cumsum(tokens)
-    assert np.array_equal(model.kv, exact)
-    likeliest = (exact % 5 > exact % 7)[N - 1 : -1].astype(int)
+    assert np.array_equal(model.kv[: N + ANSWER], exact)
+    likeliest = predictions(exact[N - 1 : -1]).argmax(1).numpy()
     result = worker.take_result()
     assert (result.tokens, result.compared) == (N + ANSWER - EXACT, ANSWER)
     assert list(result.differing) == np.flatnonzero(likeliest != answer).tolist()
@@ -148,7 +111,7 @@ def test_a_repair_has_ended_when_the_device_has_computed_numbers_of_any_kind():
 @given(parts(), st.integers(0, 5), st.integers(EXACT, N + ANSWER))
 def test_with_recurrent_layers_the_answer_goes_on_from_the_state_of_the_repair_once_all_is_exact(spans, at, fails_at):
     """``at``: the span with whose end a state is shown; ``fails_at``: the last token that the model computes."""
-    worker = Worker(model := RecurrentModel(fails_at))
+    worker = Worker(model := model_of(fails_at))
     shown_end = spans[min(at, len(spans) - 1)].end
     states = RepairStates(running={1: RUNNING}, shown={1: SHOWN}, shown_end=shown_end)
     exact = np.cumsum(np.append(TOKENS[:N], [0] * ANSWER)).tolist()
@@ -165,8 +128,8 @@ def test_with_recurrent_layers_the_answer_goes_on_from_the_state_of_the_repair_o
 @pytest.mark.parametrize("n_scheduled", [0, 1, 3])
 def test_where_a_block_is_full_the_step_may_have_the_state_in_two(n_scheduled):
     """One runner copies it into the next block before the worker's step, and the other one behind that."""
-    model, end = RecurrentModel(), 64
-    table = np.array([0, LIVE, 8][: -(-(end + n_scheduled) // 32)])
+    model, end = model_of(), 2 * STATE_BLOCK
+    table = np.array([0, LIVE, 8][: -(-(end + n_scheduled) // STATE_BLOCK)])
     states = RepairStates(running={1: RUNNING}, shown={}, shown_end=0)
     repairs.hand_over_states(model, states, [np.arange(5), table], end)
     assert model.states[LIVE] == model.states[RUNNING]
@@ -175,24 +138,8 @@ def test_where_a_block_is_full_the_step_may_have_the_state_in_two(n_scheduled):
     assert 0 not in model.states, "vLLM has freed the state of a request that has ended"
 
 
-@pytest.mark.parametrize("stale", [-9, -5, -2])
-@pytest.mark.parametrize("compares", [True, False], ids=["greedy", "sampled"])
-def test_an_audit_compares_what_blended_and_exact_kv_say_behind_the_prompt(stale, compares):
-    model, answer = SummingModel(stale=stale), [0] * ANSWER
-    worker = Worker(model)
-    for job in jobs(
-        answer, [Span(EXACT, 30), Span(30, N + 4), Span(N + 4, N + ANSWER)], compares, asks=int(TOKENS[N - 1])
-    ):
-        worker.step(job)
-    result = worker.take_result()
-    blended, exact = (torch.tensor([total % 7.0, total % 5.0]) for total in (stale + N, int(SUMS[N - 1])))
-    assert result.audit.agrees == bool(blended.argmax() == exact.argmax())
-    assert result.audit.kl == pytest.approx(float(compared(blended, exact)[1]), rel=1e-4)
-    assert result.compared == (ANSWER if compares else 0)
-
-
 def test_a_repair_that_fails_is_over_and_the_next_one_of_the_request_is_not():
-    worker = Worker(SummingModel())
+    worker = Worker(model_of())
     first, second = jobs([0] * ANSWER, [Span(EXACT, 30), Span(30, N + ANSWER)])
     worker.step(first)
     asleep = RuntimeError("vLLM has gone to sleep")
@@ -239,8 +186,8 @@ def test_predictions_that_cannot_be_compared_count_as_far_apart():
 
 def test_a_model_without_predictions_is_not_audited_and_the_log_says_why():
     support = ModelSupport((), True, ("one",))
-    assert with_audits(support, SummingModel(), ALONE) == ModelSupport((), True, ("one",), audits=True)
-    mute: Any = SummingModel()
+    assert with_audits(support, model_of(), ALONE) == ModelSupport((), True, ("one",), audits=True)
+    mute: Any = model_of()
     mute.logits = None
     without = with_audits(support, mute, ALONE)
     assert not without.audits and without.blends and "requests are not audited" in without.reasons[1]
