@@ -15,7 +15,7 @@ from blendhub import Span
 from blendhub.core.layout import KVLayout
 from blendhub.core.provenance import Provenance
 from blendhub.outcome.reasons import NotReused, Why
-from blendhub.vllm.messages import LoadResult, WorkerReport
+from blendhub.vllm.messages import LoadResult, SaveJob, WorkerReport
 from blendhub.vllm.scheduler import saves
 from blendhub.vllm.scheduler.blocks.block_tables import BlockTables, Window
 from blendhub.vllm.scheduler.saves import spans_to_save
@@ -98,16 +98,19 @@ def test_the_map_of_a_segment_is_written_once_although_the_request_is_repaired_m
         engine.load(request)
         served = engine.side.requests.known["a"]
         served.reuse.result = LoadResult(segments=((Span(32, 80), 24),))
-        engine.step(a=(0, 96))
-        step = SchedulerOutput.make_empty()
-        step.num_scheduled_tokens["a"] = step.total_num_scheduled_tokens = 1
-        named = []
-        for _ in range(2):  # the hub has nothing of the first plan when the repair ends
-            request.num_computed_tokens = 96
-            named.append(engine.side.plan(step).saves)
-            engine.side.saves.repaired(served)
+
+        def planned(before: int, n_scheduled: int) -> list[SaveJob]:
+            request.num_computed_tokens, step = before, SchedulerOutput.make_empty()
+            step.num_scheduled_tokens["a"] = step.total_num_scheduled_tokens = n_scheduled
+            saves = engine.side.plan(step).saves
             engine.settle()
-        assert [sum(job.map_bytes for job in saves) for saves in named] == [24, 0] and named[1]
+            return saves
+
+        written = planned(0, 96) + planned(96, 1)  # the hub may answer within the first step
+        engine.side.saves.repaired(served)  # the hub has nothing of this yet
+        engine.settle()
+        again = planned(96, 1)
+        assert [sum(job.map_bytes for job in saves) for saves in (written, again)] == [24, 0] and again
 
 
 def test_the_end_of_a_request_is_in_one_plan_only(engine):
