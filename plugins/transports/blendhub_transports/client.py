@@ -51,7 +51,9 @@ class _Line(Line):
         self._thread.start()
 
     def _send(self, parts: list[Buffer]) -> None:
-        self._socket.send_multipart(parts, zmq.NOBLOCK)
+        # The socket takes nothing once the server has left. The thread, which hears of that now, ends the request then.
+        with contextlib.suppress(zmq.Again):
+            self._socket.send_multipart(parts, zmq.NOBLOCK)
         # Sending may consume the signal of a reply that has arrived.
         self._take_replies()
 

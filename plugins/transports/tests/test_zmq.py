@@ -1,7 +1,9 @@
 """What is particular to ZeroMQ over Unix sockets: files, servers that stand still, clients that flood."""
 
+import contextlib
 import os
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -104,6 +106,25 @@ def test_a_server_that_stands_still_blocks_no_caller(path, connection):
         with pytest.raises(DeadlineExceeded, match="overloaded"):
             pending.result()
         assert time.monotonic() - started < 5
+
+
+def test_requests_that_are_sent_while_the_server_leaves_end_at_once_as_others_do(path):
+    """A socket takes nothing for a moment before the connection knows that the server has left."""
+    unbounded, started = ZmqTransport(TransportOptions(max_pending=10**6)), time.monotonic()
+    for _ in range(10):
+        running = Running(unbounded, f"ipc://{path}", EchoService())
+        connection = unbounded.connect(running.endpoint, client_codec())
+        check_echo(connection, "here")
+        leaving = threading.Thread(target=running.stop)
+        leaving.start()
+        with pytest.raises(PeerGone):
+            while True:
+                pending = submit(connection, "anybody?")
+        with contextlib.suppress(PeerGone):  # it may have been answered
+            pending.result()
+        leaving.join()
+        connection.close()
+    assert time.monotonic() - started < 20
 
 
 def test_a_client_that_sends_more_than_it_may_is_answered_busy(running, stranger):
