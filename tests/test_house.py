@@ -3,6 +3,7 @@
 import ast
 import functools
 import re
+import subprocess
 import tomllib
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
@@ -190,6 +191,11 @@ def constructors() -> Iterator[tuple[str, int]]:
             kinds = ast.unparse(ast.Module([*map(ast.Expr, [*node.bases, *node.decorator_list])], []))
             if re.search("Struct|NamedTuple|dataclass", kinds) and not re.search("kw_only=True", ast.unparse(node)):
                 yield node.name, sum(isinstance(one, ast.AnnAssign) and one.value is None for one in node.body)
+
+
+def test_no_conflict_of_a_merge_is_left():
+    found = subprocess.run(["git", "grep", "-nE", "^(<{7}|>{7}) "], cwd=ROOT, capture_output=True, text=True)
+    assert not found.stdout
 
 
 def test_no_constructor_takes_more_than_seven_arguments():
