@@ -130,8 +130,8 @@ class Variant(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
 class Namespace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """KV that may be mixed. Namespaces that differ in any field share nothing.
 
-    What an engine does not have stays empty. ``weights`` is a fingerprint of the weights as loaded, so that a
-    fine-tune at the same path has another digest, and of the model's configuration.
+    What an engine does not have stays empty. ``weights`` is a fingerprint of the model's configuration and of the
+    weights as loaded, so that a fine-tune at the same path has another digest.
     """
 
     model: Text

@@ -1,6 +1,5 @@
 """The start of the connector in vLLM's scheduler: the workers' first report, and then the hub."""
 
-import json
 import logging
 import threading
 from concurrent.futures import Future, wait
@@ -8,7 +7,7 @@ from contextlib import ExitStack, suppress
 from hashlib import blake2b
 from typing import Any
 
-from vllm.config import ModelConfig, VllmConfig
+from vllm.config import VllmConfig
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.request import Request
@@ -20,6 +19,7 @@ from blendhub.framework.host import PluginHost
 from blendhub.framework.observers import Observers
 from blendhub.vllm.hub_client import join_hub
 from blendhub.vllm.messages import HubAddress, HubPlace, StepPlan, WorkerProof, WorkerReport
+from blendhub.vllm.model.fingerprint import said_by
 from blendhub.vllm.model_support import ModelSupport, unsupported
 from blendhub.vllm.own_hub import start_own_hub
 from blendhub.vllm.scheduler.admission import Admission
@@ -172,7 +172,7 @@ class SchedulerStart(SchedulerSide):
         namespace = Namespace(
             model=config.model_config.model,
             revision=str(config.model_config.revision or ""),  # vLLM may give a subclass of str
-            weights=_digest([*(proof.weights for proof in proofs), _configuration(config.model_config)]),
+            weights=_digest([*(proof.weights for proof in proofs), said_by(config.model_config.hf_text_config)]),
             rotary=proofs[0].rotary,
             world_size=len(proofs),
             copies=support.copies,
@@ -216,12 +216,6 @@ class SchedulerStart(SchedulerSide):
             )
         )
         return scheduler
-
-
-def _configuration(model: ModelConfig) -> str:
-    """What the model's configuration says, by which the same weights may compute other KV (``--hf-overrides``)."""
-    said = json.loads(model.hf_text_config.to_json_string())
-    return json.dumps({name: value for name, value in said.items() if name != "transformers_version"})
 
 
 def _digest(texts: list[str]) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from huggingface_hub import ResolvedRevision
-from transformers import LlamaConfig
+from transformers import LlamaConfig, PretrainedConfig
 from vllm import SamplingParams
 from vllm.config import CacheConfig, KVTransferConfig, VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
@@ -21,6 +21,7 @@ from blendhub.vllm import connector as vllm_connector
 from blendhub.vllm import scheduler_start
 from blendhub.vllm.connector import BlendHubConnector
 from blendhub.vllm.messages import LoadedAdapter, WorkerProof, WorkerReport
+from blendhub.vllm.model.fingerprint import said_by
 from blendhub.vllm.model_support import ModelSupport
 from blendhub.vllm.scheduler.side import NotServed
 from blendhub.vllm.scheduler_start import SchedulerStart
@@ -102,7 +103,7 @@ def test_requests_wait_for_the_workers_first_report_and_for_the_hub_and_then_all
 
 
 def test_the_same_weights_under_another_configuration_share_no_kv():
-    """As with ``--hf-overrides``. Another version of transformers says the same."""
+    """As with ``--hf-overrides``."""
     digests = []
     for configured in ({}, {"transformers_version": "0"}, {"rms_norm_eps": 1.0}):
         made = made_in_scheduler(config_of(OURS, **configured))
@@ -111,6 +112,17 @@ def test_the_same_weights_under_another_configuration_share_no_kv():
         digests.append(step(made).hub.namespace.digest)
         made.shutdown()
     assert digests[0] == digests[1] != digests[2]
+
+
+def test_a_configuration_that_code_brings_may_keep_anything():
+    class Brought(PretrainedConfig):
+        def __init__(self, hidden_size: int, **more: Any) -> None:
+            super().__init__(**more)
+            self.hidden_size, self.kinds, self.by_layer, self.made = hidden_size, {"b", "a"}, {0: 1, "1": 2}, object()
+
+    said = said_by(Brought(8, num_experts_per_tok=2))
+    assert said == said_by(Brought(8, num_experts_per_tok=2)) != said_by(Brought(8, num_experts_per_tok=4))
+    assert '"kinds": ["a", "b"]' in said and '"hidden_size": 8' in said
 
 
 def test_alone_workers_show_their_proof_before_vllm_is_ready_and_the_first_request_waits_for_no_start(

@@ -1,14 +1,21 @@
-"""A name for the weights of a model, or of a LoRA adapter, as they are loaded."""
+"""Names for what KV depends on: the weights of a model, or of a LoRA adapter, as they are loaded, and the model's
+configuration."""
 
-from collections.abc import Iterable, Iterator
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from hashlib import blake2b
 from typing import Any
 
 import torch
+from transformers import PretrainedConfig
 from vllm.platforms import current_platform
 from vllm.utils import deep_gemm
 
 from blendhub.vllm.model.platform import keeps_index_keys
+
+OTHERS = ("_name_or_path", "max_model_len", "transformers_version")
+"""What decides about no KV: where the model lies, what a model of vLLM notes, and who has read it."""
 
 
 def fingerprint(*models: torch.nn.Module) -> str:
@@ -21,6 +28,15 @@ def fingerprint(*models: torch.nn.Module) -> str:
         if any(map(keeps_index_keys, model.modules())):
             parameters.append((_form_of_index_keys(), torch.empty(0)))
     return _digest(parameters)
+
+
+def said_by(configuration: PretrainedConfig) -> str:
+    """What a model's configuration says: with other numbers (``--hf-overrides``) the same weights compute other KV."""
+    said = configuration.to_dict()
+    with suppress(Exception):  # a class that needs arguments cannot say what its defaults are
+        # Without defaults: a later version of transformers has more of these.
+        said = configuration.to_diff_dict()
+    return json.dumps(_plain({name: said[name] for name in said if name not in OTHERS}), sort_keys=True)
 
 
 def adapter_fingerprint(adapter: Any) -> str:
@@ -67,3 +83,14 @@ def _sample(parameter: torch.Tensor) -> bytes:
     items = parameter.view(torch.uint8) if parameter.itemsize == 1 else parameter
     chosen = items.reshape(1) if not items.dim() else items[torch.unravel_index(at.to(items.device), items.shape)]
     return chosen.cpu().view(torch.uint8).numpy().tobytes()
+
+
+def _plain(value: object) -> object:
+    """The value as JSON has it. Code that comes with a model may keep anything in its configuration."""
+    if isinstance(value, Mapping):
+        return {str(name): _plain(part) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(part) for part in value]
+    if isinstance(value, set | frozenset):
+        return sorted(map(str, value))
+    return value if value is None or isinstance(value, str | int | float) else type(value).__name__
