@@ -5,6 +5,7 @@ import os
 import signal
 import threading
 import time
+from multiprocessing.synchronize import Event
 from pathlib import Path
 
 import pytest
@@ -83,9 +84,8 @@ class FollowingTests(FleetTests):
     @holds("a crash at any moment leaves each chunk whole or absent.")
     def test_a_killed_writer_leaves_chunks_whole_or_absent(self, join: Join, place: Path) -> None:
         fork = multiprocessing.get_context("fork")
-        has_saved = fork.Event()
 
-        def write(first: int) -> None:
+        def write(first: int, has_saved: Event) -> None:
             writer = Member(self.create(place, ROOMY, LONG_LOG))
             for name in range(first, first + 10**6):
                 writer.save_batch(name, {index: name + index for index in range(4)})
@@ -93,8 +93,8 @@ class FollowingTests(FleetTests):
 
         reader, n_loaded = join(), 0
         for kill in range(KILLS):
-            has_saved.clear()
-            process = fork.Process(target=write, args=(kill * 10**6,))
+            has_saved = fork.Event()  # a killed process may hold the lock of its own
+            process = fork.Process(target=write, args=(kill * 10**6, has_saved))
             process.start()
             assert process.pid
             assert has_saved.wait(60)

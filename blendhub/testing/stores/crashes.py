@@ -48,17 +48,16 @@ class CrashTests(StoreTests):
     @pytest.mark.slow
     def test_a_killed_writer_leaves_chunks_whole_or_absent(self, open: Open, path: Path) -> None:
         fork = multiprocessing.get_context("fork")
-        has_saved = fork.Event()
 
-        def write(first: int) -> None:
+        def write(first: int, has_saved: Event) -> None:
             _write_for_ever(self.create(path, CRASH_CAPACITY), first, has_saved)
 
         for seed in range(8):
             _random_bytes(seed)  # before the fork, so that no writer has to make them
         n_loaded = 0
         for kill in range(KILLS):
-            has_saved.clear()
-            writer = fork.Process(target=write, args=(kill * MANY,))
+            has_saved = fork.Event()  # a killed process may hold the lock of its own
+            writer = fork.Process(target=write, args=(kill * MANY, has_saved))
             writer.start()
             assert writer.pid
             assert has_saved.wait(60)
