@@ -5,6 +5,7 @@ import time
 
 import numpy as np
 import pytest
+import torch
 from msgspec.structs import replace
 from vllm.v1.core.sched.output import SchedulerOutput
 
@@ -13,6 +14,7 @@ from blendhub.contracts import Transfer
 from blendhub.core.errors import LeaseError
 from blendhub.vllm.messages import SaveJob, StepPlan
 from blendhub.vllm.worker import saves
+from blendhub.vllm.worker.recompute import HostCopy
 from tests.vllm.played_engine import text
 from tests.vllm.played_worker import SideDevice, played_worker
 from tests.vllm.standing_still import standing_still
@@ -241,6 +243,16 @@ def test_nothing_is_stored_behind_a_chunk_that_no_session_could_copy(scene, monk
     scene.copies_end.set()
     (report,) = scene.committed()
     assert report.failed_saves == {"DeadlineExceeded": 1} and scene.readable() == set()
+
+
+def test_of_too_many_maps_those_of_the_oldest_loads_are_dropped(scene):
+    map, records = HostCopy(torch.zeros(1)), [scene.worker._record(f"r{number}") for number in range(9)]
+    for number, record in enumerate(records):
+        record.load_number = 9 - number
+    for record in reversed(records):
+        scene.worker._saves.keep_maps(record, {Span(0, 64): map, Span(64, 96): map})
+    assert saves.MAX_MAPS < 9 * 2 and sum(len(record.maps) for record in records) == saves.MAX_MAPS
+    assert not records[-1].maps and set(records[0].maps) == {64, 96}, "the last record has the oldest load"
 
 
 def test_nothing_is_copied_to_the_slots_of_another_arena(scene):

@@ -135,12 +135,13 @@ class Saves:
             self._copy(self._requests.values())
 
     def keep_maps(self, record: WorkerRequest, made: Mapping[Span, HostCopy]) -> None:
-        """Keep maps until their segments are stored, which a later plan says. Of too many, those of the oldest load are
-        dropped."""
+        """Keep maps until their segments are stored, which a later plan says. Of too many, those of the oldest loads
+        are dropped."""
         record.maps |= {span.end: map for span, map in made.items()}
-        keeping = sorted((kept for kept in self._requests.values() if kept.maps), key=lambda kept: kept.load_number)
-        if sum(len(kept.maps) for kept in keeping) > MAX_MAPS:
-            keeping[0].maps.clear()
+        by_load = sorted(self._requests.values(), key=lambda request: request.load_number)
+        kept = [(request, end) for request in by_load for end in request.maps]
+        for request, end in kept[:-MAX_MAPS]:
+            del request.maps[end]
 
     def free_blocks(self, requests: Collection[str] | None) -> None:
         """Let vLLM reuse the blocks of these requests, after their reads; None: of all requests. The blocks of states
