@@ -91,11 +91,11 @@ def test_pages_that_only_the_model_s_own_forward_writes_are_refused():
         groups_and_rotations(model, 32)
 
 
-@pytest.mark.parametrize("width, in_tiles", [(132, True), (68, False)])
-def test_keys_of_an_indexer_in_another_order_are_refused(width, in_tiles):
-    """In tiles on AMD's GPUs, and with scales for 32 values, as of 4 bits."""
+@pytest.mark.parametrize("n_tokens, width, in_tiles", [(BLOCK, 132, True), (BLOCK, 68, False), (2 * BLOCK, 132, False)])
+def test_keys_of_an_indexer_in_another_order_are_refused(n_tokens, width, in_tiles):
+    """In tiles on AMD's GPUs, with scales for 32 values, as of 4 bits, and in pages that the metadata do not count."""
     model = StandInModel()
-    pages = torch.zeros(BLOCKS, BLOCK, width, dtype=torch.uint8)
+    pages = torch.zeros(BLOCKS, n_tokens, width, dtype=torch.uint8)
     model._layers[model.layer_names[1]] = StandIn(kv_cache=pages, uses_shuffled_layout=in_tiles)
     with pytest.raises(Unsupported, match=rf"layers\.1\.attn keeps the keys of an indexer in .*, {width}\], or in til"):
         groups_and_rotations(model, 32)

@@ -59,7 +59,7 @@ def possible_pages(model: EngineModel, index: int) -> dict[PageFormat, PagedLaye
     layer = model.layer(name)
     pages = layer.kv_cache
     if keeps_index_keys(layer):
-        return {"split": PagedLayer(name, "split", _index_pages(name, layer))}
+        return {"split": PagedLayer(name, "split", _index_pages(model, name))}
     if not hasattr(layer, "impl"):
         raise Unsupported(f"{name} is a {type(layer).__name__}, whose KV only the model's own forward writes")
     if isinstance(pages, tuple | list):
@@ -99,19 +99,19 @@ def _split_pages(model: EngineModel, index: int, pages: Sequence[Any]) -> Tensor
     return keys, values
 
 
-def _index_pages(name: str, layer: Any) -> Tensors:
+def _index_pages(model: EngineModel, name: str) -> Tensors:
     """The values of index keys ``[blocks, tokens, 1, width]``, and their scales: a page has the values of all of its
     tokens, and behind them the scales. So the bytes of a token are copied as those of a key and of a value."""
+    layer, n_tokens = model.layer(name), model.page_sizes[name]
     pages = layer.kv_cache
     n_scales, rest = divmod(pages.shape[-1], INDEX_VALUES + INDEX_SCALE)
-    if layer.uses_shuffled_layout or pages.dtype is not torch.uint8 or pages.ndim != 3 or rest:
+    if layer.uses_shuffled_layout or pages.dtype is not torch.uint8 or pages.shape[1:2] != (n_tokens,) or rest:
         raise Unsupported(
             f"{name} keeps the keys of an indexer in pages of {pages.dtype} and of the shape {list(pages.shape)}, or "
-            "in tiles, which BlendHub does not know"
+            f"in tiles; BlendHub knows pages of bytes for {n_tokens} tokens"
         )
-    n_blocks, n_tokens, _ = pages.shape
     widths = n_scales * INDEX_VALUES, n_scales * INDEX_SCALE
-    values, scales = pages.view(n_blocks, -1).split_with_sizes([n_tokens * width for width in widths], -1)
+    values, scales = pages.view(len(pages), -1).split_with_sizes([n_tokens * width for width in widths], -1)
     return values.unflatten(1, (n_tokens, 1, widths[0])), scales.unflatten(1, (n_tokens, 1, widths[1]))
 
 

@@ -70,5 +70,5 @@ def keeps_latent(attention: Any) -> bool:
 
 def keeps_index_keys(attention: Any) -> bool:
     """Whether the layer keeps the keys of an indexer, which picks the tokens that attention reads (DeepSeek V3.2)."""
-    # The one property that vLLM's class of such layers, from which models derive their own, has and no other layer.
+    # Only vLLM's class of such layers, and those derived from it, have this property.
     return hasattr(attention, "uses_shuffled_layout")
