@@ -71,6 +71,9 @@ class WorkerStart:
         self._groups: tuple[LayerGroup, ...] = ()
         self._states: tuple[StateGroup, ...] = ()
         self._rotations: list[Rotation] = []
+        self._rotary = ""
+        """The digests of all rotations that the model's keys may have: KV depends on them, also where it is not moved.
+        """
         self._memory = DeviceMemory()
         self._refusal = "vLLM registered no KV caches"
 
@@ -83,6 +86,7 @@ class WorkerStart:
                 chunk_tokens = self._model.chunk_tokens(self._settings.chunk_tokens)
                 self._groups, self._rotations = groups_and_rotations(self._model, chunk_tokens)
                 self._states = state_groups(self._model, chunk_tokens)
+                self._rotary = _digests(self._rotations or possible_rotations(self._model, self._groups))
             compile_kernels(self._new_device, self._model, self._groups, self._rotations, self._states)
             self._refusal = ""
         except InvalidInput:  # an option of the device is wrong
@@ -99,13 +103,11 @@ class WorkerStart:
             model = ranks.together(self._registered)
             with self._memory.counted(model.device):
                 check, worker = self._examined(model, ranks, neighbours)
-                # KV that is not moved depends on its rotation all the same.
-                rotations = check.rotations or possible_rotations(model, self._groups)
         except Exception as error:
             return WorkerProof(ranks.number, unsupported(_sentence(error))), None
         if worker:
             self._memory.log_how_much(model)
-        rotary = " ".join(dict.fromkeys(map(digest, rotations)))
+        rotary = _digests(check.rotations) or self._rotary
         return WorkerProof(ranks.number, check.support, worker.weights if worker else "", rotary), worker
 
     def _registered(self) -> EngineModel:
@@ -219,6 +221,10 @@ def _variants(rotations: Sequence[Rotation]) -> Iterator[Sequence[Rotation | Non
     yield from ([rotation] for rotation in places)
     if len(places) > 1:
         yield places
+
+
+def _digests(rotations: Sequence[Rotation | None]) -> str:
+    return " ".join(dict.fromkeys(map(digest, rotations)))
 
 
 def _sentence(error: Exception) -> str:
