@@ -140,8 +140,10 @@ def test_the_first_token_with_a_smaller_margin_is_held_and_those_before_it_are_a
     engine.forget()
     least, next_least, *_ = sorted(margins(before))
     number = margins(before).index(least)
+    differing = engine.call("counts").get("answers_held_differing", 0)
     answer = engine.one(prompt, TOKENS, doubt=(least + next_least) / 2, **BLENDED)
     doubt = answer.report["doubt"]
+    assert engine.call("counts").get("answers_held_differing", 0) == differing + (not doubt["agrees"])
     assert doubt["token"] == number + 1 and doubt["margin"] == pytest.approx(least, abs=1e-4)
     assert answer.tokens[:number] == before.tokens[:number]
     assert doubt["agrees"] == (answer.tokens[number] == before.tokens[number])

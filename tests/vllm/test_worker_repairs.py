@@ -63,7 +63,7 @@ class Worker:
         return result
 
 
-def jobs(answer, spans, states: RepairStates | None = None):
+def jobs(answer, spans, states: RepairStates | None = None, *, compares: bool = True):
     """A repair in these spans, of which the last one ends with the tokens that are known and computed."""
     of_states = [0] * ((N + ANSWER - 1) // STATE_BLOCK) + [LIVE]
     blocks = (np.arange(5), np.array(of_states)) if states else (np.arange(5),)
@@ -71,7 +71,7 @@ def jobs(answer, spans, states: RepairStates | None = None):
     for number, span in enumerate(spans):
         yield RepairJob(
             request="r", span=span, tokens=tokens[span.start : span.end + 1], blocks=blocks, prompt_tokens=N,
-            compares=True, is_first=number == 0, asks=None, is_last=span is spans[-1],
+            compares=compares, is_first=number == 0, asks=None, is_last=span is spans[-1],
             states=states,
         )  # fmt: skip
 
@@ -83,21 +83,28 @@ def parts(draw):
     return [Span(start, end) for start, end in zip([EXACT, *ends], ends, strict=False)]
 
 
-@given(parts(), st.lists(st.integers(0, VOCABULARY - 1), min_size=ANSWER, max_size=ANSWER), st.integers(1, 4))
-def test_a_repair_leaves_exact_kv_and_tells_which_tokens_of_the_answer_the_model_would_not_say(spans, answer, rows):
+@given(
+    parts(),
+    st.lists(st.integers(0, VOCABULARY - 1), min_size=ANSWER, max_size=ANSWER),
+    st.integers(1, 4),
+    st.booleans(),
+)
+def test_a_repair_leaves_exact_kv_and_tells_which_tokens_of_the_answer_the_model_would_not_say(
+    spans, answer, rows, is_greedy
+):
     worker = Worker(model := model_of())
     tokens = np.append(TOKENS[:N], answer)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(repairs, "ROWS", rows)
-        for job in jobs(answer, spans):
+        for job in jobs(answer, spans, compares=is_greedy):
             assert not worker.take_result()
             worker.step(job)
     exact = np.cumsum(tokens)
     assert np.array_equal(model.kv[: N + ANSWER], exact)
     likeliest = predictions(exact[N - 1 : -1]).argmax(1).numpy()
     result = worker.take_result()
-    assert (result.tokens, result.compared) == (N + ANSWER - EXACT, ANSWER)
-    assert list(result.differing) == np.flatnonzero(likeliest != answer).tolist()
+    assert (result.tokens, result.compared) == (N + ANSWER - EXACT, ANSWER if is_greedy else 0)
+    assert list(result.differing) == (np.flatnonzero(likeliest != answer).tolist() if is_greedy else [])
     assert result.audit is None and not worker.take_result()
 
 
