@@ -169,10 +169,11 @@ class SchedulerStart(SchedulerSide):
     def _built(self, proofs: list[WorkerProof], support: ModelSupport, closing: ExitStack) -> ConnectorScheduler:
         config, settings = self._config, self._settings
         assert support.layouts and config.kv_transfer_config and settings.device
+        computes = [*(proof.weights for proof in proofs), said_by(config.model_config.hf_text_config)]
         namespace = Namespace(
             model=config.model_config.model,
             revision=str(config.model_config.revision or ""),  # vLLM may give a subclass of str
-            weights=_digest([*(proof.weights for proof in proofs), said_by(config.model_config.hf_text_config)]),
+            weights=blake2b(" ".join(computes).encode(), digest_size=16).hexdigest(),
             rotary=proofs[0].rotary,
             world_size=len(proofs),
             copies=support.copies,
@@ -216,7 +217,3 @@ class SchedulerStart(SchedulerSide):
             )
         )
         return scheduler
-
-
-def _digest(texts: list[str]) -> str:
-    return blake2b(" ".join(texts).encode(), digest_size=16).hexdigest()

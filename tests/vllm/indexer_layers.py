@@ -54,7 +54,7 @@ LATENT, ROTATED, INDEX = 512, 64, 128
 
 
 def gather(cache, keys, scales, block_table, ends):
-    """As ``cp_gather_indexer_k_quant_cache`` in vLLM's ``cache_kernels.cu`` addresses a page, for one request."""
+    """Address a page as ``cp_gather_indexer_k_quant_cache`` in vLLM's ``cache_kernels.cu`` does, for one request."""
     n, width = cache.shape[1], keys.shape[1]
     for token in range(int(ends[1])):
         page, at = cache[block_table[0, token // n]].flatten(), token % n
@@ -63,7 +63,7 @@ def gather(cache, keys, scales, block_table, ends):
 
 
 def gather_strips(cache, keys, scales, block_table, ends):
-    """As if each token had its key and its scale in one place."""
+    """Take each token's key and scale from one place, where the kernel that writes does not put them."""
     keys[:], scales[:] = cache[0].split_with_sizes([keys.shape[1], scales.shape[1]], -1)
 
 

@@ -103,7 +103,7 @@ def test_requests_wait_for_the_workers_first_report_and_for_the_hub_and_then_all
 
 
 def test_the_same_weights_under_another_configuration_share_no_kv():
-    """As with ``--hf-overrides``."""
+    """``--hf-overrides`` may change the numbers by which layers compute."""
     digests = []
     for configured in ({}, {"transformers_version": "0"}, {"rms_norm_eps": 1.0}):
         made = made_in_scheduler(config_of(OURS, **configured))

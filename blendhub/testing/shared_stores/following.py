@@ -93,7 +93,7 @@ class FollowingTests(FleetTests):
 
         reader, n_loaded = join(), 0
         for kill in range(KILLS):
-            has_saved = fork.Event()  # a killed process may hold the lock of its own
+            has_saved = fork.Event()  # a killed writer may hold the lock of its event
             process = fork.Process(target=write, args=(kill * 10**6, has_saved))
             process.start()
             assert process.pid

@@ -56,7 +56,7 @@ class CrashTests(StoreTests):
             _random_bytes(seed)  # before the fork, so that no writer has to make them
         n_loaded = 0
         for kill in range(KILLS):
-            has_saved = fork.Event()  # a killed process may hold the lock of its own
+            has_saved = fork.Event()  # a killed writer may hold the lock of its event
             writer = fork.Process(target=write, args=(kill * MANY, has_saved))
             writer.start()
             assert writer.pid

@@ -3,7 +3,6 @@ configuration."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
 from hashlib import blake2b
 from typing import Any
 
@@ -32,10 +31,10 @@ def fingerprint(*models: torch.nn.Module) -> str:
 
 def said_by(configuration: PretrainedConfig) -> str:
     """What a model's configuration says: with other numbers (``--hf-overrides``) the same weights compute other KV."""
-    said = configuration.to_dict()
-    with suppress(Exception):  # a class that needs arguments cannot say what its defaults are
-        # Without defaults: a later version of transformers has more of these.
+    try:  # without defaults: a later version of transformers has more of these
         said = configuration.to_diff_dict()
+    except Exception:  # a class that needs arguments cannot say what its defaults are
+        said = configuration.to_dict()
     return json.dumps(_plain({name: said[name] for name in said if name not in OTHERS}), sort_keys=True)
 
 

@@ -274,7 +274,8 @@ class ConnectorWorker(WorkerSide):
             load.blend = load.blend or Blend(self._context, load.job, load.maps)
             load.blend.is_loaded = progress != LoadProgress.PROBEABLE
             if progress == LoadProgress.PROVEN and load.blend.result:
-                self._saves.keep_maps(self._record(load.job.request), load.blend.made)
+                if load.blend.made:
+                    self._saves.keep_maps(self._requests[load.job.request], load.blend.made)
                 self._finish(load, replace(load.blend.result, load_seconds=load.seconds))
         return least
 

@@ -65,7 +65,7 @@ def groups_and_rotations(model: EngineModel, chunk_tokens: int) -> tuple[tuple[L
 def possible_rotations(model: EngineModel, groups: Sequence[LayerGroup]) -> list[Rotation]:
     """The rotations that keys of these widths may have in the model."""
     n_positions, rotations = model.config.model_config.max_model_len, dict[str, Rotation]()
-    for width in {group.layout.key_dim: None for group in groups}:
+    for width in dict.fromkeys(group.layout.key_dim for group in groups):
         for module in model.modules:
             rotations |= {digest(rotation): rotation for rotation in rotations_of(module, width, n_positions)}
     return list(rotations.values())
